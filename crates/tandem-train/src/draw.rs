@@ -1,4 +1,4 @@
-//! Numbers that look random and are functions of what they are for.
+//! Pseudo-random numbers as functions of their purpose.
 
 /// A number that belongs to these: the same wherever and whenever it is asked for.
 pub(crate) fn draw(of: &[u64]) -> u64 {

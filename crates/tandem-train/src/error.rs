@@ -1,4 +1,4 @@
-//! What can go wrong in training, and whose fault it is.
+//! Errors of training and their fault class.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ pub enum TrainError {
     UsedRunDir {
         /// The run folder.
         path: PathBuf,
-        /// What a run left there.
+        /// Leftover of an earlier run.
         found: Vec<&'static str>,
     },
     /// Another process is running in the folder.
@@ -39,7 +39,7 @@ pub enum TrainError {
     LockedRunDir {
         /// The run folder.
         path: PathBuf,
-        /// What is known of the other process.
+        /// Identity of the other process.
         holder: String,
     },
     /// The run folder holds a file of ours by name that someone else wrote.
@@ -48,15 +48,15 @@ pub enum TrainError {
         /// The file.
         path: PathBuf,
     },
-    /// A checkpoint is not what its manifest says.
+    /// A checkpoint differs from its manifest.
     #[error("checkpoint {} cannot be used: {reason}", path.display())]
     BrokenCheckpoint {
         /// The checkpoint's folder.
         path: PathBuf,
-        /// What is wrong, with the names and numbers.
+        /// The mismatch, with names and numbers.
         reason: String,
     },
-    /// What one rank has put into the run's folder is not there for another.
+    /// A file of one rank in the run folder is invisible to another.
     #[error(
         "{} was written by rank {writer} and is not there for rank {reader}: ranks on several machines need a run folder \
          (`output`) that all of them share, at the same path",
@@ -73,14 +73,14 @@ pub enum TrainError {
     /// A file operation failed.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// What was attempted, as a verb: "read", "write", "rename".
+        /// Attempted operation, as a verb: "read", "write", "rename".
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
         /// The system's answer.
         source: io::Error,
     },
-    /// The folder of what is offloaded has not enough room.
+    /// The disk of `compute.offload_dir` has too little room.
     #[error(
         "what is offloaded to {} takes {needed} bytes, and {free} are free there: make room, or give compute.offload_dir \
          another folder",
@@ -89,7 +89,7 @@ pub enum TrainError {
     NoRoom {
         /// The folder.
         folder: PathBuf,
-        /// Bytes that are to be put there.
+        /// Bytes needed.
         needed: u64,
         /// Bytes that are free.
         free: u64,
@@ -97,21 +97,21 @@ pub enum TrainError {
     /// Model folders, tokenizers or references that do not belong together.
     #[error("{reason}")]
     Mismatch {
-        /// What differs, where, and what to do.
+        /// The difference, its place and the remedy.
         reason: String,
     },
     /// The plan needs more than `compute.memory` allows.
     #[error("{story}")]
     TooLarge {
-        /// How much which rank needs, and what to change.
+        /// Need per rank, and changes that would fit.
         story: String,
     },
-    /// A device's memory did not suffice for a run whose plan it had room for.
+    /// A device ran out of memory although the plan fitted.
     #[error("{}{story}", chain(error))]
     OutOfMemory {
-        /// What could not be had.
+        /// The failed allocation.
         error: Box<TrainError>,
-        /// The plan's picture, and what to change.
+        /// The plan's picture and changes that would fit.
         story: String,
     },
     /// Policy and reference are the same weights, but the first loss says otherwise.
@@ -158,25 +158,25 @@ pub enum TrainError {
     Server {
         /// The address.
         address: String,
-        /// What it did, and what to do.
+        /// The action and the remedy.
         reason: String,
     },
     /// A kernel refused its operands or memory ran out.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// What ended a rank that is a thread, and where it was.
+    /// Failure of a rank that is a thread.
     #[error("rank {rank}, {place}: {}", chain(error))]
     OnRank {
         /// The rank.
         rank: usize,
-        /// Its place in its work.
+        /// Step and phase of the failure.
         place: Place,
-        /// What ended it.
+        /// The cause.
         error: Box<TrainError>,
     },
 }
 
-/// Whose fault an error is; decides the exit code, in one table for the whole program.
+/// Fault class of an error; decides the exit code, in one table for the whole program.
 ///
 /// | code | meaning |
 /// |---|---|
@@ -210,7 +210,7 @@ impl Fault {
 }
 
 impl TrainError {
-    /// Whose fault this is.
+    /// Returns the fault class.
     pub fn fault(&self) -> Fault {
         match self {
             Self::Config(_)
@@ -241,7 +241,7 @@ impl TrainError {
         }
     }
 
-    /// What happened between the ranks, if it is that.
+    /// Returns the communication error, if it is one.
     pub fn comm(&self) -> Option<&CommError> {
         match self {
             Self::Comm(error) => Some(error),
@@ -251,7 +251,7 @@ impl TrainError {
         }
     }
 
-    /// That memory of a device ran out, if it is that.
+    /// Returns the out-of-memory error of a device, if it is one.
     pub fn out_of_memory(&self) -> Option<&KernelError> {
         match self {
             Self::Kernel(error) | Self::Model(ModelError::Kernel(error)) => {
@@ -261,8 +261,8 @@ impl TrainError {
         }
     }
 
-    /// Ranks that do not do the same are our mistake; an address that is another program's, or a network that others cannot
-    /// reach, is the user's; one that is gone is a peer lost.
+    /// Ranks that do not do the same are our mistake; an address that is another program's, or a
+    /// network that others cannot reach, is the user's; one that is gone is a peer lost.
     fn comm_fault(error: &CommError) -> Fault {
         match error {
             CommError::Mismatch { .. } | CommError::Invalid { .. } => Fault::Own,
@@ -272,7 +272,8 @@ impl TrainError {
         }
     }
 
-    /// What was asked of a judge, its program, its endpoint and its budget are the user's; a cache is a file like others.
+    /// A judge's config, program, endpoint and budget are the user's; its cache is a file like
+    /// others.
     fn judge_fault(error: &JudgeError) -> Fault {
         match error {
             JudgeError::Stopped => Fault::Preempted,

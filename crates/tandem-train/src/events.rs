@@ -1,4 +1,4 @@
-//! What a run tells whoever watches it. The library prints nothing itself.
+//! Events of a run for its observer. The library prints nothing itself.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -17,7 +17,7 @@ pub trait Planned: Display {
     fn file_bytes(&self) -> usize;
 }
 
-/// Something that happened.
+/// An event.
 pub enum Event<'a> {
     /// Rows are being tokenised.
     Tokenizing {
@@ -32,10 +32,10 @@ pub enum Event<'a> {
     Data {
         /// Which data.
         split: Split,
-        /// Its tokens, with the report of what was kept, truncated and dropped, and why.
+        /// Tokenised rows, with counts and reasons of kept, truncated and dropped rows.
         cache: &'a TokenCache,
     },
-    /// What will be placed where.
+    /// The memory plan.
     Plan(&'a dyn Planned),
     /// Log-probabilities of the reference are being computed, once.
     Reference {
@@ -55,8 +55,8 @@ pub enum Event<'a> {
         /// The checkpoint continued from.
         resumed_from: Option<&'a Path>,
     },
-    /// Policy and reference start from different weights: the mean over the first batch's answer tokens of
-    /// log π(token) − log ref(token), in nats.
+    /// Policy and reference start from different weights: the mean over the first batch's answer
+    /// tokens of log π(token) − log ref(token), in nats.
     StartingGap {
         /// Nats per answer token.
         per_token: f64,
@@ -80,14 +80,14 @@ pub enum Event<'a> {
     Profiled {
         /// The first rank's profile.
         report: &'a dyn Display,
-        /// Where all ranks' are.
+        /// Folder of all ranks' profiles.
         folder: &'a Path,
     },
-    /// Something the user should know.
+    /// A warning for the user.
     Warning(&'a str),
 }
 
-/// Someone who watches.
+/// Observer of a run.
 pub trait Observer: Send {
     /// Called on the training thread; should be quick.
     fn event(&mut self, event: &Event<'_>);

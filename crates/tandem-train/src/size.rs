@@ -20,14 +20,14 @@ pub fn parse(text: &str) -> Option<u64> {
     (1.0..=(1u64 << 60) as f64).contains(&bytes).then(|| bytes.round() as u64)
 }
 
-/// The text that [`parse`] reads as exactly so many bytes.
+/// Formats bytes so that [`parse`] returns exactly the same number.
 pub fn exact(bytes: u64) -> String {
     let fits = |(_, unit): &&(&str, u64)| bytes >= *unit && bytes.is_multiple_of(*unit);
     let (unit, size) = UNITS.iter().find(fits).unwrap_or(&("B", 1));
     format!("{}{unit}", bytes / size)
 }
 
-/// For people: "1.25 GiB", "312.0 MiB", "12 KiB".
+/// Formats bytes for people: "1.25 GiB", "312.0 MiB", "12 KiB".
 pub fn in_words(bytes: u64) -> String {
     let of = |unit: u64| bytes as f64 / unit as f64;
     match bytes {

@@ -46,7 +46,9 @@ fn a_kernel_with_barriers_gives_the_sums_of_rows() {
 
 #[test]
 fn memory_runs_out_with_a_sentence() {
-    let error =
-        tandem_cuda_emulator::device(1 << 21).unwrap().alloc(MemoryKind::Weights, 1, 1 << 20, DType::F32).err();
+    let error = tandem_cuda_emulator::device(1 << 21)
+        .unwrap()
+        .alloc(MemoryKind::Weights, 1, 1 << 20, DType::F32)
+        .err();
     assert!(error.unwrap().to_string().starts_with("out of device memory: 4194304 bytes"));
 }

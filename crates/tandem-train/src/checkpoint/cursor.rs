@@ -1,11 +1,11 @@
-//! Where a run stands.
+//! Position of a run in its steps and data.
 
 use serde::{Deserialize, Serialize};
 
 use super::OnlineState;
 
-/// Everything besides tensors that the next step depends on. Orders and permutations are functions of seed and epoch, so no
-/// generator state is needed.
+/// Everything besides tensors that the next step depends on. Orders and permutations are functions
+/// of seed and epoch, so no generator state is needed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cursor {
@@ -25,11 +25,11 @@ pub struct Cursor {
     pub num_tokens: u64,
     /// Steps skipped for a non-finite loss or gradient.
     pub skipped: u64,
-    /// Of these, the ones directly before the next step.
+    /// Number of consecutive skipped steps before the next one.
     pub skipped_in_row: u64,
     /// Seconds of training, over all sessions.
     pub seconds: f64,
-    /// Of an online run: answers that wait to be trained on.
+    /// Online runs: completions that wait to be trained on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub online: Option<OnlineState>,
 }

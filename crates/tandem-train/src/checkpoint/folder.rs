@@ -11,14 +11,15 @@ use super::{Checkpoint, Cursor, TensorShard};
 use crate::disk::{Disk, RealDisk};
 use crate::error::{Result, TrainError};
 
-/// A folder `checkpoints/`. One run at a time writes to it (see [`RunDir`](crate::run::run_dir::RunDir)), with all of its ranks.
+/// A folder `checkpoints/`. One run at a time writes to it (see
+/// [`RunDir`](crate::run::run_dir::RunDir)), with all of its ranks.
 #[derive(Clone, Debug)]
 pub struct Checkpoints {
     root: PathBuf,
     disk: Arc<dyn Disk>,
 }
 
-/// What a search for the newest checkpoint found.
+/// Result of a search for the newest checkpoint.
 #[derive(Debug)]
 pub struct Latest {
     /// The newest complete one, if any.
@@ -38,7 +39,7 @@ impl Checkpoints {
         Self::new(output.join("checkpoints"))
     }
 
-    /// The same folder on another disk.
+    /// Opens the folder on another disk, for tests.
     #[cfg(test)]
     pub(crate) fn on(&self, disk: Arc<dyn Disk>) -> Self {
         Self { disk, ..self.clone() }
@@ -49,11 +50,8 @@ impl Checkpoints {
         &self.root
     }
 
-    /// Makes room for the checkpoint of a step: the first rank, before any rank writes its part. What a killed process left
-    /// is removed.
-    ///
-    /// # Errors
-    /// If the folder cannot be written to.
+    /// Creates the temporary folder of a step's checkpoint. Rank 0 calls this before any rank
+    /// writes its part. Leftovers of a killed process are removed.
     pub fn begin(&self, step: u64) -> Result<()> {
         let temporary = self.temporary(step);
         self.disk.create_dir(&self.root).map_err(TrainError::io("create", &self.root))?;
@@ -61,10 +59,11 @@ impl Checkpoints {
         self.disk.create_dir(&temporary).map_err(TrainError::io("create", &temporary))
     }
 
-    /// Writes a rank's part. Returns when it is durable and read back, or soon after `give_up` is set.
+    /// Writes a rank's part. Returns when it is durable and read back, or soon after `give_up` is
+    /// set.
     ///
     /// # Errors
-    /// If it cannot be written (a full disk, say), or the folder that the first rank has made is not here.
+    /// The part cannot be written (a full disk, say), or the folder of rank 0 is not visible here.
     pub fn write_part(
         &self,
         step: u64,
@@ -80,10 +79,11 @@ impl Checkpoints {
         write_part(&*self.disk, &temporary, part_name(rank, num_ranks), pieces, give_up)
     }
 
-    /// Makes the parts of all ranks a checkpoint: the first rank, when they are written. Returns its folder, durable.
+    /// Makes the parts of all ranks a checkpoint: the first rank, when they are written. Returns
+    /// its folder, durable.
     ///
     /// # Errors
-    /// If a part is not here, or something cannot be written; every older checkpoint is as it was.
+    /// A part is missing, or a file cannot be written. Older checkpoints are unchanged.
     pub fn publish(&self, cursor: &Cursor, parts: &[Part]) -> Result<PathBuf> {
         let temporary = self.temporary(cursor.step);
         seal(&*self.disk, &temporary, cursor, parts)?;
@@ -95,23 +95,23 @@ impl Checkpoints {
         let _ = fs::remove_file(self.temporary(step).join(part_name(rank, num_ranks)));
     }
 
-    /// Removes what there is of an unfinished checkpoint, when no rank is writing any more. As above.
+    /// Removes an unfinished checkpoint, after all ranks have stopped writing.
     pub fn abandon(&self, step: u64) {
         let _ = self.disk.remove_dir(&self.temporary(step));
     }
 
-    /// Where the checkpoint of a step is, once it is complete.
+    /// Path of a step's complete checkpoint.
     pub fn folder_of(&self, step: u64) -> PathBuf {
         self.root.join(folder_name(step))
     }
 
-    /// Where it is before.
+    /// Temporary path while it is written.
     fn temporary(&self, step: u64) -> PathBuf {
         self.root.join(format!(".{}.tmp", folder_name(step)))
     }
 
-    /// Gives a finished folder its name. One of that name, which is damaged or of the same content (a run resumes from the
-    /// newest that is whole), is moved aside first and deleted last, so that a failure can put it back.
+    /// Renames a finished folder to its final name. An existing folder of that name (damaged, or of
+    /// the same content) is moved aside first and deleted last, so that a failure can restore it.
     fn rename(&self, temporary: &Path, step: u64) -> Result<PathBuf> {
         let disk = &*self.disk;
         let target = self.folder_of(step);
@@ -128,16 +128,13 @@ impl Checkpoints {
         }
         disk.sync_dir(&self.root).map_err(TrainError::io("sync", &self.root))?;
         if replaces {
-            // The new one stands; what could not be removed now is swept by the next save.
+            // The new folder is in place; the next save sweeps leftovers.
             let _ = disk.remove_dir(&aside);
         }
         Ok(target)
     }
 
-    /// The newest complete checkpoint. Those that are torn or damaged are passed over and reported.
-    ///
-    /// # Errors
-    /// If the folder itself cannot be listed.
+    /// Finds the newest complete checkpoint. Torn or damaged ones are skipped and reported.
     pub fn latest(&self) -> Result<Latest> {
         let mut skipped = Vec::new();
         for step in self.steps()?.into_iter().rev() {
@@ -149,11 +146,12 @@ impl Checkpoints {
         Ok(Latest { checkpoint: None, skipped })
     }
 
-    /// Deletes all but the newest `keep` checkpoints of steps up to `step`, the one just saved. Those of later steps were
-    /// found damaged when the run resumed before them; they are left for a person to look at until they are overwritten.
+    /// Deletes all but the newest `keep` checkpoints of steps up to `step`, the one just saved.
+    /// Checkpoints of later steps were found damaged on resume; they stay for inspection until they
+    /// are overwritten.
     ///
     /// # Errors
-    /// If one cannot be deleted; the newest `keep` are never touched.
+    /// A checkpoint cannot be deleted; the newest `keep` are never touched.
     pub fn prune(&self, keep: usize, step: u64) -> Result<()> {
         let steps: Vec<u64> = self.steps()?.into_iter().filter(|s| *s <= step).collect();
         let surplus = steps.len().saturating_sub(keep.max(1));
@@ -164,9 +162,6 @@ impl Checkpoints {
     }
 
     /// Steps of the folders that carry a checkpoint's name, ascending.
-    ///
-    /// # Errors
-    /// If the folder exists and cannot be listed.
     pub fn steps(&self) -> Result<Vec<u64>> {
         let mut steps: Vec<u64> =
             self.names()?.iter().filter_map(|name| name.strip_prefix("step-")?.parse().ok()).collect();
@@ -174,10 +169,7 @@ impl Checkpoints {
         Ok(steps)
     }
 
-    /// Deletes everything this module ever wrote, and the folder if nothing else is in it.
-    ///
-    /// # Errors
-    /// If something cannot be deleted.
+    /// Deletes every file that this module writes, and the folder if it is then empty.
     pub fn clear(&self) -> Result<()> {
         self.sweep()?;
         for step in self.steps()? {
@@ -191,7 +183,7 @@ impl Checkpoints {
         }
     }
 
-    /// Removes what a killed process left: unfinished and half-deleted folders.
+    /// Removes unfinished and half-deleted folders of a killed process.
     fn sweep(&self) -> Result<()> {
         for name in self.names()? {
             if name.starts_with(".step-") && (name.ends_with(".tmp") || name.ends_with(".old")) {

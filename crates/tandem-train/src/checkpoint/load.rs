@@ -11,14 +11,14 @@ use super::shard::Entry;
 use super::{Cursor, TensorSpec, shard};
 use crate::error::{Result, TrainError};
 
-/// A complete, verified checkpoint. Tensors stay in their files until they are asked for, and are read piece by piece
-/// straight to where they go: opening one takes no memory.
+/// A complete, verified checkpoint. Tensors stay in their files until they are asked for, and are
+/// read piece by piece straight to where they go: opening one takes no memory.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
     cursor: Cursor,
     tensors: Vec<Stored>,
-    /// By name, the place in `tensors`.
+    /// Index into `tensors` by name.
     places: HashMap<String, usize>,
     files: Vec<File>,
 }
@@ -34,7 +34,7 @@ struct Stored {
 #[derive(Debug)]
 struct Window {
     columns: Range<usize>,
-    /// In the order of their elements, of which none is missing.
+    /// Pieces in element order, without gaps.
     pieces: Vec<StoredPiece>,
 }
 
@@ -52,17 +52,17 @@ impl Checkpoint {
     /// Opens the folder of one checkpoint, checking every file's size and checksum.
     ///
     /// # Errors
-    /// If something is missing, damaged or of another version, naming it.
+    /// A file is missing, damaged or of another version.
     pub fn open(path: &Path) -> Result<Self> {
         let manifest = Manifest::read(path)?;
         manifest.verify(path)?;
         Self::of(path, &manifest)
     }
 
-    /// As [`Checkpoint::open`], of one that another rank has just checked: reads no more than the headers.
+    /// Opens a checkpoint that another rank has verified; reads only headers.
     ///
     /// # Errors
-    /// If something is missing or of another version, naming it.
+    /// A file is missing or of another version.
     pub fn open_checked(path: &Path) -> Result<Self> {
         Self::of(path, &Manifest::read(path)?)
     }
@@ -114,7 +114,7 @@ impl Checkpoint {
         &self.path
     }
 
-    /// Where the run stood.
+    /// Position of the run.
     pub fn cursor(&self) -> &Cursor {
         &self.cursor
     }
@@ -124,10 +124,10 @@ impl Checkpoint {
         self.tensors.iter().map(|t| &t.spec)
     }
 
-    /// Checks that there is a tensor of this name and shape.
+    /// Checks that a tensor of this name and shape exists.
     ///
     /// # Errors
-    /// If there is none, or it has another shape: the checkpoint is of another model.
+    /// The tensor is missing or has another shape: the checkpoint is of another model.
     pub fn check_tensor(&self, spec: &TensorSpec) -> Result<()> {
         let TensorSpec { name, shape } = spec;
         let stored = self.stored(name)?;
@@ -144,7 +144,7 @@ impl Checkpoint {
     /// Copies elements `start..start + out.len()` of a tensor (row-major) into `out`.
     ///
     /// # Errors
-    /// If there is no such tensor or it is shorter, or the file cannot be read.
+    /// The tensor is missing or shorter, or the file cannot be read.
     pub fn read(&self, name: &str, start: usize, out: &mut [f32]) -> Result<()> {
         let stored = self.stored(name)?;
         let (end, length) = (start + out.len(), stored.spec.len());
@@ -164,7 +164,7 @@ impl Checkpoint {
                 self.read_window(window, start, out)?;
                 continue;
             }
-            // What is a run of the tensor is, of some columns, a run in each row.
+            // A range of the tensor is, for some columns, a range in each row.
             for row in start / width..end.div_ceil(width) {
                 let from = (row * width + columns.start).max(start);
                 let to = (row * width + columns.end).min(end);
@@ -199,7 +199,7 @@ impl Checkpoint {
 }
 
 impl Stored {
-    /// What is stored of these columns.
+    /// Stored pieces of these columns.
     fn window(&mut self, columns: Range<usize>) -> &mut Window {
         let place = self.windows.iter().position(|window| window.columns == columns);
         let place = place.unwrap_or_else(|| {

@@ -1,4 +1,4 @@
-//! The list of a checkpoint's files, and whether they are what it says.
+//! Manifest: files of a checkpoint with size and checksum.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -13,7 +13,8 @@ use crate::error::{Result, TrainError};
 pub(super) const MANIFEST: &str = "manifest.json";
 /// Name of the cursor within the folder.
 pub(super) const CURSOR: &str = "cursor.json";
-/// Version of the layout that is written. Version 1 is what a single rank writes, without `ranks` in the manifest.
+/// Version of the written layout. Version 1 is that of a single rank, without `ranks` in the
+/// manifest.
 pub(super) const FORMAT: u32 = 2;
 /// Bytes read at once to be checked.
 const BUFFER: usize = 256 << 10;
@@ -65,8 +66,8 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Checks every file's size and checksum, files beside each other: a core hashes more slowly than many disks read. Of several
-    /// that are damaged, the first one listed is named.
+    /// Verifies size and checksum of every file, in parallel: one core hashes more slowly than many
+    /// disks read. The first damaged file in the list is reported.
     pub fn verify(&self, folder: &Path) -> Result<()> {
         let checked: Vec<_> = self.files.par_iter().map(|entry| entry.verify(folder)).collect();
         checked.into_iter().collect()
@@ -74,7 +75,7 @@ impl Manifest {
 }
 
 impl FileEntry {
-    /// Reads the file and compares it with what it should be.
+    /// Verifies one file.
     pub fn verify(&self, folder: &Path) -> Result<()> {
         let Self { name, bytes, blake3 } = self;
         let path = folder.join(name);
@@ -104,7 +105,8 @@ impl FileEntry {
     }
 }
 
-/// Reads a small file of a checkpoint; one that is missing or not text means the checkpoint is broken.
+/// Reads a small file of a checkpoint; one that is missing or not text means the checkpoint is
+/// broken.
 pub(super) fn read_text(folder: &Path, name: &str) -> Result<String> {
     let path = folder.join(name);
     std::fs::read_to_string(&path).map_err(|e| match e.kind() {

@@ -8,19 +8,19 @@
 //!   manifest.json                      size and BLAKE3 checksum of every other file
 //! ```
 //!
-//! Tensors are logical: whole, named by the model. A rank writes *pieces* of them, runs of elements, so that ranks write at
-//! the same time and nothing is written twice. A tensor that one rank writes whole stands in its file as it is; a piece is
-//! named `policy/block.3.qkv_weight[4096..8192]` after its elements (row-major), and the shape of the tensor stands in the
-//! file's metadata under the tensor's name. A rank that holds only some columns of a matrix names them too:
-//! `policy/block.3.out_weight[0..8192|64..128]` are elements of the matrix that columns 64 to 127 make. So a checkpoint can
-//! be read by any number of ranks, each of which reads what it needs. Values are copied bit by bit, NaN payloads included; optimiser
-//! states that are kept in fewer bits are written as f32, from which they become again what they were.
+//! Tensors are logical: whole and named by the model. A rank writes *pieces*, ranges of elements,
+//! so that ranks write in parallel and nothing is written twice. A tensor written whole keeps its
+//! name; a piece is named after its row-major elements, `policy/block.3.qkv_weight[4096..8192]`,
+//! and the metadata holds the tensor's shape. A rank with some columns of a matrix names them too:
+//! `policy/block.3.out_weight[0..8192|64..128]` are elements of the matrix of columns 64 to 127.
+//! Any number of ranks can read a checkpoint. Values are copied bit by bit, NaN payloads included.
+//! Optimizer states kept in fewer bits are written as f32 and convert back to the same bits.
 //!
-//! The first rank makes a folder of a temporary name ([`Checkpoints::begin`]); each rank writes its file there, makes it
-//! durable and reads it back ([`Checkpoints::write_part`]); when all have, the first writes the manifest and only then
-//! renames ([`Checkpoints::publish`]). So a folder named `step-…` was complete when it got its name, and a process killed at
-//! any moment, or a full disk, leaves the older ones as they were. [`Checkpoints::latest`] checks every byte again before it
-//! trusts one.
+//! Rank 0 creates a temporary folder ([`Checkpoints::begin`]). Each rank writes its file, syncs it
+//! and reads it back ([`Checkpoints::write_part`]). Rank 0 then writes the manifest and renames the
+//! folder ([`Checkpoints::publish`]). A folder named `step-…` is therefore complete, and a kill or
+//! a full disk leaves the older ones intact. [`Checkpoints::latest`] verifies every byte before it
+//! returns one.
 
 mod cursor;
 mod folder;
@@ -70,7 +70,7 @@ impl TensorSpec {
         self.shape.last().copied().unwrap_or(1)
     }
 
-    /// Whether there are no elements.
+    /// Returns whether the piece is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -85,7 +85,7 @@ pub struct TensorShard<'a> {
     pub columns: Range<usize>,
     /// The element (row-major) of these columns with which the piece begins.
     pub start: usize,
-    /// The elements. What is kept in fewer bits is written as the f32 that it stands for.
+    /// The elements; states in fewer bits are converted to f32.
     pub data: StatesView<'a>,
 }
 
@@ -95,7 +95,7 @@ impl<'a> TensorShard<'a> {
         Self { columns: 0..tensor.columns(), tensor, start, data: data.into() }
     }
 
-    /// Its place in its columns.
+    /// Offset within its columns.
     pub fn range(&self) -> Range<usize> {
         self.start..self.start + self.data.len()
     }

@@ -5,13 +5,13 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// What a judge said of an answer.
+/// A judge's score of a completion.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JudgeScore {
-    /// Its score; `None` where it had none.
+    /// The score, if any.
     pub score: Option<f64>,
-    /// What it said, or why there is no score.
+    /// The judge's reply, or the reason for a missing score.
     pub said: Value,
 }
 
@@ -19,15 +19,15 @@ pub struct JudgeScore {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Answer {
-    /// Its tokens, with the end token that it may have.
+    /// Token ids, including an end token.
     pub tokens: Vec<u32>,
-    /// Whether it ended by itself, not by the limit of length.
+    /// Whether the model ended it, not the length limit.
     pub is_ended: bool,
-    /// Its log-probability under the weights that gave it, nats.
+    /// Log-probability under the generating weights, in nats.
     pub log_prob: f64,
-    /// What the judges' scores add up to; `None` where one that counts had none.
+    /// Weighted sum of the judges' scores; `None` if a counting judge gave none.
     pub score: Option<f64>,
-    /// What each judge said. Only the first rank, which asks them, knows.
+    /// Replies per judge. Only rank 0 has them.
     pub opinions: Vec<JudgeScore>,
 }
 
@@ -37,7 +37,7 @@ pub struct Answer {
 pub struct CompletedPrompt {
     /// The data set's row.
     pub row: u32,
-    /// In the order of their numbers.
+    /// Completions in order.
     pub answers: Vec<Answer>,
 }
 
@@ -53,13 +53,14 @@ pub struct Batch {
     pub prompts: Vec<CompletedPrompt>,
 }
 
-/// What the steps to come depend on besides the weights: a part of a checkpoint.
+/// State of coming steps besides the weights; part of a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OnlineState {
     /// Batches that are judged and wait to be trained on.
     pub pending: VecDeque<Batch>,
-    /// Batches that are answered and not judged: after `pending`, if there is any. Judging them was stopped.
+    /// Batches that are answered and not judged: after `pending`, if there is any. Judging them was
+    /// stopped.
     #[serde(default)]
     pub unjudged: Vec<Batch>,
     /// Prompts that were trained on and may be again, the oldest first.

@@ -1,4 +1,4 @@
-//! Writing one rank's part of a checkpoint, and what makes the parts one.
+//! Writes one rank's part of a checkpoint, and the manifest over all parts.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use super::{CHUNK, Cursor, TensorShard, shard};
 use crate::disk::{Disk, DiskFile};
 use crate::error::{Result, TrainError};
 
-/// A rank's file that is written, durable and read back: what the first rank has to know of it.
+/// A rank's verified file, as reported to rank 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     bytes: u64,
@@ -20,7 +20,7 @@ impl Part {
     /// Bytes of a record.
     pub const RECORD: usize = 8 + blake3::OUT_LEN;
 
-    /// The same as bytes, to travel between ranks.
+    /// Encodes it for sending to rank 0.
     pub fn to_record(&self) -> [u8; Self::RECORD] {
         let mut record = [0; Self::RECORD];
         record[..8].copy_from_slice(&self.bytes.to_le_bytes());
@@ -45,7 +45,8 @@ pub(super) fn part_name(rank: usize, num_ranks: usize) -> String {
     format!("state-{:05}-of-{num_ranks:05}.safetensors", rank + 1)
 }
 
-/// Writes pieces into a new file, makes it durable and reads it back. Gives up between two chunks once `give_up` is set.
+/// Writes pieces into a new file, syncs it and reads it back. Stops between two chunks once
+/// `give_up` is set.
 pub(super) fn write_part(
     disk: &dyn Disk,
     folder: &Path,
@@ -75,11 +76,10 @@ pub(super) fn write_part(
     Ok(part)
 }
 
-/// Writes cursor and manifest beside the ranks' files, durable. The folder's own name is not made durable here: it is
-/// temporary.
+/// Writes and syncs cursor and manifest. The temporary folder name is not synced here.
 ///
 /// # Errors
-/// If a file cannot be written, or a rank's is not here: the folder is not one that all ranks share.
+/// A file cannot be written, or a rank's file is missing because ranks do not share the folder.
 pub(super) fn seal(disk: &dyn Disk, folder: &Path, cursor: &Cursor, parts: &[Part]) -> Result<()> {
     let mut files = Vec::with_capacity(parts.len() + 1);
     for (rank, part) in parts.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Checkpoints that are written while training goes on, by all ranks at once.
+//! Background checkpoint writer of all ranks.
 //!
 //! ```text
 //!             training                          a thread of its own
@@ -12,9 +12,9 @@
 //! published   the first rank tells of it
 //! ```
 //!
-//! At most one checkpoint is under way: the next [`Saver::begin`] comes after [`Saver::finish`], which waits. Ranks call
-//! one another in `begin`, `seal` and `finish` only, all of them at the same place in the run; the threads call nobody.
-//! Where there is no memory for a copy the share is written at once, from where it lies.
+//! At most one checkpoint is in progress: [`Saver::begin`] follows [`Saver::finish`], which waits.
+//! Ranks communicate only in `begin`, `seal` and `finish`, at the same point of the run; writer
+//! threads never do. Without memory for a copy, the shard is written at once from its place.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -44,26 +44,26 @@ pub struct Saver {
     stage: Stage,
     /// Step of the checkpoint that is begun and not complete.
     unfinished: Option<u64>,
-    /// Whether all ranks have written their part of it.
+    /// Whether all ranks have written their parts.
     all_written: bool,
-    /// Tells the writing thread that nobody waits for it any more.
+    /// Tells the writer thread to stop.
     give_up: Arc<AtomicBool>,
 }
 
-/// How far the checkpoint under way is.
+/// State of the checkpoint in progress.
 enum Stage {
     /// There is none; on the others than the first rank, none that they have to do with.
     Idle,
     /// This rank's part is being written.
     Writing { cursor: Cursor, thread: JoinHandle<(Snapshot, Result<Part>)> },
-    /// It is written; others may not be.
+    /// This rank has written; others may not have.
     Written { cursor: Cursor, part: Part },
-    /// All are; on the first rank.
+    /// All ranks have written (rank 0 only).
     Publishing { thread: JoinHandle<Result<PathBuf>> },
 }
 
 impl Saver {
-    /// For a run, with this rank's slice of the model and the copy that it has memory for.
+    /// Creates the writer, with this rank's shard and its copy buffer, if any.
     pub fn new(
         config: &Config,
         decoder: &Arc<Decoder>,
@@ -92,15 +92,15 @@ impl Saver {
         self.checkpoints = self.checkpoints.on(disk);
     }
 
-    /// Where the checkpoint of a step is, once it is complete.
+    /// Path of a step's complete checkpoint.
     pub fn folder_of(&self, step: u64) -> PathBuf {
         self.checkpoints.folder_of(step)
     }
 
-    /// Copies the state and begins to write it. All ranks call this, when nothing is under way.
+    /// Copies the state and starts writing. Collective; nothing may be in progress.
     ///
     /// # Errors
-    /// If the folder cannot be made; without a copy, if the part cannot be written; if a rank is lost.
+    /// The folder cannot be created, or, without a copy, the part cannot be written.
     pub fn begin(
         &mut self,
         cursor: &Cursor,
@@ -114,7 +114,7 @@ impl Saver {
         if rank == 0 {
             self.checkpoints.begin(step)?;
         }
-        // Nobody writes into a folder that is not there.
+        // No rank writes before the folder exists.
         group.barrier()?;
         let (checkpoints, cursor) = (self.checkpoints.clone(), cursor.clone());
         let Some(mut snapshot) = self.snapshot.take() else {
@@ -136,7 +136,7 @@ impl Saver {
         Ok(())
     }
 
-    /// Whether this rank's part is still being written. Does not wait.
+    /// Returns whether this rank is still writing. Does not wait.
     pub fn is_writing(&mut self) -> Result<bool> {
         match &self.stage {
             Stage::Writing { thread, .. } if !thread.is_finished() => Ok(true),
@@ -144,7 +144,7 @@ impl Saver {
         }
     }
 
-    /// Has the first rank complete the checkpoint, if there is one under way. All ranks call this, when no rank is writing.
+    /// Completes the checkpoint on rank 0. Collective, after all ranks have written.
     pub fn seal(&mut self, group: &mut ProcessGroup) -> Result<()> {
         let (cursor, part) = match std::mem::replace(&mut self.stage, Stage::Idle) {
             Stage::Written { cursor, part } => (cursor, part),
@@ -173,7 +173,8 @@ impl Saver {
         Ok(())
     }
 
-    /// The folder of a checkpoint that has become complete since the last call; on the first rank. Does not wait.
+    /// The folder of a checkpoint that has become complete since the last call; on the first rank.
+    /// Does not wait.
     pub fn published(&mut self) -> Result<Option<PathBuf>> {
         match &self.stage {
             Stage::Publishing { thread } if thread.is_finished() => self.join_publishing(),
@@ -181,7 +182,7 @@ impl Saver {
         }
     }
 
-    /// Waits for the checkpoint under way, if there is one. All ranks call this; the first returns the folder.
+    /// Waits for the checkpoint in progress. Collective; rank 0 returns the folder.
     pub fn finish(&mut self, group: &mut ProcessGroup) -> Result<Option<PathBuf>> {
         self.join()?;
         self.seal(group)?;
@@ -217,8 +218,8 @@ impl Saver {
 }
 
 impl Drop for Saver {
-    /// After an error: what is unfinished stays unfinished. A rank removes its part, so that it takes no room on the disk; the
-    /// folder may be in use by others, and what is left of it is swept by the next run.
+    /// After an error the checkpoint stays unfinished. A rank removes its part to free the disk;
+    /// the next run sweeps the rest of the folder.
     fn drop(&mut self) {
         self.give_up.store(true, Ordering::Relaxed);
         match std::mem::replace(&mut self.stage, Stage::Idle) {
@@ -241,7 +242,7 @@ fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result
     thread.map_err(TrainError::io("start a thread to write", std::path::Path::new("checkpoints")))
 }
 
-/// What a thread came to; its panic is this one's.
+/// Joins a thread and propagates its panic.
 fn ended<T>(thread: JoinHandle<T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

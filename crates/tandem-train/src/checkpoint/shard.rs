@@ -13,7 +13,7 @@ use crate::error::{Result, TrainError};
 
 /// Longest header read; longer means the file is not ours.
 const MAX_HEADER: u64 = 100 << 20;
-/// The header's entry that is no tensor: here the shapes of tensors of which the file holds pieces.
+/// Header entry for metadata: shapes of the tensors whose pieces the file holds.
 const METADATA: &str = "__metadata__";
 
 /// A piece in a file.
@@ -21,7 +21,7 @@ pub(super) struct Entry {
     pub tensor: TensorSpec,
     /// The columns of the tensor, usually all.
     pub columns: Range<usize>,
-    /// Its elements of these.
+    /// Element range within these columns.
     pub range: Range<usize>,
     /// Bytes from the start of the file.
     pub offset: u64,
@@ -114,8 +114,8 @@ pub(super) fn read_header(folder: &Path, name: &str, file: &mut File) -> Result<
     Ok(entries)
 }
 
-/// What an entry of this name is a piece of, with its columns and its elements of them: `None` if it is a whole tensor,
-/// `Some(None)` if that cannot be told.
+/// Parses a piece name into tensor, columns and elements. `None` is a whole tensor, `Some(None)` an
+/// unreadable name.
 fn piece_of(name: &str, shapes: &Value, offset: u64) -> Option<Option<Entry>> {
     let (tensor, place) = name.strip_suffix(']')?.rsplit_once('[')?;
     let range = |text: &str| {

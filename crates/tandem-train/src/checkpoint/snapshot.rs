@@ -1,12 +1,13 @@
 //! A run's state as named tensors: into a checkpoint and back.
 //!
-//! Names are those of logical parameters (`policy/block.3.qkv_weight`, `second_moment/head.head_weight`), so that a
-//! checkpoint does not depend on how its writer had placed them.
+//! Names are logical parameters (`policy/block.3.qkv_weight`, `second_moment/head.head_weight`), so
+//! checkpoints do not depend on the writer's placement.
 //!
-//! Sharded tensors: each rank writes its shard, as [`Partition`] divides layers. Replicated tensors: divided in the same way
-//! among the replicas. A tensor that every tensor-parallel rank holds is written by rank 0 of the group; a tied embedding by
-//! the first pipeline stage. So nothing is written twice, the ranks of a stage write equally much, and the files of a number
-//! of ranks are the same under every sharding.
+//! Sharded tensors: each rank writes its shard, as [`Partition`] divides layers. Replicated
+//! tensors: divided in the same way among the replicas. A tensor that every tensor-parallel rank
+//! holds is written by rank 0 of the group; a tied embedding by the first pipeline stage. So
+//! nothing is written twice, the ranks of a stage write equally much, and the files of a number of
+//! ranks are the same under every sharding.
 
 use std::ops::Range;
 use std::path::Path;
@@ -51,7 +52,7 @@ pub fn read_whole(
 
 /// Takes this rank's part in the first one's reading of every layer, in their order.
 pub fn hand_over(mesh: &DeviceMesh, decoder: &Decoder, policy: &mut Policy) -> Result<()> {
-    // Of a layer of which nothing trains nothing is asked.
+    // A layer without trainable parameters is skipped.
     let is_asked = |layer: &LayerId| decoder.owns(*layer) && decoder.trained(*layer).len > 0;
     for layer in decoder.layers().into_iter().filter(is_asked) {
         if !mesh.serves_first() {
@@ -66,7 +67,8 @@ pub fn hand_over(mesh: &DeviceMesh, decoder: &Decoder, policy: &mut Policy) -> R
     Ok(())
 }
 
-/// Writes the adapter that trains as a folder that the peft library loads, on the first rank; the others [`hand_over`].
+/// Writes the adapter that trains as a folder that the peft library loads, on the first rank; the
+/// others [`hand_over`].
 pub fn write_adapter(
     folder: &Path,
     prepared: &RunInputs,
@@ -79,7 +81,7 @@ pub fn write_adapter(
     Ok(())
 }
 
-/// [`read_whole`] into the memory of who writes a model.
+/// [`read_whole`] into the buffer of a model writer.
 pub fn copy_whole(
     mesh: &DeviceMesh,
     part: &Decoder,
@@ -100,16 +102,16 @@ fn join(mesh: &DeviceMesh, decoder: &Decoder, policy: &mut Policy, layer: LayerI
     Ok(flat)
 }
 
-/// What a rank writes into a checkpoint.
+/// A rank's shard of a checkpoint.
 #[derive(Clone)]
 pub struct CheckpointShard {
     decoder: Arc<Decoder>,
-    /// By layer, the elements that this rank writes: its part; of a copy of another stage's, none.
+    /// Element range per layer that this rank writes; empty for a copy of another stage's tensor.
     written: Vec<Range<usize>>,
 }
 
 impl CheckpointShard {
-    /// The share of a part of the model of this place, among so many ([`DeviceMesh::share`]).
+    /// Creates the shard of one of several replicas ([`DeviceMesh::share`]).
     pub fn new(decoder: &Arc<Decoder>, (rank, num_ranks): (usize, usize)) -> Self {
         let partition = Partition::new(decoder, rank, num_ranks);
         let written = |(index, layer): (usize, LayerId)| {
@@ -120,13 +122,13 @@ impl CheckpointShard {
         Self { decoder: decoder.clone(), written }
     }
 
-    /// The state of a run where it lies, to be written before training goes on.
+    /// Pieces of a run's state in place, to be written before training continues.
     pub fn of_run<'a>(&self, state: CheckpointState<'a>) -> Vec<TensorShard<'a>> {
         let groups = self.parts(state);
         groups.iter().flat_map(|Group { name, parts, .. }| self.pieces(name, parts)).collect()
     }
 
-    /// By group and layer, the part that is to be written.
+    /// Part to write, by group and layer.
     fn parts<'a>(&self, state: CheckpointState<'a>) -> Vec<Group<'a>> {
         let CheckpointState { policy, optimizer, follower } = state;
         let of_masters = |name, MasterWeights { weights, partition, home }: MasterWeights<'a>| {
@@ -187,26 +189,26 @@ impl CheckpointShard {
     }
 }
 
-/// Of each layer, what is kept of it here.
+/// Held elements per layer.
 type Parts<'a> = Vec<StatesView<'a>>;
 
-/// What is written of the masters, or of one of the optimiser's states.
+/// Written tensors of the masters or of one optimizer state.
 struct Group<'a> {
     name: &'static str,
-    /// By layer.
+    /// Per layer.
     parts: Parts<'a>,
-    /// Where they lie.
+    /// Device of the buffers.
     home: &'a Device,
 }
 
-/// A copy of what a rank writes, made once and filled anew for each checkpoint, so that training can go on.
+/// Copy buffer of a rank's shard, refilled for each checkpoint so that training can continue.
 pub struct Snapshot {
     share: CheckpointShard,
     groups: Vec<(&'static str, Vec<States>)>,
 }
 
 impl Snapshot {
-    /// Memory for a copy, in the form of what is copied; `follows` if a reference follows the policy.
+    /// Allocates a copy buffer; `follows` includes an EMA reference.
     pub fn new(
         device: &Device,
         share: CheckpointShard,
@@ -232,9 +234,9 @@ impl Snapshot {
     /// Copies the state of a run.
     ///
     /// # Errors
-    /// If it is not the state of the run that this was made for.
+    /// The state is of another run.
     pub fn fill(&mut self, device: &Device, state: CheckpointState<'_>) -> Result<()> {
-        // What lies in a file the processor copies, to where a GPU may have written.
+        // The CPU copies state in a file to memory that a GPU may have written.
         device.synchronize()?;
         for ((_, copies), Group { parts, home, .. }) in self.groups.iter_mut().zip(self.share.parts(state)) {
             for (copy, part) in copies.iter_mut().zip(parts) {
@@ -246,7 +248,7 @@ impl Snapshot {
         Ok(device.synchronize()?)
     }
 
-    /// What is to be written.
+    /// Pieces to write.
     pub fn pieces(&self) -> Vec<TensorShard<'_>> {
         let mut pieces = Vec::new();
         for (name, copies) in &self.groups {
@@ -260,7 +262,7 @@ impl Snapshot {
 /// Reads masters and optimiser states back; the caller refreshes the compute copies.
 ///
 /// # Errors
-/// If the checkpoint is of another model, other data or another optimiser.
+/// The checkpoint is of another model, data set or optimizer.
 pub fn restore(
     checkpoint: &Checkpoint,
     data_hash: &str,
@@ -295,11 +297,12 @@ pub fn restore(
     Ok(())
 }
 
-/// Reads the masters of the policy, and of a reference that follows it, and returns the number of their tensors; the caller
-/// refreshes the compute copies. A follower that shares the policy's base is in the policy.
+/// Reads the masters of the policy, and of a reference that follows it, and returns the number of
+/// their tensors; the caller refreshes the compute copies. A follower that shares the policy's base
+/// is in the policy.
 ///
 /// # Errors
-/// If the checkpoint is of another model.
+/// The checkpoint is of another model.
 pub fn restore_weights(
     checkpoint: &Checkpoint,
     decoder: &Decoder,
@@ -320,7 +323,8 @@ pub fn restore_weights(
     Ok(num_known)
 }
 
-/// Reads this rank's part of the masters that it holds, and returns the number of tensors that all ranks hold.
+/// Reads this rank's part of the masters that it holds, and returns the number of tensors that all
+/// ranks hold.
 fn read_masters(
     checkpoint: &Checkpoint,
     group: &str,
@@ -341,7 +345,7 @@ fn read_masters(
 /// Elements of states that are f32 at once while they are read.
 const CHUNK: usize = 1 << 18;
 
-/// The same of optimiser states, which take the form that this run keeps them in.
+/// The same for optimizer states, converted to this run's state format.
 fn read_states(
     checkpoint: &Checkpoint,
     group: &str,
@@ -365,7 +369,8 @@ fn read_states(
     Ok(num_tensors)
 }
 
-/// Checks that all of a group is there, the other ranks' too, and returns the number of its tensors.
+/// Checks that all of a group is there, the other ranks' too, and returns the number of its
+/// tensors.
 fn check_group(checkpoint: &Checkpoint, group: &str, decoder: &Decoder) -> Result<usize> {
     let mut num_tensors = 0;
     for layer in decoder.whole().layers() {

@@ -1,4 +1,4 @@
-//! What a checkpoint holds of a run, where it lies.
+//! View of a run's state for checkpoints.
 
 use tandem_kernels::{Device, Tensor};
 use tandem_model::FlatWeights;
@@ -8,7 +8,7 @@ use crate::parallel::Partition;
 use crate::reference::Reference;
 use crate::weights::{Policy, ReplicatedWeights};
 
-/// What a checkpoint holds of a run.
+/// State of a run in a checkpoint.
 #[derive(Clone, Copy)]
 pub struct CheckpointState<'a> {
     /// The weights that train.
@@ -22,11 +22,11 @@ pub struct CheckpointState<'a> {
 /// Masters that a rank holds.
 #[derive(Clone, Copy)]
 pub struct MasterWeights<'a> {
-    /// What it holds of each layer.
+    /// Held part per layer.
     pub weights: &'a FlatWeights,
-    /// Whose part that is.
+    /// Partition of that part.
     pub partition: &'a Partition,
-    /// Where they lie, and what works on them there.
+    /// Device that holds and updates them.
     pub home: &'a Device,
 }
 
@@ -42,7 +42,7 @@ impl<'a> MasterWeights<'a> {
 }
 
 impl<'a> CheckpointState<'a> {
-    /// Of a run.
+    /// Creates it for a run.
     pub fn of(policy: &'a Policy, reference: &'a Reference, optimizer: &'a Optimizer) -> Self {
         let follower = match reference {
             Reference::Followed(weights) => Some(MasterWeights::of(weights)),
@@ -51,7 +51,7 @@ impl<'a> CheckpointState<'a> {
         Self { policy: MasterWeights::of(policy), optimizer, follower }
     }
 
-    /// Tells that it is not needed for now: what lies in a file leaves this process's memory.
+    /// Evicts file-backed pages from memory.
     pub fn let_go(&self) {
         self.optimizer.let_go();
         let masters = [self.policy].into_iter().chain(self.follower);

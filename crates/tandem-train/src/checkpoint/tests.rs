@@ -158,7 +158,8 @@ fn tensors_longer_than_a_chunk_survive() {
     assert_eq!(out, data[CHUNK - 2..2 * CHUNK + 3]);
 }
 
-/// Every tensor, and every range of it, however many ranks have written it and wherever they have cut it.
+/// Every tensor, and every range of it, however many ranks have written it and wherever they have
+/// cut it.
 #[test]
 fn any_number_of_writers_gives_the_same_tensors() {
     for num_ranks in [1, 2, 3, 7, 20, 33] {
@@ -300,7 +301,8 @@ fn a_tensor_of_another_shape_is_refused() {
     assert_eq!(out, values(1)[4..12]);
 }
 
-/// Other programs must be able to read the files: the header is checked against the format's own words.
+/// Other programs must be able to read the files: the header is checked against the format's own
+/// words.
 #[test]
 fn a_ranks_file_is_safetensors() {
     let (_folder, checkpoints) = setup(&[1]);
@@ -430,8 +432,9 @@ fn a_full_disk_leaves_the_old_checkpoint_and_no_rubbish() {
     }
 }
 
-/// The process dies right before operation n: nothing after it happens, cleaning up included. Whatever n is, a complete
-/// checkpoint is found, and the next save goes through and leaves nothing of the accident.
+/// The process dies right before operation n: nothing after it happens, cleaning up included.
+/// Whatever n is, a complete checkpoint is found, and the next save goes through and leaves nothing
+/// of the accident.
 #[test]
 fn a_kill_between_any_two_operations_leaves_a_complete_checkpoint() {
     let mut completed = false;

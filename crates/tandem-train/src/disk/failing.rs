@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::disk::{Disk, DiskFile, RealDisk};
 
-/// A disk with room for so many bytes, and that fails after so many operations.
+/// A disk that is full after some bytes and fails after some operations.
 #[derive(Debug)]
 pub(crate) struct Failing {
     bytes: Arc<AtomicU64>,
     pub(crate) operations: AtomicU64,
-    /// Whether a failure is the end of the process: every later operation fails too.
+    /// Whether a failure ends the process: every later operation fails too.
     dead: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The few file operations behind what must survive a crash, as a trait so that tests can let any of them fail.
+//! File operations of crash-safe writes, as a trait so that tests can make any of them fail.
 
 #[cfg(test)]
 pub(crate) mod failing;

@@ -1,12 +1,12 @@
 //! The gradient of the whole model, summed over the micro-batches of a step and over ranks.
 //!
-//! In `exact` form a layer's gradient of one micro-batch is computed in f32 in a buffer that all layers share, then added
-//! to 64-bit fixed-point sums ([`tandem_kernels::exact`]). Integer addition has no order, so neither the cut into ranks nor
-//! the engine that adds their sums changes a bit. In `fast` form gradients are added in f32 where they lie: half the memory
-//! and half the bytes between ranks, but the last bits depend on which rank computed what.
+//! `exact`: a layer's f32 gradient of one micro-batch forms in a shared buffer and is added to
+//! 64-bit fixed-point sums ([`tandem_kernels::exact`]). Integer addition has no order, so neither
+//! the division into ranks nor the engine changes a bit. `fast`: gradients are added in f32 in
+//! place, with half the memory and traffic, but the last bits depend on the division.
 //!
-//! Where a rank holds a part of the sums, a layer is reduced when it is emitted, and added when the next one is: it travels
-//! while backward computes.
+//! With sharded sums, a layer is reduced when emitted and added when the next one is, so its
+//! reduction overlaps backward.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,24 +27,24 @@ use crate::placement::MemoryPlacement;
 
 /// Gradient sums, laid out like the weights.
 pub struct Accumulator {
-    /// Where gradients form.
+    /// Device of gradient computation.
     pub(super) device: Device,
-    /// Where their sums lie.
+    /// Device of the sums.
     pub(super) home: Device,
     pub(super) decoder: Arc<Decoder>,
     pub(super) partition: Arc<Partition>,
     /// Present if only this rank's part of the sums is held.
     pub(super) sharded: Option<Reducer>,
     pub(super) sums: Sums,
-    /// The layer whose gradient is forming in the shared buffer.
+    /// Layer whose gradient is in the shared buffer.
     open: Option<LayerId>,
-    /// By parameter of that layer: whether the buffer holds numbers of it.
+    /// Per parameter of that layer: whether the buffer holds values.
     holds: Vec<bool>,
-    /// By layer: whether its sums hold something of this step.
+    /// Per layer: whether its sums hold values of this step.
     begun: Vec<bool>,
     /// The largest magnitude that one micro-batch's gradient may have (exact form).
     limit: f32,
-    /// By layer: the elements whose squares this rank counts.
+    /// Per layer: elements whose squares this rank sums for the norm.
     counted: Vec<Vec<Range<usize>>>,
     /// Sums of squares of every block of every layer.
     squares: Vec<f64>,
@@ -57,14 +57,14 @@ pub(super) enum Sums {
         sums: Vec<FixedPointSum>,
     },
     Fast {
-        /// As above; absent where gradients are added where they lie, in parts and elsewhere they are not.
+        /// Shared buffer; absent where gradients are added in place.
         layer: Option<Tensor>,
         sums: Vec<Tensor>,
     },
 }
 
 impl Sums {
-    /// A range of what is held of a layer.
+    /// Range of a layer's held sums.
     fn range<'a>(
         &'a mut self,
         device: &'a Device,
@@ -87,11 +87,11 @@ impl Sums {
 }
 
 impl Accumulator {
-    /// Memory for the sums, where `homes` has it for them. Once they are reduced, this rank holds those of its part; with `sharded`, a group for nothing
-    /// else, it never holds others.
+    /// Allocates the sums on the placement's device. After reduction this rank holds its shard's;
+    /// with `sharded`, a group of its own, it never holds more.
     ///
     /// # Errors
-    /// If memory runs out, or the system refuses a thread.
+    /// Memory runs out, or the system refuses a thread.
     pub fn new(
         homes: &MemoryPlacement,
         decoder: Arc<Decoder>,
@@ -149,17 +149,17 @@ impl Accumulator {
         })
     }
 
-    /// Forgets the last step. `num_micro_batches` counts those of all ranks.
+    /// Zeroes the sums. `num_micro_batches` counts those of all ranks.
     ///
     /// # Errors
-    /// If the last step was cut short and a rank is lost.
+    /// The last step was aborted and a rank is lost.
     pub fn begin(&mut self, num_micro_batches: usize) -> Result<()> {
         self.settle()?;
         self.begun.fill(false);
         self.open = None;
         // A tied table is emitted twice.
         self.limit = limit(2 * num_micro_batches);
-        // What an earlier step left untold.
+        // Pending overflow flag of an earlier step.
         self.device.take_in_range()?;
         if let Sums::Fast { sums, .. } = &mut self.sums {
             for layer in sums {
@@ -169,16 +169,16 @@ impl Accumulator {
         Ok(())
     }
 
-    /// Whether every gradient since [`Accumulator::begin`], or since this was last asked, was finite and in the range of the sums.
+    /// Returns whether every gradient since [`Accumulator::begin`] or the last call was finite and
+    /// in range of the sums.
     ///
     /// # Errors
-    /// If something failed on a GPU.
+    /// A GPU operation failed.
     pub fn take_in_range(&self) -> Result<bool> {
         Ok(self.device.take_in_range()?)
     }
 
-    /// Adds up the sums of all ranks: afterwards every rank holds those of its part, and the stages that share a tied table
-    /// hold the same.
+    /// Reduces the sums over all ranks; afterwards every rank holds its shard's.
     pub fn reduce(&mut self, mesh: &mut DeviceMesh) -> Result<ReducedGradients<'_>> {
         self.settle()?;
         let (shard, mut replicas) = mesh.in_sum();
@@ -188,7 +188,7 @@ impl Accumulator {
                 sums.clear(home, index)?;
             }
             let mut own = 0..partition.owned(index).len();
-            // What is held in parts was divided when it was emitted.
+            // Sharded sums were reduced when emitted.
             if sharded.is_none() {
                 let whole = sums.range(home, index, 0..partition.len(index));
                 if partition.is_divided() {
@@ -244,8 +244,8 @@ impl Accumulator {
         Ok(mesh.sum_of_slices(sum)?.sqrt())
     }
 
-    /// Calls `each` with what this rank owns of a range of a layer, and the block of the layer that it begins in: cut at the
-    /// blocks' ends, so that the sums do not depend on what is owned by whom.
+    /// Calls `each` with this rank's parts of a range, cut at block borders, and their first block,
+    /// so that sums do not depend on ownership.
     fn cut<'a>(&'a self, index: usize, range: &Range<usize>, mut each: impl FnMut(Gradient<'a>, usize)) {
         let owned = self.partition.owned(index);
         let gradient = self.owned(index);
@@ -264,15 +264,15 @@ impl Accumulator {
 pub struct ReducedGradients<'a>(&'a mut Accumulator);
 
 impl ReducedGradients<'_> {
-    /// The gradient's global L2 norm; not finite if an element is not. The blocks are added in one order on every rank, from
-    /// stage to stage, then the slices.
+    /// The gradient's global L2 norm; not finite if an element is not. The blocks are added in one
+    /// order on every rank, from stage to stage, then the slices.
     pub fn norm(self, mesh: &mut DeviceMesh) -> Result<f64> {
         self.0.norm(mesh)
     }
 }
 
-/// The elements whose squares this rank counts: all of its slice's own, and the first slice what every slice holds. A table
-/// that two stages hold is counted by the first.
+/// Elements whose squares this rank sums: its own shard's; the first tensor rank adds replicated
+/// ones. The first of two stages counts a tied table.
 fn counted(decoder: &Decoder, layer: LayerId) -> Vec<Range<usize>> {
     let (layout, slice) = (decoder.trained(layer), decoder.slice());
     if !decoder.owns(layer) {
@@ -286,7 +286,7 @@ fn counted(decoder: &Decoder, layer: LayerId) -> Vec<Range<usize>> {
 }
 
 impl Accumulator {
-    /// Begins to reduce what has formed in the shared buffer over all ranks.
+    /// Starts reducing the shared buffer over all ranks.
     fn emit_sharded(&mut self, index: usize) -> ModelResult<()> {
         self.settle()?;
         let Some(reducer) = &mut self.sharded else { return Ok(()) };
@@ -302,7 +302,7 @@ impl Accumulator {
         Ok(())
     }
 
-    /// Waits for what [`Accumulator::emit_sharded`] began, and adds this rank's part.
+    /// Waits for the reduction of [`Accumulator::emit_sharded`] and adds this rank's part.
     fn settle(&mut self) -> ModelResult<()> {
         let Self { home, partition, sharded: Some(reducer), sums, begun, .. } = self else { return Ok(()) };
         reducer.end(|Terms { index, buffer }| {
@@ -322,7 +322,7 @@ impl Accumulator {
     }
 }
 
-/// What of a layer's buffer no product writes: the other parameters, and what fills up after each.
+/// Buffer ranges that no matmul writes: other parameters and padding.
 fn unwritten(layout: &LayerLayout) -> impl Iterator<Item = Range<usize>> {
     let ends = layout.params.iter().skip(1).map(|next| next.offset).chain([layout.len]);
     layout.params.iter().zip(ends).map(|(param, end)| {
@@ -378,7 +378,7 @@ impl GradientSink for Accumulator {
         if self.open.take() == Some(layer)
             && let Sums::Exact { layer: buffer, .. } | Sums::Fast { layer: Some(buffer), .. } = &mut self.sums
         {
-            // What no product went into: this rank had nothing to compute.
+            // Zero contribution of a rank without a micro-batch.
             let params = self.decoder.trained(layer).params.iter().zip(&self.holds);
             clear(
                 &self.device,

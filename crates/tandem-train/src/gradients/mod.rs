@@ -1,7 +1,7 @@
 //! Gradients, summed over the micro-batches of a step and over ranks.
 //!
-//! The calls of a step, in their order. Weights ([`tandem_model::WeightSource`]) take part in a pass as gradients do, so they
-//! stand beside them.
+//! The calls of a step, in their order. Weights ([`tandem_model::WeightSource`]) take part in a
+//! pass as gradients do, so they stand beside them.
 //!
 //! | call | by | effect |
 //! |---|---|---|
@@ -18,9 +18,9 @@
 //! | [`ReducedGradients::norm`] | step | the norm of what is reduced |
 //! | [`Accumulator::owned`] | optimiser | this rank's part, layer by layer; states are announced before and let go after |
 //!
-//! `open` to `emit` go from the last layer to the first, each layer once a micro-batch; a tied table is emitted twice. Ranks
-//! that meet in the walk make the same calls, also with nothing to compute. A layer is emitted before another is opened, and at
-//! most one reduction is under way.
+//! `open` to `emit` go from the last layer to the first, each layer once a micro-batch; a tied
+//! table is emitted twice. Ranks that meet in the walk make the same calls, also with nothing to
+//! compute. A layer is emitted before another is opened, and at most one reduction is under way.
 
 mod accumulator;
 mod reducer;

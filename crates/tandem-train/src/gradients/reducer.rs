@@ -15,12 +15,12 @@ use crate::placement::async_transfer::{AsyncTransfer, Outcome};
 /// A group that reduces one layer at a time, and the room for it.
 pub(super) struct Reducer {
     courier: AsyncTransfer<Terms>,
-    /// `None` while a layer is under way.
+    /// `None` while a layer is in progress.
     room: Option<Buffer>,
 }
 
-/// What a layer's gradient came to in one micro-batch: of this rank before the reduction, of all ranks after it, and then for
-/// this rank's part only.
+/// A layer's gradient of one micro-batch: this rank's before the reduction, all ranks' after it,
+/// for this rank's shard only.
 pub(super) struct Terms {
     /// The layer's place in walk order.
     pub(super) index: usize,
@@ -58,7 +58,7 @@ impl Reducer {
         self.room.as_mut().expect(UNDER_WAY)
     }
 
-    /// Begins to reduce what has been put into the room, layer `index`.
+    /// Starts reducing the buffer as layer `index`.
     ///
     /// # Panics
     /// As [`Reducer::room`].
@@ -67,7 +67,7 @@ impl Reducer {
         self.courier.begin(Terms { index, buffer });
     }
 
-    /// Waits for the layer that is under way, if there is one, and hands it to `take`.
+    /// Waits for the layer in progress, if any, and hands it to `take`.
     ///
     /// # Errors
     /// If a rank is lost, or as `take` does.

@@ -1,4 +1,5 @@
-//! The gradient of a table that two stages hold: the first looks tokens up in it, the last scores with it.
+//! The gradient of a table that two stages hold: the first looks tokens up in it, the last scores
+//! with it.
 
 use tandem_comm::ElementKind;
 use tandem_kernels::exact::FixedPointSum;
@@ -13,8 +14,9 @@ use crate::parallel::PipelineGroup;
 const PIECE: usize = 1 << 17;
 
 impl Accumulator {
-    /// Where the head is tied to the token table, adds up what first and last stage have of the layer's gradient, so that both
-    /// update it alike. All stages call this, after their ranks have reduced.
+    /// Where the head is tied to the token table, adds up what first and last stage have of the
+    /// layer's gradient, so that both update it alike. All stages call this, after their ranks have
+    /// reduced.
     pub(super) fn join_tied(&mut self, stages: Option<&PipelineGroup>) -> Result<()> {
         let stage = self.decoder.stage();
         let Some(stages) = stages.filter(|_| self.decoder.spec().head.tied) else { return Ok(()) };

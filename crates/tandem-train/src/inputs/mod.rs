@@ -1,4 +1,4 @@
-//! What every command needs before it computes: the model's description, its tokenizer, and the tokens.
+//! Inputs of a run: model description, tokenizer and tokens.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,15 +17,15 @@ use crate::metrics::Split;
 use crate::recipe::{self, MicroBatcher};
 use crate::{Result, TrainError};
 
-/// A config whose inputs have been opened and checked.
+/// A config with opened and checked inputs.
 pub struct RunInputs {
     /// The policy's folder.
     pub folder: ModelFolder,
     /// The model, whole, with the adapter that trains, if one does.
     pub decoder: Arc<Decoder>,
-    /// The same with the reference's adapter, if it has one from elsewhere.
+    /// The same with the reference's adapter, if it has its own.
     pub reference_decoder: Option<Arc<Decoder>>,
-    /// Its tokenizer.
+    /// Tokenizer.
     pub tokenizer: Tokenizer,
     /// Training tokens.
     pub train: TokenCache,
@@ -33,7 +33,7 @@ pub struct RunInputs {
     pub eval: Option<TokenCache>,
 }
 
-/// The module of a reward model that trains whole beside an adapter.
+/// Score module of a reward model, trained fully beside an adapter.
 const SCORE: &str = "score";
 
 /// The models of a run, described.
@@ -41,15 +41,15 @@ const SCORE: &str = "score";
 pub struct ModelSpecs {
     /// The policy's, with the adapter that trains, if one does.
     pub policy: Arc<Decoder>,
-    /// The same with the reference's adapter, if it has one from elsewhere.
+    /// The same with the reference's adapter, if it has its own.
     pub reference: Option<Arc<Decoder>>,
 }
 
 impl ModelSpecs {
-    /// What the config makes of a model.
+    /// Decoders of a config.
     ///
     /// # Errors
-    /// If an adapter's folder cannot be read, or it does not fit the model.
+    /// An adapter's folder cannot be read or does not fit the model.
     pub fn of(config: &Config, plain: &Decoder) -> Result<Self> {
         let adapted = |adapter: AdapterConfig| -> Result<_> {
             let adapter = Adapter::new(adapter, plain.spec())?;
@@ -63,7 +63,7 @@ impl ModelSpecs {
             None => Arc::new(plain.clone()),
             Some(AdapterSection { start: AdapterStart::New(adapter), .. }) => {
                 let mut adapter = adapter.clone();
-                // As the peft library does: without it there is nothing to score with.
+                // As in peft: the score head trains too.
                 if plain.spec().head.is_score() && !adapter.modules_to_save.iter().any(|name| name == SCORE) {
                     adapter.modules_to_save.push(SCORE.to_owned());
                 }
@@ -88,10 +88,10 @@ impl ModelSpecs {
 }
 
 impl RunInputs {
-    /// Opens the model folder, checks the reference's against it, and tokenises what is not in the cache yet.
+    /// Opens the model folder, checks the reference's against it, and tokenises uncached data.
     ///
     /// # Errors
-    /// If a file is missing or wrong, a row is broken, or the data leaves nothing to train on.
+    /// A file is missing or wrong, a row is broken, or the data leaves nothing to train on.
     pub fn open(config: &Config, observer: &mut dyn Observer) -> Result<Self> {
         let recipe = recipe::for_method(config.method);
         let mut folder = recipe.open_folder(config)?;
@@ -144,7 +144,7 @@ impl RunInputs {
         ModelSpecs { policy: self.decoder.clone(), reference: self.reference_decoder.clone() }
     }
 
-    /// What cuts this run's batches.
+    /// Creates the batcher of this run.
     pub fn batcher(&self, config: &Config) -> MicroBatcher {
         let in_rounds = config.compute.sharded().meets_in_walk();
         let (size, pad) = (config.train.micro_batch, self.decoder.spec().head.pad());
@@ -169,7 +169,8 @@ impl RunInputs {
     }
 }
 
-/// Every token must have a row in the model's table. (A tokenizer may know more tokens than the data uses.)
+/// Every token must have a row in the model's table. (A tokenizer may know more tokens than the
+/// data uses.)
 fn check_vocabulary(config: &Config, cache: &TokenCache, vocab_size: usize) -> Result<()> {
     let largest = cache.report().largest_id;
     if (largest as usize) < vocab_size {
@@ -214,7 +215,7 @@ fn tokens(
         Sources(sources.iter().map(|s| Source { path: s.path.clone(), weight: s.weight }).collect());
     let kind = recipe::for_method(config.method).record_kind();
     let DataConfig { max_length, truncation, loss_on, .. } = config.data;
-    // Of a prompt what the answer leaves.
+    // Prompt tokens that leave room for the completion.
     let max_length = max_length - config.online.as_ref().map_or(0, |online| online.max_new_tokens);
     let options = RowOptions { kind, max_length: Some(max_length), truncation, loss_on };
     let relay =

@@ -12,14 +12,15 @@ use crate::Result;
 use crate::config::{JudgeKind, JudgeSection};
 use crate::judges::reward_judge::RewardJudge;
 
-/// What is told each line that a judge's command writes to stderr: the judge's name, and the line.
+/// Receives each stderr line of a judge's command: the judge's name and the line.
 pub type JudgeLine = Arc<dyn Fn(&str, &str) + Send + Sync>;
 
-/// Builds the judges: starts programs, opens caches, loads reward models. These compute on `device`, in `dtype`. `on_line` is called on
-/// threads of the judges' own.
+/// Builds the judges: starts programs, opens caches, loads reward models. These compute on
+/// `device`, in `dtype`. `on_line` is called on threads of the judges' own.
 ///
 /// # Errors
-/// If an option makes no sense, a program cannot be started, a key's variable is not set, or a model cannot be loaded.
+/// An option is invalid, a program cannot be started, a key variable is not set, or a model cannot
+/// be loaded.
 pub fn panel(sections: &[JudgeSection], device: &Device, dtype: DType, on_line: &JudgeLine) -> Result<Panel> {
     let member = |section: &JudgeSection| -> Result<Member> {
         Ok(Member { judge: judge(section, device, dtype, on_line)?, weight: section.weight })
@@ -28,10 +29,10 @@ pub fn panel(sections: &[JudgeSection], device: &Device, dtype: DType, on_line: 
     Ok(Panel::new(members)?)
 }
 
-/// What the reward models among the judges take of a device, if there are any: one that computes nothing and has all of them.
+/// Dry-run device with the memory of all reward-model judges, if any.
 ///
 /// # Errors
-/// If a model cannot be opened.
+/// A model cannot be opened.
 pub fn memory(sections: &[JudgeSection], backend: Backend, dtype: DType) -> Result<Option<Device>> {
     let device = Device::meta_of(backend);
     let open = |section: &JudgeSection| -> Option<Result<RewardJudge, JudgeError>> {

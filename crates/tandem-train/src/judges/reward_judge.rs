@@ -1,8 +1,7 @@
 //! A judge that is a reward model.
 //!
-//! A prompt and its answer become tokens as the rows do that reward models are trained on, by the reward model's own tokenizer and
-//! chat template, whatever those of the model are that answered. A text that is too long has no score: none is cut, for its end is
-//! what the score is of.
+//! Prompt and completion are tokenised like reward-model rows, by the reward model's own tokenizer
+//! and chat template. A text that is too long has no score: truncation would cut the scored end.
 
 use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,7 +32,7 @@ impl RewardJudge {
     /// Loads the model and its tokenizer. It computes on `device`, in `dtype`.
     ///
     /// # Errors
-    /// If the folder holds no reward model or no tokenizer, or memory runs out.
+    /// The folder holds no reward model or tokenizer, or memory runs out.
     pub fn open(
         name: impl Into<String>,
         section: &RewardSection,
@@ -81,7 +80,7 @@ impl RewardJudge {
         group.answers.iter().map(|answer| whole(answer.text).map_err(|error| at(&error))).collect()
     }
 
-    /// Why a text of so many tokens has no score.
+    /// Message for a text of `tokens` tokens without a score.
     fn unscorable(&self, length: usize) -> Option<String> {
         let longest = self.max_length;
         match length {
@@ -142,8 +141,8 @@ impl Judge for RewardJudge {
     }
 }
 
-/// The texts that can be scored, in their order, in portions of about so many tokens; those of a group stand together, for they
-/// begin alike, and that is computed once.
+/// Batches of scorable texts of about this many tokens, in order. Texts of a group stay together:
+/// their common prompt is computed once.
 fn portions<'a>(
     tokens: &'a [Vec<Vec<u32>>],
     unscored: &[Vec<Option<String>>],

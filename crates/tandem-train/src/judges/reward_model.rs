@@ -15,9 +15,9 @@ use crate::{Result, TrainError};
 /// Texts that begin alike: their common beginning is computed once.
 #[derive(Clone, Copy, Debug)]
 pub struct Answers<'a> {
-    /// What all of them begin with; may be empty.
+    /// Common prefix; may be empty.
     pub prompt: &'a [u32],
-    /// What follows in each.
+    /// Continuations.
     pub answers: &'a [&'a [u32]],
 }
 
@@ -32,11 +32,13 @@ pub struct RewardModel {
 }
 
 impl RewardModel {
-    /// Loads a folder as `transformers` writes a sequence classifier with one label, for texts of up to `max_length` tokens. Block
-    /// matrices are kept in `format`, and `dtype` is what products and activations use; the score itself is f32.
+    /// Loads a `transformers` sequence classifier with one label, for texts of up to `max_length`
+    /// tokens. Block matrices are stored in `format`; `dtype` is the compute type; the score is
+    /// f32.
     ///
     /// # Errors
-    /// If it is no reward model's folder, files do not fit, positions do not suffice, or memory runs out.
+    /// The folder is not a reward model's, files do not fit, positions do not suffice, or memory
+    /// runs out.
     pub fn open(
         folder: &Path,
         device: &Device,
@@ -44,7 +46,7 @@ impl RewardModel {
         dtype: DType,
         max_length: usize,
     ) -> Result<Self> {
-        // Nothing is drawn: a folder without a score head is refused.
+        // A folder without a score head is refused, not initialised.
         let folder = ModelFolder::open_reward(folder, 0)?;
         if folder.begins_score_head() {
             let reason = format!(
@@ -63,8 +65,7 @@ impl RewardModel {
         Ok(Self { device: device.clone(), decoder, dtype, weights, builder, scores })
     }
 
-    /// Takes the memory that scoring takes, on a device that computes nothing: of texts that have so many tokens together, or of the
-    /// longest one.
+    /// Dry run of scoring texts of `tokens` tokens in total, or of the longest one.
     pub fn rehearse(&mut self, tokens: usize) -> Result<()> {
         let longest = self.decoder.positions();
         let tokens = tokens.max(longest);
@@ -78,11 +79,11 @@ impl RewardModel {
         Ok(())
     }
 
-    /// The score of each text, group by group: of its last token that is not padding. They go through the model together, so
-    /// how many come at once decides how much memory that takes.
+    /// The score of each text, group by group: of its last token that is not padding. They go
+    /// through the model together, so how many come at once decides how much memory that takes.
     ///
     /// # Errors
-    /// If a text is empty or too long, a token is outside the vocabulary, or memory runs out.
+    /// A text is empty or too long, a token is outside the vocabulary, or memory runs out.
     pub fn score(&mut self, groups: &[Answers]) -> Result<Vec<f32>> {
         let (longest, pad) = (self.decoder.positions(), self.decoder.spec().head.pad());
         for (index, Answers { prompt, answers }) in groups.iter().enumerate() {

@@ -17,8 +17,9 @@ pub enum Sides {
     Rewards,
 }
 
-/// Sums over any number of micro-batches. Adding the micro-batches of a batch in any cut gives the same means (to f64
-/// rounding); TRL instead averages the means of micro-batches, which depends on the cut.
+/// Sums over any number of micro-batches. Adding the micro-batches of a batch in any cut gives the
+/// same means (to f64 rounding); TRL instead averages the means of micro-batches, which depends on
+/// the cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MetricSums {
     loss: f64,
@@ -36,7 +37,8 @@ pub struct MetricSums {
     tokens: [f64; 2],
     /// The least and the largest reward of a reward model; zeros before there is one.
     reward_range: [f64; 2],
-    /// Answers that a policy gave itself, Σ of their log π, and of log π − log π_ref; this is no number without a reference.
+    /// Answers that a policy gave itself, Σ of their log π, and of log π − log π_ref; this is no
+    /// number without a reference.
     answers: [f64; 3],
     /// Which kind of sequences went in, for the choice of metrics that come out.
     sides: Option<Sides>,
@@ -49,7 +51,8 @@ impl MetricSums {
         self.weight += loss.weight;
     }
 
-    /// Adds a micro-batch's pairs: rewards are `beta` times the log ratio to the reference, as in TRL.
+    /// Adds a micro-batch's pairs: rewards are `beta` times the log ratio to the reference, as in
+    /// TRL.
     pub fn add_pairs(&mut self, batch: &PairLogProbs, beta: f64) {
         for i in 0..batch.num_pairs() {
             let chosen = beta * batch.log_ratio(2 * i);
@@ -73,8 +76,8 @@ impl MetricSums {
         }
     }
 
-    /// The mean log-ratio of policy to reference over the answers added, an estimate of the divergence; `None` without answers or
-    /// without a reference.
+    /// The mean log-ratio of policy to reference over the answers added, an estimate of the
+    /// divergence; `None` without answers or without a reference.
     pub fn kl(&self) -> Option<f64> {
         let [count, _, log_ratio] = self.answers;
         (count > 0.0 && !log_ratio.is_nan()).then(|| log_ratio / count)
@@ -98,9 +101,10 @@ impl MetricSums {
         self.merge(&own);
     }
 
-    /// Adds a micro-batch's tokens. `rows[i]` is the row of `scores` that prediction `i` was scored at
-    /// ([`Forest::scored_rows`](tandem_kernels::Forest::scored_rows)). A row that predicts a token of both answers counts
-    /// once for each, as in TRL, where the answers are separate sequences.
+    /// Adds a micro-batch's tokens. `rows[i]` is the row of `scores` that prediction `i` was scored
+    /// at ([`Forest::scored_rows`](tandem_kernels::Forest::scored_rows)). A row that predicts a
+    /// token of both answers counts once for each, as in TRL, where the answers are separate
+    /// sequences.
     ///
     /// # Panics
     /// If `scores` is not of these predictions.
@@ -241,7 +245,8 @@ impl MetricSums {
         self.pairs as u64
     }
 
-    /// Writes the means into a record under TRL's names. Metrics of which nothing was added are left out.
+    /// Writes the means into a record under TRL's names. Metrics of which nothing was added are
+    /// left out.
     pub fn report(&self, record: &mut Record) {
         if self.weight > 0.0 {
             record.set("loss", self.loss());

@@ -21,7 +21,8 @@ impl Split {
     }
 }
 
-/// Metrics of one step by TRL's names (no `eval_` prefix: `split` says it), in the order they were set.
+/// Metrics of one step by TRL's names (no `eval_` prefix: `split` says it), in the order they were
+/// set.
 ///
 /// | name | meaning |
 /// |---|---|
@@ -54,7 +55,8 @@ pub struct Record {
 }
 
 impl Record {
-    /// An empty record of a 1-based `step` (the number of optimiser steps done; 0 before the first).
+    /// An empty record of a 1-based `step` (the number of optimiser steps done; 0 before the
+    /// first).
     pub fn new(step: u64, split: Split) -> Self {
         Self { step, split, values: Map::new() }
     }

@@ -1,4 +1,5 @@
-//! `metrics.jsonl`, `rows.jsonl` and `samples.jsonl`: an object with a `step` a line; appended line by line, cut back on resume.
+//! `metrics.jsonl`, `rows.jsonl` and `samples.jsonl`: an object with a `step` a line; appended line
+//! by line, cut back on resume.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
@@ -23,8 +24,9 @@ impl MetricsFile {
         Ok(Self { file, path: path.to_path_buf() })
     }
 
-    /// Opens the file of a run that resumes from a checkpoint of `step`, and cuts off what was written after it: those steps
-    /// will be run and written again. A line torn by the kill is cut off too. A missing file is created.
+    /// Opens the file of a run that resumes from a checkpoint of `step`, and cuts off what was
+    /// written after it: those steps will be run and written again. A line torn by the kill is cut
+    /// off too. A missing file is created.
     pub fn resume(path: &Path, step: u64) -> Result<Self> {
         let mut options = OpenOptions::new();
         let mut file = options
@@ -40,7 +42,8 @@ impl MetricsFile {
         Ok(Self { file, path: path.to_path_buf() })
     }
 
-    /// Appends one record. The line is handed to the system at once, so it survives a killed process.
+    /// Appends one record. The line is handed to the system at once, so it survives a killed
+    /// process.
     pub fn write(&mut self, record: &Record) -> Result<()> {
         self.append(record.to_json())
     }

@@ -29,8 +29,8 @@ impl Divergence {
         }
     }
 
-    /// What stands in the place of the log ratio, `f′(e^ratio)` up to a constant that cancels in every difference and is
-    /// chosen so that a ratio of 0 gives 0; and its derivative by the ratio.
+    /// Replacement of the log ratio: `f′(e^ratio)` up to a constant that cancels in every
+    /// difference and makes a ratio of 0 give 0; and its derivative by the ratio.
     pub(super) fn score(self, ratio: f64) -> (f64, f64) {
         match self {
             Self::ReverseKl => (ratio, 1.0),

@@ -1,12 +1,12 @@
 //! Losses: pure functions from per-sequence log-probabilities to a value and its derivative.
 //!
-//! A *pair* is a chosen and a rejected answer to one prompt. Pair `i` is the sequences `2i` (chosen) and `2i + 1`
-//! (rejected) of its [forest](tandem_kernels::Forest). `B` counts pairs; log-probabilities are sums over the scored tokens
-//! of an answer, in nats, f64.
+//! A *pair* is a chosen and a rejected answer to one prompt. Pair `i` is the sequences `2i`
+//! (chosen) and `2i + 1` (rejected) of its [forest](tandem_kernels::Forest). `B` counts pairs;
+//! log-probabilities are sums over the scored tokens of an answer, in nats, f64.
 //!
-//! Values and derivatives are *sums* over the pairs given; the caller divides by the pairs of the whole global batch. So a
-//! batch may be cut into micro-batches anywhere without changing the loss, also for the `sft` term, whose mean is over
-//! tokens: it needs [`BatchTotals`], known before the first forward pass.
+//! Values and derivatives are *sums* over the given pairs; the caller divides by the pairs of the
+//! global batch. Cutting a batch into micro-batches therefore does not change the loss. The `sft`
+//! term is a mean over tokens and needs [`BatchTotals`] before the first forward pass.
 //!
 //! A new loss is one file here and one line in [`registry`].
 
@@ -23,18 +23,19 @@ pub use registry::{PairLoss, Smoothing};
 pub use reward::reward_loss;
 pub use xpo::add_exploration;
 
-/// What the user asked to minimise.
+/// The configured objective.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ObjectiveConfig {
-    /// The losses and their weights; their weighted sum is the loss. Empty for reward models alone, which have one loss.
+    /// The losses and their weights; their weighted sum is the loss. Empty for reward models alone,
+    /// which have one loss.
     pub terms: Vec<Term>,
     /// Strength of the pull towards the reference, positive: the first, where it changes.
     pub beta: f64,
-    /// What it changes to, one after another.
+    /// Later values, in order.
     pub next_betas: Vec<f64>,
     /// Steps that each of them lasts but the last; `None` is an epoch.
     pub beta_every: Option<u64>,
-    /// Share of labels believed to be flipped, in `[0, 1]`; what a loss does with it is in [`Smoothing`].
+    /// Assumed fraction of flipped labels, in `[0, 1]`; [`Smoothing`] states its meaning per loss.
     pub label_smoothing: f64,
     /// Take the reference's log-probabilities as zero.
     pub reference_free: bool,
@@ -67,11 +68,11 @@ impl ObjectiveConfig {
 pub struct Term {
     /// The loss.
     pub loss: &'static PairLoss,
-    /// Its weight.
+    /// Weight.
     pub weight: f64,
 }
 
-/// What the model says about `B` pairs.
+/// Log-probabilities of `B` pairs.
 #[derive(Clone, Copy, Debug)]
 pub struct PairLogProbs<'a> {
     /// Policy `[2B]`, pair by pair: chosen, rejected.
@@ -80,8 +81,9 @@ pub struct PairLogProbs<'a> {
     pub reference: Option<&'a [f64]>,
     /// Tokens of each answer `[2B]`: the divisor of `ipo` and `sigmoid_norm`.
     pub answer_tokens: &'a [u32],
-    /// Tokens of each answer that were scored `[2B]`. Fewer than `answer_tokens` only where an answer without a prompt
-    /// starts the text: its first token has nothing before it to predict it.
+    /// Tokens of each answer that were scored `[2B]`. Fewer than `answer_tokens` only where an
+    /// answer without a prompt starts the text: its first token has nothing before it to predict
+    /// it.
     pub scored_tokens: &'a [u32],
 }
 
@@ -89,7 +91,7 @@ impl PairLogProbs<'_> {
     /// `B`.
     ///
     /// # Panics
-    /// If the slices differ in length or the length is odd: the caller's fault, not the data's.
+    /// The slices differ in length or the length is odd (a caller's bug).
     pub fn num_pairs(&self) -> usize {
         let n = self.policy.len();
         assert!(
@@ -111,7 +113,7 @@ impl PairLogProbs<'_> {
     }
 }
 
-/// Counts over the whole global batch, of which a micro-batch is a part.
+/// Counts over the global batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BatchTotals {
     /// Pairs.
@@ -129,7 +131,7 @@ pub struct Loss {
     pub weight: f64,
     /// ∂ `sum` / ∂ (policy log-probability, or reward, of sequence `s`).
     pub d_log_prob: Vec<f64>,
-    /// What is added to it for each prediction, where a loss sees single tokens; else empty.
+    /// Additional derivative per prediction, for token-level losses; else empty.
     pub d_token: Vec<f64>,
 }
 
@@ -139,7 +141,7 @@ impl Loss {
         self.sum / self.weight
     }
 
-    /// From the sequences of pairs, pair by pair, to those of a forest: what a sequence is in several pairs for is added up.
+    /// Scatters from pair members to the forest's sequences; contributions of several pairs add up.
     pub fn spread(&mut self, pairs: &[[u32; 2]], num_sequences: usize) {
         let mut of_sequence = vec![0.0; num_sequences];
         for (&sequence, derivative) in pairs.iter().flatten().zip(&self.d_log_prob) {
@@ -156,12 +158,12 @@ impl Loss {
     }
 }
 
-/// The configured preference loss of a (micro-)batch, written into `out`, whose vector is reused.
+/// Computes the configured preference loss of a micro-batch into `out`, whose buffers are reused.
 ///
 /// `totals` counts the whole global batch that `batch` belongs to.
 ///
 /// # Panics
-/// If the slices of `batch` disagree in length.
+/// The slices of `batch` differ in length.
 pub fn preference_loss(
     batch: &PairLogProbs,
     totals: &BatchTotals,
@@ -191,12 +193,14 @@ pub fn preference_loss(
     }
 }
 
-/// The SFT loss: negative log-likelihood, a mean over scored tokens once `sum` is divided by the global `weight`.
+/// The SFT loss: negative log-likelihood, a mean over scored tokens once `sum` is divided by the
+/// global `weight`.
 ///
-/// `log_prob` and `scored_tokens` are per sequence `[B]`. The result is written into `out`, whose vector is reused.
+/// `log_prob` and `scored_tokens` are per sequence `[B]`. Writes into `out`, whose buffers are
+/// reused.
 ///
 /// # Panics
-/// If the slices differ in length.
+/// The slices differ in length.
 pub fn likelihood_loss(log_prob: &[f64], scored_tokens: &[u32], out: &mut Loss) {
     assert_eq!(log_prob.len(), scored_tokens.len(), "log_prob and scored_tokens differ in length");
     out.reset();
@@ -207,8 +211,9 @@ pub fn likelihood_loss(log_prob: &[f64], scored_tokens: &[u32], out: &mut Loss) 
     }
 }
 
-/// The loss's exact value where policy and reference agree (ln 2 for `sigmoid`), which a run from equal weights must show
-/// at step 0. `None` if the value depends on the log-probabilities themselves (`sft`, reference-free).
+/// The loss's exact value where policy and reference agree (ln 2 for `sigmoid`), which a run from
+/// equal weights must show at step 0. `None` if the value depends on the log-probabilities
+/// themselves (`sft`, reference-free).
 pub fn exact_at_start(config: &ObjectiveConfig) -> Option<f64> {
     if config.terms.is_empty() || config.exploration != 0.0 {
         return None;
@@ -228,7 +233,7 @@ pub fn exact_at_start(config: &ObjectiveConfig) -> Option<f64> {
     Some(weighted(config, &agree, [1.0, 1.0]).loss)
 }
 
-/// `slopes` are the derivatives of what stands for the ratios by the log-probabilities: chosen, rejected.
+/// `slopes` are the derivatives of the ratios by the log-probabilities: chosen, rejected.
 fn weighted(config: &ObjectiveConfig, pair: &Pair, slopes: [f64; 2]) -> Value {
     let mut total = Value::default();
     for term in &config.terms {
@@ -241,12 +246,13 @@ fn weighted(config: &ObjectiveConfig, pair: &Pair, slopes: [f64; 2]) -> Value {
     total
 }
 
-/// What a loss sees of one pair.
+/// Inputs of a loss for one pair.
 #[derive(Clone, Copy, Debug)]
 pub struct Pair {
-    /// `log π − log π_ref` of the chosen answer; under a [`Divergence`] other than the reverse KL its score.
+    /// `log π − log π_ref` of the chosen answer; under a [`Divergence`] other than the reverse KL
+    /// its score.
     pub chosen_ratio: f64,
-    /// The same of the rejected answer.
+    /// The same for the rejected completion.
     pub rejected_ratio: f64,
     /// Tokens of the chosen answer, at least 1.
     pub chosen_tokens: f64,
@@ -254,8 +260,8 @@ pub struct Pair {
     pub rejected_tokens: f64,
     /// `log π` of the chosen answer.
     pub chosen_log_prob: f64,
-    /// Pairs of the global batch over its scored chosen tokens: turns a sum over tokens into a mean over tokens after the
-    /// division by pairs.
+    /// Pairs of the global batch over its scored chosen tokens: turns a sum over tokens into a mean
+    /// over tokens after the division by pairs.
     pub pairs_per_token: f64,
     /// Strength of the pull towards the reference in this step.
     pub beta: f64,
@@ -268,7 +274,8 @@ impl Pair {
     }
 }
 
-/// A loss of one pair and its derivatives by the two ratios (by the log-probabilities, where it does not see ratios).
+/// A loss of one pair and its derivatives by the two ratios (by the log-probabilities, where it
+/// does not see ratios).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Value {
     /// The loss.
@@ -280,7 +287,8 @@ pub struct Value {
 }
 
 impl Value {
-    /// A loss that depends on `scale · (chosen − rejected)` only, with derivative `slope` by that product.
+    /// A loss that depends on `scale · (chosen − rejected)` only, with derivative `slope` by that
+    /// product.
     fn of_difference(loss: f64, slope: f64, scale: f64) -> Self {
         Self { loss, d_chosen: scale * slope, d_rejected: -scale * slope }
     }

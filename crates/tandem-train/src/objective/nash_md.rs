@@ -13,10 +13,10 @@ pub struct TokenLogProbs<'a> {
     pub reference: &'a [f32],
 }
 
-/// `β · Σ_t sg(a_t − r_t) · a_t − (p − ½) · Σ_t a_t` of each answer, where `a_t` and `r_t` are its tokens' log-probabilities under
-/// policy and reference, `sg` stops the gradient, and `p` is how likely it is preferred to the mixture's answer. Of the first
-/// term the gradient matters: that of the divergence from the reference, token by token. Written into `out`, whose vectors are
-/// reused.
+/// Nash-MD: `β · Σ_t sg(a_t − r_t) · a_t − (p − ½) · Σ_t a_t` per completion. `a_t` and `r_t` are
+/// token log-probabilities under policy and reference, `sg` stops the gradient, `p` is the
+/// probability that the completion beats the mixture's. The first term contributes the token-level
+/// gradient of the divergence. Writes into `out`, whose buffers are reused.
 ///
 /// `advantages` `[S]` are `p − ½`.
 pub fn nash_md_loss(tokens: &TokenLogProbs<'_>, advantages: &[f64], beta: f64, out: &mut Loss) {
@@ -36,7 +36,8 @@ pub fn nash_md_loss(tokens: &TokenLogProbs<'_>, advantages: &[f64], beta: f64, o
 mod tests {
     use super::*;
 
-    /// TRL 0.21's and 1.0's `NashMDTrainer._compute_losses` in f64, with score differences of 0.75 and −0.5.
+    /// TRL 0.21's and 1.0's `NashMDTrainer._compute_losses` in f64, with score differences of 0.75
+    /// and −0.5.
     #[test]
     fn the_value_is_trls() {
         let tokens = TokenLogProbs {

@@ -5,24 +5,24 @@ use super::{ObjectiveConfig, Pair, Value};
 
 /// A loss on one pair.
 pub struct PairLoss {
-    /// Its name in the config, the one TRL uses.
+    /// Name in the config, TRL's.
     pub name: &'static str,
     /// Value and derivatives on one pair.
     pub value: fn(&Pair, &ObjectiveConfig) -> Value,
-    /// What it does with `label_smoothing`.
+    /// Meaning of `label_smoothing`.
     pub smoothing: Smoothing,
-    /// Whether it sees log-probabilities only as ratios to the reference; then its value is one number wherever policy and
-    /// reference agree.
+    /// Whether the loss depends only on ratios to the reference. Its value is then one constant
+    /// wherever policy and reference agree.
     pub of_ratios: bool,
-    /// Whether another [`Divergence`](super::Divergence) than the reverse KL may be chosen with it: not where it is
-    /// derived from each ratio alone.
+    /// Whether a [`Divergence`](super::Divergence) other than the reverse KL may be chosen; not for
+    /// losses derived from each ratio alone.
     pub any_divergence: bool,
 }
 
-/// What a loss does with `label_smoothing`.
+/// Meaning of `label_smoothing` for a loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Smoothing {
-    /// Nothing: a value other than 0 would be ignored, so it is refused.
+    /// None: a value other than 0 is refused.
     Unused,
     /// Any value in `[0, 1]`.
     Any,
@@ -75,7 +75,8 @@ pub static LOSSES: [PairLoss; 14] = [
     PairLoss { of_ratios: false, ..loss("sft", sft::sft_loss, Smoothing::Unused) },
 ];
 
-/// Losses of TRL that sort the batch's pairs against each other, so that a micro-batch alone does not define them.
+/// Losses of TRL that sort the batch's pairs against each other, so that a micro-batch alone does
+/// not define them.
 pub const NOT_YET: [&str; 2] = ["aot", "aot_unpaired"];
 
 /// The loss of that name.

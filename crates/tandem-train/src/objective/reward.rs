@@ -2,14 +2,14 @@
 
 use super::{Loss, log_sigmoid, sigmoid};
 
-/// Bradley and Terry's (1952) model of preferences, as TRL's `RewardTrainer` has it: `−ln σ(x)`, `x = r_chosen − r_rejected −
-/// margin`, and `centring · (r_chosen + r_rejected)²` where rewards are pulled towards zero (arXiv 2312.09244). Sums over pairs,
-/// written into `out`, whose vector is reused.
+/// Bradley–Terry (1952) preference loss as in TRL's `RewardTrainer`: `−ln σ(x)`, `x = r_chosen −
+/// r_rejected − margin`, plus `centring · (r_chosen + r_rejected)²` to pull rewards towards zero
+/// (arXiv 2312.09244). Sums over pairs, written into `out`, whose buffers are reused.
 ///
-/// `rewards` `[2B]` are those of chosen and rejected, pair by pair; `margins` `[B]` by how much the first is to lead.
+/// `rewards` `[2B]` alternate chosen and rejected; `margins` `[B]` are the required leads.
 ///
 /// # Panics
-/// If there are not two rewards for each margin.
+/// The lengths do not match.
 pub fn reward_loss(rewards: &[f64], margins: &[f32], centring: Option<f64>, out: &mut Loss) {
     assert_eq!(rewards.len(), 2 * margins.len(), "rewards of pairs, and their margins");
     out.reset();
@@ -49,7 +49,8 @@ mod tests {
         assert_eq!(loss(&[1.5, 1.0], &[0.5], None), loss(&[1.0, 1.0], &[0.0], None));
     }
 
-    /// Central differences of step h are off by h² / 6 times a third derivative of order one, and by rounding over h.
+    /// Central differences of step h are off by h² / 6 times a third derivative of order one, and
+    /// by rounding over h.
     #[test]
     fn derivatives_are_those_of_the_value() {
         let (rewards, margins) = ([0.3, -1.2, 2.5, 2.75, -30.0, 40.0], [0.25, -0.5, 0.0]);

@@ -59,8 +59,8 @@ fn loss_of(policy: &[f64], reference: Option<&[f64]>, tokens: &[u32], config: &O
     loss
 }
 
-/// How far a unit in the last place of TRL's f32 log-probabilities moves the mean loss. They reach 1,100, where that unit is
-/// 1.2e-4, and enter as differences.
+/// How far a unit in the last place of TRL's f32 log-probabilities moves the mean loss. They reach
+/// 1,100, where that unit is 1.2e-4, and enter as differences.
 fn rounding(loss: &Loss, policy: &[f64]) -> f64 {
     let moved: f64 = loss.d_log_prob.iter().zip(policy).map(|(d, x)| (d * x).abs()).sum();
     f64::from(f32::EPSILON) * moved / loss.weight
@@ -162,7 +162,8 @@ fn derivatives_equal_central_differences() {
                 };
                 let (up, down) = (at(h), at(-h));
                 let difference = (up - down) / (2.0 * h);
-                // Cancellation loses eps·|sum|/h; truncation is O(h²) of a third derivative below ~(β/τ)³ of the value.
+                // Cancellation loses eps·|sum|/h; truncation is O(h²) of a third derivative below
+                // ~(β/τ)³ of the value.
                 let tolerance = 1e-10 * up.abs().max(1.0) + 1e-6 * difference.abs().max(1e-2);
                 assert!(
                     (exact[s] - difference).abs() <= tolerance,

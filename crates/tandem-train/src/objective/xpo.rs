@@ -2,9 +2,9 @@
 
 use super::Loss;
 
-/// Adds `alpha · log π` of the reference's own answers to a loss of pairs: the policy is pulled away from them, whether they won or
-/// lost. `policy` `[S]` are sums over the scored tokens of sequences, `explored` the sequences that the reference has given, and
-/// the derivatives of `out` those of sequences.
+/// XPO: adds `alpha · log π` of the reference's completions to a pair loss. The policy is pulled
+/// away from them, whether they won or lost. `policy` `[S]` are sums over scored tokens per
+/// sequence, `explored` the reference's sequences, and `out` holds derivatives per sequence.
 pub fn add_exploration(policy: &[f64], explored: &[u32], alpha: f64, out: &mut Loss) {
     for &sequence in explored {
         out.sum += alpha * policy[sequence as usize];
@@ -18,8 +18,8 @@ mod tests {
     use crate::objective::tests::config;
     use crate::objective::{BatchTotals, ObjectiveConfig, PairLogProbs, preference_loss};
 
-    /// TRL 0.21's and 1.0's `XPOTrainer._compute_losses` in f64: two prompts, the policy's answer and the reference's; in the second
-    /// the reference's is the better one.
+    /// TRL 0.21's and 1.0's `XPOTrainer._compute_losses` in f64: two prompts, the policy's answer
+    /// and the reference's; in the second the reference's is the better one.
     #[test]
     fn the_value_is_trls() {
         let policy = [-3.5, -3.0, -1.8, -2.8];

@@ -3,7 +3,7 @@
 use super::generate::GenerationRequest;
 pub use crate::checkpoint::{Answer, Batch, CompletedPrompt, JudgeScore, OnlineState};
 
-/// What a round asks, in the order of its prompts.
+/// Generation requests of a round, in prompt order.
 pub fn asked_of(round: &[Batch]) -> Vec<GenerationRequest> {
     let asked = |batch: &Batch| {
         let step = batch.step;
@@ -19,7 +19,7 @@ pub fn asked_of(round: &[Batch]) -> Vec<GenerationRequest> {
 /// Gives a round's prompts their answers.
 ///
 /// # Panics
-/// If there are not as many.
+/// The counts differ.
 pub fn fill(round: &mut [Batch], answers: Vec<Vec<Answer>>) {
     let prompts = round.iter_mut().flat_map(|batch| &mut batch.prompts);
     let mut answers = answers.into_iter();

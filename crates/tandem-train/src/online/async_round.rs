@@ -17,15 +17,15 @@ use crate::inputs::RunInputs;
 use crate::parallel::DeviceMesh;
 use crate::step::TrainStep;
 
-/// Who answers there.
+/// Backend of the background generation.
 pub enum GenerationBackend {
     /// This process.
     Borrower(Box<BackgroundGenerator>),
-    /// A server; all ranks learn of its answers in a group that is used for nothing else.
+    /// A server; a separate process group broadcasts its completions.
     Server(Box<Server>, ProcessGroup),
 }
 
-/// An answerer, and what it works on.
+/// A generation round in the background.
 pub struct AsyncRound {
     /// `None` after a failure.
     at: Option<At>,
@@ -33,7 +33,7 @@ pub struct AsyncRound {
     ends: Arc<[String]>,
     /// How far it has come.
     progress: Progress,
-    /// Has it give up.
+    /// Stops the work.
     stop: Arc<AtomicBool>,
 }
 
@@ -52,13 +52,14 @@ impl AsyncRound {
         Self { at, ends: ends.into(), progress: Progress::default(), stop: Arc::default() }
     }
 
-    /// Has a round answered by the weights as they are, and what is answered sent to the judges. All ranks call this.
+    /// Starts generating a round with the current weights and sends completions to the judges.
+    /// Collective over all ranks.
     ///
     /// # Errors
-    /// If weights cannot be lent or written, or a rank is lost.
+    /// Weights cannot be shared or written.
     ///
     /// # Panics
-    /// If another round is under way.
+    /// Another round is in progress.
     pub fn begin(
         &mut self,
         mut round: Vec<Batch>,
@@ -90,7 +91,7 @@ impl AsyncRound {
                 fill(&mut round, answers);
                 if let Some(judges) = judges {
                     let prompts = round.iter().flat_map(|batch| &batch.prompts);
-                    // Who does not listen has failed, and says so.
+                    // A closed channel means the receiver failed and reports that itself.
                     let _ = judges.send(JudgeRequest::of(prompts, &SampleRenderer::of(&prepared, &ends))?);
                 }
                 Ok(Some(round))
@@ -101,16 +102,17 @@ impl AsyncRound {
         Ok(())
     }
 
-    /// Waits for the answers: from then on nobody reads the weights that they are by. `None` if they were stopped, on all ranks.
+    /// Waits for the completions; afterwards no thread reads the weights. `None` if stopped, on all
+    /// ranks.
     ///
     /// # Panics
-    /// If no round is under way.
+    /// No round is in progress.
     pub fn end(&mut self, progress: &Progress, stop: &AtomicBool) -> Result<Option<Vec<Batch>>> {
         let Some(At::Work(work)) = self.at.take() else { panic!("no round is under way") };
         let mut seen = self.progress.reports();
         let (answerer, answered) = work.end(|| {
             self.stop.store(stop.load(Ordering::Relaxed), Ordering::Relaxed);
-            // Those who wait for this rank see that it goes on.
+            // Waiting ranks see that this rank is alive.
             let reports = self.progress.reports();
             if std::mem::replace(&mut seen, reports) != reports {
                 progress.enter(Phase::Generate);
@@ -123,7 +125,8 @@ impl AsyncRound {
 }
 
 impl Drop for AsyncRound {
-    /// Does not wait: others may have failed that its thread waits for. It ends soon after they have.
+    /// Does not wait: others may have failed that its thread waits for. It ends soon after they
+    /// have.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }

@@ -1,7 +1,7 @@
 //! Answers that are generated while a step trains.
 //!
-//! Weights do not change before a step's update, so generation reads those that train, beside the passes that do: through stores of
-//! its own, which bring layers to a memory of its own, among groups of its own. What it reads is lent, and is given back before the
+//! Weights change only in the optimizer step, so background generation reads the training weights.
+//! It uses its own stores, arena and process groups. The shared weights are released before the
 //! update.
 
 use std::sync::Arc;
@@ -36,7 +36,8 @@ pub struct BackgroundGenerator {
 }
 
 impl BackgroundGenerator {
-    /// Reads what `scorer` has, on `device`, which is beside that one's. All ranks call this.
+    /// Creates readers of `scorer`'s weights on `device`, a second context of its device.
+    /// Collective.
     pub fn new(
         generation: Generation,
         config: &Config,
@@ -61,7 +62,8 @@ impl BackgroundGenerator {
         Ok(self.device.after(&scorer.homes.device.mark()?)?)
     }
 
-    /// Returns all ranks' responses, or `None` if a rank was stopped. The lent weights are given back before this returns.
+    /// Returns all ranks' responses, or `None` if a rank was stopped. The lent weights are given
+    /// back before this returns.
     pub fn answer(
         &mut self,
         asked: &[GenerationRequest],
@@ -76,14 +78,15 @@ impl BackgroundGenerator {
         let on = GenerationContext { walk, prompts, tokenizer, progress };
         let mut sources = PolicyAndReference::of(policy, reference);
         let answers = generation.answer(&on, &mut sources, together.as_mut(), mesh, stop, asked);
-        // What a GPU still reads is not given back.
+        // Synchronise: a GPU may still read the weights.
         let read = self.device.synchronize();
         self.give_back();
         let (answers, ()) = (answers?, read?);
         Ok(answers)
     }
 
-    /// Takes the memory that answering takes, on a device that computes nothing, where no prompt has more than `longest` tokens.
+    /// Dry run of generation: allocates for the largest number of completions in progress and the
+    /// longest prompts.
     pub fn rehearse(&mut self, scorer: &TrainStep, longest: usize) -> Result<()> {
         self.borrow(scorer)?;
         let Self { generation, device, decoder, dtype, checkpointing, policy, reference, mesh, .. } = self;

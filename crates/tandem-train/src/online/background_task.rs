@@ -1,4 +1,4 @@
-//! What another thread works on while this one goes on.
+//! Work on a background thread.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread::{Builder, JoinHandle};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::Result;
 
-/// How often whoever waits looks around.
+/// Poll interval of a waiting thread.
 const GLANCE: Duration = Duration::from_millis(100);
 
 /// Work on a thread of its own.
@@ -22,7 +22,7 @@ impl<T: Send + 'static> BackgroundTask<T> {
     /// If the system refuses a thread.
     pub fn begin(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Self {
         let (send, result) = sync_channel(1);
-        // Nobody listens where what waited has failed.
+        // After a failure nothing receives.
         let work = move || drop(send.send(work()));
         let thread = Builder::new().name(name.to_owned()).spawn(work).expect("a thread");
         Self { thread, result }
@@ -31,17 +31,17 @@ impl<T: Send + 'static> BackgroundTask<T> {
     /// Waits for it, and does something else now and then.
     ///
     /// # Panics
-    /// With the thread's panic.
+    /// The thread panicked.
     pub fn end(self, meanwhile: impl FnMut() -> Result<()>) -> Result<T> {
         let Self { thread, result } = self;
         wait(&result, || thread.join(), meanwhile)
     }
 }
 
-/// Waits for what a thread sends before it ends, and does something else now and then; `join` joins it.
+/// Waits for a thread's result and polls in between; `join` joins the thread.
 ///
 /// # Panics
-/// With the thread's panic.
+/// The thread panicked.
 pub(super) fn wait<T>(
     result: &Receiver<T>,
     join: impl FnOnce() -> std::thread::Result<()>,

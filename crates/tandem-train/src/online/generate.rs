@@ -1,7 +1,7 @@
 //! Prompts to answers: each rank answers its share of the prompts, and all learn all answers.
 //!
-//! What is drawn depends on the run's seed, the step that the answer is for, the row and the number of the answer, never on the
-//! rank or on what is answered beside it.
+//! Sampling depends on the run's seed, step, row and completion index, never on the rank or on
+//! other completions in the batch.
 
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
@@ -38,21 +38,21 @@ pub struct GenerationRequest {
 pub struct Generation {
     options: OnlineConfig,
     seed: u64,
-    /// Within what a rank generates.
+    /// Generation limits of a rank.
     within: GeneratorOptions,
 }
 
 impl Generation {
-    /// As the config asks for, where `num_ranks` divide the prompts, of which none has more than `longest` tokens.
+    /// Limits from the config, for prompts of at most `longest` tokens divided among `num_ranks`.
     ///
     /// # Panics
-    /// If the config is no online run's.
+    /// The config is not of an online run.
     pub fn of(config: &Config, longest: usize, num_ranks: usize) -> Self {
         let options = config.online.clone().expect("an online run");
         let prompts = (config.train.batch_size as u64).saturating_mul(options.steps_per_round) as usize;
         let answers = prompts.div_ceil(num_ranks).max(1) * options.num_answers;
         let max_batch = options.max_batch.min(answers);
-        // One more prompt: the last of one and the first answers of the next are often under way together.
+        // One more prompt: the last completions of one and the first of the next often overlap.
         let prompts_under_way = max_batch.div_ceil(at_once(&options)) + 1;
         let cache_tokens = max_batch * options.max_new_tokens + prompts_under_way * longest;
         let prefill_tokens = match config.train.micro_batch {
@@ -63,8 +63,8 @@ impl Generation {
         Self { options, seed: config.seed, within }
     }
 
-    /// The answers to prompts: the tokens of each, whether it ended, its log-probability. Every rank of `mesh` gives those of its share,
-    /// and gets all; `None` if any was stopped.
+    /// Generates completions of prompts. Every rank of `mesh` computes its share and gets all;
+    /// `None` if any rank was stopped.
     pub fn answer(
         &self,
         on: &GenerationContext<'_>,
@@ -91,7 +91,7 @@ impl Generation {
         exchange(groups, asked.len(), self.options.num_answers, mesh.data()).map(Some)
     }
 
-    /// Who answers, one after another.
+    /// Completion models, in order.
     fn authors(&self) -> impl Iterator<Item = CompletionModel> {
         let second = match self.options.algorithm {
             Algorithm::Dpo => None,
@@ -136,8 +136,8 @@ impl Generation {
         Ok(answers.into_iter().map(answer).collect())
     }
 
-    /// Takes the memory that answering takes, on a device that computes nothing: as many answers under way as there may be, to
-    /// prompts as long as they are, of which as many come at once as may.
+    /// Dry run of generation: allocates for the largest number of completions in progress and the
+    /// longest prompts.
     pub fn rehearse(
         &self,
         walk: &LayerExecutor<'_>,
@@ -150,10 +150,11 @@ impl Generation {
         let mut lengths = vec![longest; prompts];
         let at_once = (prefill_tokens / longest).max(1);
         if at_once < prompts && prefill_tokens % longest > 0 && prefill_tokens > longest {
-            // As many tokens as may be computed at once.
+            // Largest prefill.
             lengths[at_once] = prefill_tokens % longest;
         }
-        // Until all are under way; on a GPU what an operation takes grows with the text.
+        // Until all completions are in progress; on a GPU, operations take more memory for longer
+        // texts.
         let until_all = prompts.div_ceil(at_once) + 2;
         let tokens = match walk.device.backend() {
             Backend::Cpu => until_all.min(self.options.max_new_tokens),
@@ -206,12 +207,12 @@ fn at_once(options: &OnlineConfig) -> usize {
     if options.algorithm.asks_reference() { 1 } else { options.num_answers }
 }
 
-/// Who answers.
+/// Model that generates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum CompletionModel {
-    /// What trains.
+    /// Trainable weights.
     Policy,
-    /// What it is compared with.
+    /// The reference.
     Reference,
     /// Both, with this part of the reference.
     Mixture(f32),
@@ -245,22 +246,22 @@ impl CompletionModel {
     }
 }
 
-/// Where answers are computed.
+/// Device and type of generation.
 pub struct GenerationContext<'a> {
-    /// What is walked, and where; the slices are the mesh's.
+    /// Executor; tensor-parallel operations are the mesh's.
     pub walk: LayerExecutor<'a>,
     /// The prompts.
     pub prompts: &'a TokenCache,
-    /// What tells the end of an answer.
+    /// End-of-sequence and stop conditions.
     pub tokenizer: &'a Tokenizer,
-    /// Where it is said how far this has come.
+    /// Progress report.
     pub progress: &'a Progress,
 }
 
 /// Steps of generation after which ranks hear of each other.
 const STEPS: usize = 64;
 
-/// Ranks that generate at the same time, as one of them sees them. Those that walk together take the same steps.
+/// Ranks that generate in lockstep, seen from one of them.
 struct Ranks<'r, 'c> {
     together: Option<&'r mut LockstepGroup>,
     company: &'r mut KeepAlive<'c>,
@@ -285,7 +286,7 @@ impl Lockstep for Ranks<'_, '_> {
 pub struct LockstepGroup(pub ProcessGroup);
 
 impl LockstepGroup {
-    /// Those of a shard group, of which all call this, if they do.
+    /// Creates it for a shard group if its ranks need lockstep. Collective over `shard`.
     pub fn of(config: &Config, shard: &mut ProcessGroup) -> Result<Option<Self>> {
         let meets = config.compute.sharded().meets_in_walk();
         Ok(meets.then(|| shard.split(0)).transpose()?.map(Self))
@@ -293,7 +294,7 @@ impl LockstepGroup {
 }
 
 impl LockstepGroup {
-    /// Whether any of them has something.
+    /// Returns whether any rank has work.
     fn any(&mut self, mine: bool) -> ModelResult<bool> {
         let mut votes = [u8::from(mine)];
         let voted = self.0.all_reduce(&mut votes, Reduction::Max);
@@ -302,13 +303,13 @@ impl LockstepGroup {
     }
 }
 
-/// The prompts that fall to a rank: neighbours, as many for each rank as can be.
+/// Prompt range of a rank: contiguous and even.
 fn share_of(num_prompts: usize, rank: usize, num_ranks: usize) -> Range<usize> {
     let begin = |rank: usize| num_prompts * rank / num_ranks;
     begin(rank)..begin(rank + 1)
 }
 
-/// All ranks' answers, in the order of the prompts, from each rank's own ([`share_of`]).
+/// Gathers all ranks' completions in prompt order ([`share_of`]).
 fn exchange(
     own: Vec<Vec<Answer>>,
     num_prompts: usize,
@@ -333,7 +334,7 @@ pub fn from_first(
     gather(own, &counts, num_answers, group)
 }
 
-/// All ranks' answers, of which each has as many as `counts` say.
+/// Gathers all ranks' completions; `counts` are per rank.
 fn gather(
     own: Vec<Vec<Answer>>,
     counts: &[usize],

@@ -1,4 +1,4 @@
-//! Answers to scores. The first rank alone asks the judges; what an answer is worth the others learn from it.
+//! Scores completions. Only rank 0 asks the judges; other ranks receive the scores.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,45 +16,45 @@ use crate::Result;
 
 /// The judges.
 pub struct Judging {
-    /// Where they are, on the first rank; `None` on the others.
+    /// The panel on rank 0; `None` on other ranks.
     panel: Option<At>,
     /// The judges' names, on the first rank.
     names: Vec<String>,
-    /// What their commands write to stderr.
+    /// Stderr lines of judges' commands.
     lines: mpsc::Receiver<String>,
-    /// Has those that work give up.
+    /// Stops running judges.
     stop: Arc<AtomicBool>,
 }
 
 enum At {
     /// They wait.
     Rest(Box<Panel>),
-    /// They judge while this thread goes on, or wait for answers.
+    /// Judges run in the background, or wait for completions.
     Work(BackgroundTask<(Box<Panel>, Verdicts)>),
 }
 
-/// For each answer of each prompt.
+/// One entry per completion of each prompt.
 type Verdicts = Result<Vec<Vec<Assessment>>, JudgeError>;
 
 impl Judging {
-    /// With a panel on the first rank, which `lines` come from, and without on the others.
+    /// Creates the judging. Rank 0 has a panel, whose stderr arrives in `lines`; other ranks have
+    /// none.
     pub fn new(panel: Option<Panel>, lines: mpsc::Receiver<String>) -> Self {
         let names = panel.iter().flat_map(Panel::names).map(str::to_owned).collect();
         Self { panel: panel.map(|panel| At::Rest(Box::new(panel))), names, lines, stop: Arc::default() }
     }
 
-    /// Has the answers judged that will be sent, on a thread of its own; elsewhere than on the first rank there is nobody to send them
-    /// to.
+    /// Judges completions as they arrive, on a background thread of rank 0.
     ///
     /// # Panics
-    /// If others are being judged.
+    /// Another batch is being judged.
     pub fn begin(&mut self) -> Option<Sender<JudgeRequest>> {
         let At::Rest(mut panel) = self.panel.take()? else { panic!("other answers are being judged") };
         let (send, receive) = mpsc::channel();
         self.stop.store(false, Ordering::Relaxed);
         let stop = self.stop.clone();
         let judge = move || {
-            // Nobody sends any where answering has failed.
+            // A failed generation sends nothing.
             let Ok(JudgeRequest(cases)) = receive.recv() else { return (panel, Ok(Vec::new())) };
             let views: Vec<PromptWithCompletions> = cases.iter().map(Owned::view).collect();
             let verdicts = panel.judge(&views, &stop);
@@ -64,10 +64,11 @@ impl Judging {
         Some(send)
     }
 
-    /// Waits for the judges, and tells every rank the scores; `false` if any rank was to stop before.
+    /// Waits for the judges, and tells every rank the scores; `false` if any rank was to stop
+    /// before.
     ///
     /// # Panics
-    /// If nothing is being judged.
+    /// Nothing is being judged.
     pub fn end<'a>(
         &mut self,
         prompts: impl Iterator<Item = &'a mut CompletedPrompt>,
@@ -103,7 +104,7 @@ impl Judging {
         Ok(true)
     }
 
-    /// What their commands have written to stderr since this was called.
+    /// Drains stderr lines of judges' commands.
     pub fn lines(&self) -> impl Iterator<Item = String> {
         self.lines.try_iter()
     }
@@ -115,7 +116,7 @@ impl Judging {
 }
 
 impl Drop for Judging {
-    /// Nobody waits for those that work.
+    /// Running judges are not waited for.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }
@@ -134,7 +135,7 @@ fn note(answers: &mut [&mut Answer], verdicts: Vec<Vec<Assessment>>) {
 pub struct JudgeRequest(Vec<Owned>);
 
 impl JudgeRequest {
-    /// Of some prompts.
+    /// Creates the request for some prompts.
     pub fn of<'a>(
         prompts: impl Iterator<Item = &'a CompletedPrompt>,
         shown: &SampleRenderer<'_>,

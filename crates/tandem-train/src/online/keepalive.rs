@@ -1,8 +1,8 @@
-//! Ranks that take different times for their parts of a round, and stay in touch meanwhile.
+//! Keep-alive among ranks whose parts of a round take different times.
 //!
-//! A rank that waits in one call for longer than `compute.deadline` gives the others up. So ranks never block on each other's
-//! part of a round: a finished rank polls, an unfinished rank sends a keep-alive at intervals. The same call agrees on whether
-//! to stop.
+//! A rank that waits in one call for longer than `compute.deadline` gives the others up. So ranks
+//! never block on each other's part of a round: a finished rank polls, an unfinished rank sends a
+//! keep-alive at intervals. The same call agrees on whether to stop.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
@@ -13,12 +13,12 @@ use tandem_comm::{ProcessGroup, Reduction};
 use super::background_task::wait;
 use crate::Result;
 
-/// What a rank says; what counts is the most that any of them says.
+/// Vote of a rank; the maximum over ranks decides.
 const THROUGH: u8 = 0;
 const GOES_ON: u8 = 1;
 const STOPS: u8 = 2;
 
-/// Ranks of which each has a part to do.
+/// Ranks that each work on their own part.
 pub struct KeepAlive<'a> {
     group: &'a mut ProcessGroup,
     stop: &'a AtomicBool,
@@ -26,17 +26,17 @@ pub struct KeepAlive<'a> {
 }
 
 impl<'a> KeepAlive<'a> {
-    /// All of `group`; `stop` has all of them stop.
+    /// Creates the keep-alive of `group`; `stop` stops all ranks.
     pub fn new(group: &'a mut ProcessGroup, stop: &'a AtomicBool) -> Self {
         Self { group, stop, is_stopped: false }
     }
 
-    /// Whether this rank has no others.
+    /// Returns whether this is the only rank.
     pub fn is_alone(&self) -> bool {
         self.group.size() == 1
     }
 
-    /// Says that this rank goes on, and whether it is to.
+    /// Sends a keep-alive and returns whether to continue.
     pub fn goes_on(&mut self) -> Result<bool> {
         if !self.is_stopped {
             self.say(GOES_ON)?;
@@ -44,10 +44,10 @@ impl<'a> KeepAlive<'a> {
         Ok(!self.is_stopped)
     }
 
-    /// Has something done on another thread, and goes on meanwhile; the work is told to stop when all are to.
+    /// Runs work on another thread and keeps this rank alive meanwhile; a stop vote stops the work.
     ///
     /// # Panics
-    /// With the work's panic.
+    /// The work panicked.
     pub fn working<T: Send>(&mut self, work: impl FnOnce(&AtomicBool) -> T + Send) -> Result<T> {
         let stop = AtomicBool::new(false);
         scope(|threads| {
@@ -111,7 +111,7 @@ mod tests {
         })
     }
 
-    /// Twice as long as nobody is waited for in one call. The deadline is longer than a busy machine keeps a thread waiting.
+    /// Twice the time of a single wait.
     #[test]
     fn who_takes_long_is_waited_for() {
         let deadline = Duration::from_secs(3);
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn one_that_stops_stops_all() {
         let asked = |rank: usize, company: &mut KeepAlive<'_>, stop: &AtomicBool| match rank {
-            // Until it is told.
+            // Until it is told to stop.
             0 => company
                 .working(|stop| {
                     while !stop.load(Ordering::Relaxed) {

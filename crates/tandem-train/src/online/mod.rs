@@ -1,13 +1,15 @@
-//! Online preference optimisation: prompts become answers, answers scores, scores pairs, which the step then trains on.
+//! Online preference optimisation: prompts become answers, answers scores, scores pairs, which the
+//! step then trains on.
 //!
-//! A *round* is the answers of one step or, with `online.steps_per_round`, of several, given by the weights before the first of
-//! them. Each rank answers its share of the prompts ([`generate`]), the first has all of them judged ([`judging`]), and every rank
-//! knows the answers with their scores. From there on everything is a function of these, of the seed and of the step ([`pairs`]).
+//! A *round* is the completions of one step or, with `online.steps_per_round`, of several, sampled
+//! from the weights before its first step. Each rank generates its share ([`generate`]), rank 0 has
+//! all of them judged ([`judging`]), and every rank gets completions and scores. Everything after
+//! that is a function of these, the seed and the step ([`pairs`]).
 //!
-//! With `[online.server]` the first rank has a server answer all of them instead ([`server`]).
+//! With `[online.server]`, rank 0 requests all completions from a server ([`server`]).
 //!
-//! With `online.overlap` a round is answered and judged while the step before it trains, on threads of its own ([`async_round`]): by the
-//! weights as they are before that step's update, so that its last moment is the one before the update.
+//! With `online.overlap`, a round is generated and judged on background threads while the step
+//! before it trains ([`aside`]). It uses the weights before that step's update.
 
 pub mod answers;
 pub mod async_round;
@@ -53,7 +55,7 @@ use judging::{JudgeRequest, Judging};
 use render::SampleRenderer;
 use sources::PolicyAndReference;
 
-/// Where an online run's pairs come from.
+/// Source of pairs of an online run.
 pub struct Online {
     config: OnlineConfig,
     seed: u64,
@@ -63,7 +65,7 @@ pub struct Online {
     judging: Judging,
     /// A round that is not judged yet.
     round: Option<RoundState>,
-    /// What the step that was begun last trains on.
+    /// Batch of the current step.
     current: Option<Batch>,
     state: OnlineState,
     samples: Option<MetricsFile>,
@@ -72,28 +74,28 @@ pub struct Online {
     took: RoundTimings,
 }
 
-/// Who answers, and when.
+/// Generation mode.
 pub enum GenerationMode {
     /// This process, before it trains; each rank its share of the prompts.
     Before {
         /// How.
         generation: Box<Generation>,
-        /// Those whose weights are gathered from all of them, so that they generate in step.
+        /// Ranks with gathered weights, which generate in lockstep.
         together: Option<LockstepGroup>,
     },
-    /// Whoever works on a thread of its own.
+    /// Background generation.
     Aside(AsyncRound),
 }
 
 /// A round on its way.
 enum RoundState {
-    /// It is being answered.
+    /// Generating.
     Asked,
-    /// It is being judged.
+    /// Judging.
     Answered(Vec<Batch>),
 }
 
-/// What the answers of a step held it up for, and how many tokens of answers came in it, on all ranks.
+/// Seconds that a step waited for generation and judges, and generated tokens over all ranks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RoundTimings {
     /// Seconds of generating, or of waiting for answers.
@@ -104,19 +106,19 @@ pub struct RoundTimings {
     pub tokens: usize,
 }
 
-/// What a step trains on.
+/// Batch of a step.
 pub struct TrainingBatch {
-    /// Its prompts, and those that join from earlier steps.
+    /// Prompts of the step and replayed prompts.
     pub ranked: Vec<ScoredPrompt>,
-    /// What its own answers come to.
+    /// Statistics of the step's own completions.
     pub summary: Summary,
 }
 
 impl Online {
-    /// A run's, as it goes on from `state`; the file for samples is the first rank's.
+    /// Creates it from `state`; only rank 0 has a samples file.
     ///
     /// # Panics
-    /// If the config is no online run's.
+    /// The config is not of an online run.
     pub fn new(
         config: &Config,
         prepared: Arc<RunInputs>,
@@ -145,7 +147,7 @@ impl Online {
     /// Takes batches for the steps from `next` on that were answered and judged elsewhere.
     ///
     /// # Panics
-    /// If they are not the next steps', in their order, or there are others.
+    /// The batches are not the next steps' in order, or others exist.
     pub fn give(&mut self, batches: impl IntoIterator<Item = Batch>, next: u64) {
         assert!(self.state.pending.is_empty() && self.round.is_none(), "the next step has answers");
         self.state.pending.extend(batches);
@@ -154,13 +156,14 @@ impl Online {
         );
     }
 
-    /// What the 0-based step trains on; `None` if any rank was to stop before that was known. Every rank calls this, and gets the same.
+    /// Returns the batch of the 0-based step, or `None` if any rank was stopped first. Collective;
+    /// every rank gets the same.
     ///
-    /// With `online.overlap` the next round is being answered when this returns: then nothing may change the weights before
-    /// [`Online::answered`].
+    /// With `online.overlap` the next round is being generated when this returns: the weights must
+    /// not change before [`Online::answered`].
     ///
     /// # Errors
-    /// If generating fails, a judge cannot go on, samples cannot be written, or a rank is lost.
+    /// Generation or a judge fails, or samples cannot be written.
     pub fn next(
         &mut self,
         step: u64,
@@ -187,8 +190,9 @@ impl Online {
         Ok(Some(ready))
     }
 
-    /// Has a round answered and judged that begins with the 0-based step `first`, by weights that have taken `after` steps. What was
-    /// answered already and not judged is only judged. `false` if any rank was to stop.
+    /// Starts generating and judging the round of the 0-based step `first`, with weights after
+    /// `after` steps. Completions that wait for judges are only judged. False if any rank was
+    /// stopped.
     fn begin(
         &mut self,
         first: u64,
@@ -224,7 +228,7 @@ impl Online {
         }
         if let Some(judges) = self.judging.begin() {
             let prompts = round.iter().flat_map(|batch| &batch.prompts);
-            // Who does not listen has failed, and says so.
+            // A closed channel means the receiver failed and reports that itself.
             let _ = judges
                 .send(JudgeRequest::of(prompts, &SampleRenderer::of(&self.prepared, &self.config.stop))?);
         }
@@ -256,8 +260,8 @@ impl Online {
         generation.answer(&on, &mut sources, together.as_mut(), mesh, stop, &asked_of(round))
     }
 
-    /// Waits for the answers of a round that is on its way, if there is one: from then on nobody else reads the weights. `false` if any
-    /// rank was to stop: then the step that was begun is to be left out, and there is what there was before it.
+    /// Waits for the round in progress, if any; afterwards no thread reads the weights. False if
+    /// any rank was stopped: the current step is then skipped and the state before it is kept.
     pub fn answered(&mut self, mesh: &mut DeviceMesh, stop: &AtomicBool) -> Result<bool> {
         if let (Some(RoundState::Asked), GenerationMode::Aside(aside)) = (&self.round, &mut self.answering) {
             let began = Instant::now();
@@ -275,8 +279,8 @@ impl Online {
         Ok(true)
     }
 
-    /// Waits until what is being judged is judged; then nothing is on its way. `false` if any rank was to stop before that: what is not
-    /// judged is kept as it is.
+    /// Waits for judging in progress. False if any rank was stopped before: unjudged completions
+    /// are kept.
     pub fn settle(&mut self, mesh: &mut DeviceMesh, stop: &AtomicBool) -> Result<bool> {
         self.commit();
         let Some(RoundState::Answered(mut round)) = self.round.take() else { return Ok(true) };
@@ -292,12 +296,12 @@ impl Online {
         Ok(is_judged)
     }
 
-    /// What the answers of the step that was begun last took.
+    /// Timings of the current step's round.
     pub fn took(&self) -> RoundTimings {
         self.took
     }
 
-    /// What judges' commands have written to stderr since this was called.
+    /// Drains stderr lines of judges' commands.
     pub fn lines(&self) -> impl Iterator<Item = String> {
         self.judging.lines()
     }
@@ -307,7 +311,7 @@ impl Online {
         self.num_trained
     }
 
-    /// What a checkpoint keeps. Nothing may be under way ([`Online::settle`]).
+    /// State for a checkpoint. No round may be in progress ([`Online::settle`]).
     pub fn state(&self) -> &OnlineState {
         &self.state
     }
@@ -317,7 +321,7 @@ impl Online {
         Paired::of(answered, self.config.pairs, draw(&[self.seed, step, u64::from(answered.row)]))
     }
 
-    /// Keeps what the last step was trained on, to be trained on again.
+    /// Adds the last step's batch to the replay buffer.
     fn commit(&mut self) {
         let Some(Batch { step, prompts, .. }) = self.current.take() else { return };
         if self.config.replay_size == 0 {
@@ -377,7 +381,7 @@ fn num_tokens(round: &[Batch]) -> usize {
     prompts.flat_map(|answered| &answered.answers).map(|answer| answer.tokens.len()).sum()
 }
 
-/// So many different numbers below `among`, or all of them, in order.
+/// Samples distinct numbers below `among`, sorted; all of them if too few.
 fn drawn(among: usize, count: usize, seed: u64) -> Vec<usize> {
     let mut all: Vec<usize> = (0..among).collect();
     let count = count.min(among);

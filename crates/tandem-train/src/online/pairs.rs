@@ -6,8 +6,8 @@ use crate::draw::draw;
 use crate::recipe::ScoredPrompt;
 
 impl ScoredPrompt {
-    /// The policy's answer, by how likely its score says that it is preferred to the mixture's, which stands behind it. Nothing,
-    /// where one has no score.
+    /// Nash-MD: preference of the policy's completion over the mixture's from their scores. `None`
+    /// without scores.
     pub fn of_nash(answered: &CompletedPrompt, prompt: &[u32]) -> Self {
         let ranked = Self { row: answered.row, prompt: prompt.to_vec(), ..Self::default() };
         let [own, other] = &answered.answers[..] else { panic!("two answers to a prompt") };
@@ -27,7 +27,7 @@ pub struct Paired {
 }
 
 impl Paired {
-    /// Makes pairs of the answers that have a score. `seed` is what is drawn with.
+    /// Makes pairs of scored completions. `seed` drives sampling.
     pub fn of(answered: &CompletedPrompt, how: Pairs, seed: u64) -> Self {
         let scores: Vec<(usize, f64)> =
             answered.answers.iter().enumerate().filter_map(|(i, answer)| Some((i, answer.score?))).collect();
@@ -37,7 +37,7 @@ impl Paired {
         }
         match how {
             Pairs::BestWorst => {
-                // Of equals the first.
+                // Ties take the first.
                 let best = scores.iter().rev().max_by(|a, b| a.1.total_cmp(&b.1)).expect("there are two");
                 let worst = scores.iter().min_by(|a, b| a.1.total_cmp(&b.1)).expect("there are two");
                 found.add(*best, *worst);
@@ -67,7 +67,8 @@ impl Paired {
         }
     }
 
-    /// The answers that are in pairs, each once, with the prompt's tokens. From the answer `own` on they are the reference's.
+    /// The answers that are in pairs, each once, with the prompt's tokens. From the answer `own` on
+    /// they are the reference's.
     pub fn rank(&self, answered: &CompletedPrompt, prompt: &[u32], own: usize) -> ScoredPrompt {
         let mut used: Vec<usize> = self.pairs.iter().flatten().copied().collect();
         used.sort_unstable();

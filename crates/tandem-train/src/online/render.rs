@@ -8,7 +8,7 @@ use super::answers::{Answer, CompletedPrompt};
 use crate::Result;
 use crate::inputs::RunInputs;
 
-/// What turns tokens into text.
+/// Renders completions as text.
 #[derive(Clone, Copy)]
 pub struct SampleRenderer<'a> {
     /// The prompts' rows.
@@ -35,7 +35,7 @@ impl<'a> SampleRenderer<'a> {
         self.tokenizer.without_end(&answer.tokens).len()
     }
 
-    /// An answer's text, up to what ended it.
+    /// Text of a completion up to its stop string.
     pub fn text(&self, answer: &Answer) -> Result<String> {
         let mut text = self.tokenizer.decode(self.tokenizer.without_end(&answer.tokens), true)?;
         if let Some(end) = self.stop.iter().filter_map(|stop| text.find(stop.as_str())).min() {

@@ -1,4 +1,4 @@
-//! `samples.jsonl`: what was answered, and what the judges said of it; a line a prompt.
+//! `samples.jsonl`: completions and judges' replies, one line per prompt.
 
 use serde_json::{Map, Value, json};
 

@@ -6,7 +6,7 @@ use tandem_model::decode::Sources;
 use crate::reference::Reference;
 use crate::weights::{Policy, SharedReference};
 
-/// A policy and what it is compared with.
+/// Policy and reference as weight sources.
 pub enum PolicyAndReference<'a> {
     /// Each with weights of its own; the second may be missing.
     Apart(&'a mut Policy, Option<&'a mut dyn WeightSource>),
@@ -15,7 +15,7 @@ pub enum PolicyAndReference<'a> {
 }
 
 impl<'a> PolicyAndReference<'a> {
-    /// Those of a run.
+    /// Creates the sources of a run.
     pub fn of(policy: &'a mut Policy, reference: &'a mut Reference) -> Self {
         match reference {
             Reference::Shared => Self::Shared(SharedReference(policy)),

@@ -1,4 +1,4 @@
-//! What a step's answers come to, under TRL's names where it has one.
+//! Statistics of a step's completions, under TRL's names where they exist.
 
 use super::answers::Batch;
 use super::pairs::Paired;
@@ -25,7 +25,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Of a batch's answers and the pairs made of them; `names` are the judges'.
+    /// Computes statistics of a batch and its pairs; `names` are the judges'.
     pub fn of(batch: &Batch, paired: &[Paired], names: &[String]) -> Self {
         let mut summary = Self {
             age: batch.step - batch.answered_after,
@@ -68,8 +68,8 @@ impl Summary {
         self.replayed += prompts;
     }
 
-    /// Writes it into a step's record. `kl` is the mean log-ratio of policy to reference of the answers that were trained on, if
-    /// there were any.
+    /// Writes it into a step's record. `kl` is the mean log-ratio of policy to reference of the
+    /// answers that were trained on, if there were any.
     pub fn report(&self, record: &mut Record, beta: f64, kl: Option<f64>) {
         let mean = |sum: f64, count: usize| sum / count as f64;
         record.set("beta", beta);

@@ -17,9 +17,10 @@ use crate::weights::Policy;
 
 pub use schedule::{Schedule, clip_coefficient};
 
-/// Optimiser states: laid out like this rank's part of the masters, in the form that the config asks for.
+/// Optimiser states: laid out like this rank's part of the masters, in the form that the config
+/// asks for.
 pub struct Optimizer {
-    /// Where the states lie, and what updates them there.
+    /// Device that holds and updates the states.
     home: Device,
     partition: Arc<Partition>,
     rule: config::Optimizer,
@@ -32,8 +33,8 @@ pub struct Optimizer {
     runs: Vec<Vec<Run>>,
 }
 
-/// Contiguous range of one parameter that this rank owns. Stochastic rounding is keyed on the offset within the parameter, so
-/// results do not depend on sharding.
+/// Contiguous range of one parameter that this rank owns. Stochastic rounding is keyed on the
+/// offset within the parameter, so results do not depend on sharding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Run {
     /// Elements of the layer's flat buffer.
@@ -46,7 +47,7 @@ struct Run {
 }
 
 impl Run {
-    /// What an update draws to round one of the states.
+    /// Stochastic rounding of one state in one update.
     fn dither(&self, update: u64, moment: AdamMoment) -> StochasticRounding {
         let layer = match self.layer {
             LayerId::Embedding => 0,
@@ -88,12 +89,12 @@ impl Optimizer {
         })
     }
 
-    /// Where the states lie, and what updates them there.
+    /// Device that holds and updates the states.
     pub fn home(&self) -> &Device {
         &self.home
     }
 
-    /// Whose the states are.
+    /// Partition of the states.
     pub fn partition(&self) -> &Partition {
         &self.partition
     }
@@ -104,15 +105,16 @@ impl Optimizer {
         first.chain([("second_moment", &self.second[..])]).collect()
     }
 
-    /// As [`Optimizer::states`], to be restored.
+    /// Mutable states, for restoring.
     pub fn states_mut(&mut self) -> Vec<(&'static str, &mut [States])> {
         let first = self.first.iter_mut().map(|first| ("first_moment", &mut first[..]));
         first.chain([("second_moment", &mut self.second[..])]).collect()
     }
 
-    /// One update with the accumulated gradient times `grad_scale`; `update` is the 1-based count of updates, for
-    /// Adam's bias correction. Masters and compute copies are written in the same pass. Of what lies in a file, one layer is
-    /// read while the one before it is updated. Gradients must be there: the processor does not wait for a GPU.
+    /// Applies the accumulated gradient times `grad_scale`; `update` is the 1-based count of
+    /// updates, for Adam's bias correction. Master weights and compute copies are written in the
+    /// same pass. For states in a file, one layer is prefetched while the one before it is updated.
+    /// Gradients must be complete: the CPU does not wait for a GPU.
     pub fn update(
         &mut self,
         learning_rate: f64,
@@ -179,7 +181,7 @@ impl Optimizer {
     }
 }
 
-/// What is owned of each parameter, with a whole number of blocks of states before it.
+/// Owned range of each parameter; a whole number of state blocks precedes it.
 fn runs(layer: LayerId, layout: &LayerLayout, owned: &Range<usize>) -> Vec<Run> {
     let run = |param: &ParamSpec| {
         let (start, end) = (param.offset.max(owned.start), param.range().end.min(owned.end));

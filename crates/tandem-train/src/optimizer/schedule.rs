@@ -1,4 +1,5 @@
-//! Learning rates over steps, and the clip coefficient; the arithmetic of `transformers` and `torch`.
+//! Learning rates over steps, and the clip coefficient; the arithmetic of `transformers` and
+//! `torch`.
 
 use std::f64::consts::PI;
 
@@ -9,7 +10,7 @@ use crate::config::{Shape, TrainConfig, Warmup};
 pub struct Schedule {
     /// Peak learning rate.
     pub learning_rate: f64,
-    /// What happens after the warm-up.
+    /// Decay after warm-up.
     pub shape: Shape,
     /// Steps of linear rise from zero.
     pub warmup_steps: u64,
@@ -18,7 +19,8 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Learning rate of 0-based `step`. The first step of a warm-up has rate 0, as in `transformers`.
+    /// Learning rate of 0-based `step`. The first step of a warm-up has rate 0, as in
+    /// `transformers`.
     pub fn at(&self, step: u64) -> f64 {
         self.learning_rate * self.factor(step)
     }
@@ -50,10 +52,11 @@ impl TrainConfig {
     }
 }
 
-/// Factor on the gradient that brings its norm down to `max_norm`: `min(1, max_norm / (norm + 1e-6))`, as
-/// `torch.nn.utils.clip_grad_norm_`. `None` never clips.
+/// Factor on the gradient that brings its norm down to `max_norm`: `min(1, max_norm / (norm +
+/// 1e-6))`, as `torch.nn.utils.clip_grad_norm_`. `None` never clips.
 ///
-/// A norm that is not finite is not a case for clipping: the step must be skipped. It yields NaN or 0 here.
+/// A norm that is not finite is not a case for clipping: the step must be skipped. It yields NaN or
+/// 0 here.
 pub fn clip_coefficient(norm: f64, max_norm: Option<f64>) -> f64 {
     match max_norm {
         None => 1.0,
@@ -79,8 +82,9 @@ mod tests {
         }
     }
 
-    // The expected numbers are `get_scheduler(NAME, AdamW(lr=1e-4), num_warmup_steps, num_training_steps).get_last_lr()[0]`
-    // before each step, NAME being linear, cosine and constant_with_warmup, of transformers 5.23.0.
+    // The expected numbers are `get_scheduler(NAME, AdamW(lr=1e-4), num_warmup_steps,
+    // num_training_steps).get_last_lr()[0]` before each step, NAME being linear, cosine and
+    // constant_with_warmup, of transformers 5.23.0.
 
     #[test]
     fn linear_equals_transformers() {

@@ -1,5 +1,5 @@
-//! Device memory as ranks exchange it: what lies there, or on a device that computes nothing how much that would be. So a dry
-//! run makes the calls of the run by the same code.
+//! Device memory in collectives. On a dry-run device only the length counts, so the dry run makes
+//! the same calls.
 
 use std::ops::Range;
 

@@ -1,11 +1,12 @@
 //! The ranks as a grid, replicate × shard × pipeline × tensor.
 //!
-//! Neighbours form a *tensor group*: they hold the slices of one stage of a model. Neighbouring tensor groups hold the stages
-//! of one model, front to back; the ranks of one slice of them are a *pipeline group*. All of these compute the same
-//! micro-batches together. The ranks that hold the same slice of the same stage form a *data group*: they divide micro-batches.
-//! With sharding, neighbours in it form a *shard group*, which holds the slice once, in parts; the ranks of all shard groups
-//! that hold the same part are its *replicas*. Without a tensor or pipeline axis all ranks are one data group, and without a
-//! replicate axis a data group is one shard group.
+//! Neighbours form a *tensor group*: they hold the slices of one stage of a model. Neighbouring
+//! tensor groups hold the stages of one model, front to back; the ranks of one slice of them are a
+//! *pipeline group*. All of these compute the same micro-batches together. The ranks that hold the
+//! same slice of the same stage form a *data group*: they divide micro-batches. With sharding,
+//! neighbours in it form a *shard group*, which holds the slice once, in parts; the ranks of all
+//! shard groups that hold the same part are its *replicas*. Without a tensor or pipeline axis all
+//! ranks are one data group, and without a replicate axis a data group is one shard group.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -49,8 +50,8 @@ struct Hybrid {
 struct TensorGroup(RefCell<ProcessGroup>);
 
 impl DeviceMesh {
-    /// Divides the ranks as `compute` says: `tensor` neighbours hold the slices of a stage, `pipeline` times as many a model,
-    /// and there are `replicate` times as many models in parts.
+    /// Divides the ranks as `compute` says: `tensor` neighbours hold the slices of a stage,
+    /// `pipeline` times as many a model, and there are `replicate` times as many models in parts.
     ///
     /// # Errors
     /// If their number cannot be divided so, or a rank is lost.
@@ -79,7 +80,8 @@ impl DeviceMesh {
         Ok(mesh)
     }
 
-    /// The same ranks once more, for calls that go on beside those of this mesh. All of them call this.
+    /// The same ranks once more, for calls that go on beside those of this mesh. All of them call
+    /// this.
     pub fn beside(&mut self, compute: &ComputeConfig) -> Result<Self> {
         Self::new(self.world.split(0)?, compute)
     }
@@ -104,8 +106,9 @@ impl DeviceMesh {
         self.in_sum().0
     }
 
-    /// The ranks among which this rank's slice is divided, and, if they are not all that hold it, those of the others that hold
-    /// the same part: a sum over the data group is one over the first, then one over the second.
+    /// The ranks among which this rank's slice is divided, and, if they are not all that hold it,
+    /// those of the others that hold the same part: a sum over the data group is one over the
+    /// first, then one over the second.
     pub fn in_sum(&mut self) -> (&mut ProcessGroup, Option<&mut ProcessGroup>) {
         match (&mut self.hybrid, &mut self.axes) {
             (Some(Hybrid { shard, replicas }), _) => (shard, Some(replicas)),
@@ -114,8 +117,8 @@ impl DeviceMesh {
         }
     }
 
-    /// Which share of the slice this rank answers for where each rank of the data group has one of its own, and how many
-    /// there are: shares of its part.
+    /// Which share of the slice this rank answers for where each rank of the data group has one of
+    /// its own, and how many there are: shares of its part.
     pub fn share(&mut self) -> (usize, usize) {
         match &self.hybrid {
             Some(Hybrid { shard, replicas }) => {
@@ -125,8 +128,8 @@ impl DeviceMesh {
         }
     }
 
-    /// The ranks that hold the same, those that hold the other slices, and those that hold the other stages: who meets in a
-    /// walk.
+    /// The ranks that hold the same, those that hold the other slices, and those that hold the
+    /// other stages: who meets in a walk.
     pub fn in_walk(&mut self) -> (&mut ProcessGroup, Option<&dyn TensorParallelOps>, Option<&PipelineGroup>) {
         match &mut self.axes {
             Some(Axes { data, tensor, stages }) => {
@@ -136,7 +139,8 @@ impl DeviceMesh {
         }
     }
 
-    /// All ranks, and those that hold the other slices of this rank's stage: who meets where this one generates.
+    /// All ranks, and those that hold the other slices of this rank's stage: who meets where this
+    /// one generates.
     pub fn world_in_walk(&mut self) -> (&mut ProcessGroup, Option<&dyn TensorParallelOps>) {
         let tensor = self.axes.as_ref().and_then(|axes| axes.tensor.as_ref());
         (&mut self.world, tensor.map(|tensor| tensor as &dyn TensorParallelOps))
@@ -177,13 +181,14 @@ impl DeviceMesh {
         Ok(Decoder::staged(&Decoder::sliced(whole, self.slice())?, self.stage())?)
     }
 
-    /// Whether this rank speaks for those that compute a micro-batch together: its stage has the scores, which all of its
-    /// slices know.
+    /// Whether this rank speaks for those that compute a micro-batch together: its stage has the
+    /// scores, which all of its slices know.
     pub fn leads(&self) -> bool {
         self.slice().index == 0 && self.stage().is_last()
     }
 
-    /// What each rank of the tensor group says, added in the order of slices: the same bits on all of them.
+    /// What each rank of the tensor group says, added in the order of slices: the same bits on all
+    /// of them.
     pub fn sum_of_slices(&self, own: f64) -> Result<f64> {
         let Some(split) = self.split() else { return Ok(own) };
         let TensorParallelShard { index, count } = self.slice();
@@ -193,7 +198,8 @@ impl DeviceMesh {
         Ok(each.iter().sum())
     }
 
-    /// The fingerprint of a whole model from those of the layers that this rank owns: the same for any number of stages.
+    /// The fingerprint of a whole model from those of the layers that this rank owns: the same for
+    /// any number of stages.
     pub fn whole_fingerprint(&self, decoder: &Decoder, own: &[blake3::Hash]) -> Result<blake3::Hash> {
         const EACH: usize = blake3::OUT_LEN;
         let mut layers: Vec<u8> = own.iter().flat_map(|hash| *hash.as_bytes()).collect();
@@ -208,7 +214,8 @@ impl DeviceMesh {
         Ok(blake3::hash(&tensor.0.borrow_mut().gather(own.as_bytes(), &counts)?))
     }
 
-    /// A whole layer, in place of this rank's slice of it. The ranks of a tensor group call this together.
+    /// A whole layer, in place of this rank's slice of it. The ranks of a tensor group call this
+    /// together.
     pub fn join(&self, decoder: &Decoder, layer: LayerId, flat: &mut Vec<f32>) -> Result<()> {
         let Some(tensor) = self.tensor() else { return Ok(()) };
         let parts = tensor.0.borrow_mut().gather(flat, &decoder.slice_lengths(layer))?;
@@ -218,7 +225,8 @@ impl DeviceMesh {
         Ok(())
     }
 
-    /// Whether this rank is of the same model as the first one, which writes: it has to put its layers together for that.
+    /// Whether this rank is of the same model as the first one, which writes: it has to put its
+    /// layers together for that.
     pub fn serves_first(&self) -> bool {
         self.world.rank() < self.slice().count * self.stage().count
     }
@@ -257,7 +265,8 @@ fn elements(x: &Tensor, rows: &[usize]) -> Vec<usize> {
     rows.iter().map(|rows| rows * x.cols()).collect()
 }
 
-/// Refuses ranks that cannot be divided as the config asks, and a model whose layers cannot be: before any rank starts.
+/// Refuses ranks that cannot be divided as the config asks, and a model whose layers cannot be:
+/// before any rank starts.
 ///
 /// # Errors
 /// If so, or the model's config cannot be read.

@@ -1,8 +1,9 @@
-//! Parallelism of a run: which ranks hold the same weights, which hold shards, slices or stages of them, and what travels.
+//! Parallelism of a run: which ranks hold the same weights, which hold shards, slices or stages of
+//! them, and what travels.
 //!
-//! [`mesh`] divides the ranks into process groups. [`Partition`] says which part of a layer a rank owns. [`stages`] carries the
-//! residual stream between pipeline stages; [`pipeline`] is the order of their micro-batches. [`collective_buffer`] hands device
-//! memory to collectives.
+//! [`mesh`] divides the ranks into process groups. [`Partition`] says which part of a layer a rank
+//! owns. [`stages`] carries the residual stream between pipeline stages; [`pipeline`] is the order
+//! of their micro-batches. [`collective_buffer`] hands device memory to collectives.
 
 pub mod collective_buffer;
 pub mod mesh;

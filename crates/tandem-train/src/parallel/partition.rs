@@ -10,23 +10,25 @@ use crate::config::ShardedState;
 
 /// Every layer's flat buffer, cut into one contiguous part for each rank, in the order of ranks.
 ///
-/// Parts begin at multiples of the block over which squares are summed, so that the gradient's norm is the same bits however
-/// many ranks compute its blocks. A layer of fewer blocks than ranks leaves some ranks without a part.
+/// Shards begin at multiples of the block over which squares are summed, so the gradient norm has
+/// the same bits for any number of ranks. A layer with fewer blocks than ranks leaves some ranks
+/// without a shard.
 #[derive(Clone, Debug)]
 pub struct Partition {
     rank: usize,
-    /// By layer, then by rank.
+    /// Per layer, then per rank.
     counts: Vec<Vec<usize>>,
 }
 
 impl Partition {
-    /// Divides what trains of a decoder's layers.
+    /// Divides the trainable parameters of a decoder.
     pub fn new(decoder: &Decoder, rank: usize, num_ranks: usize) -> Self {
         let lengths = decoder.layers().into_iter().map(|layer| decoder.trained(layer).len);
         Self { rank, counts: lengths.map(|len| counts(len, num_ranks)).collect() }
     }
 
-    /// Creates the partition of a run among the ranks of a shard group: everything, where nothing is divided.
+    /// Creates the partition of a run among the ranks of a shard group: everything, where nothing
+    /// is divided.
     pub fn of_run(sharded: ShardedState, decoder: &Decoder, shard: &ProcessGroup) -> Self {
         if sharded.is_none() { Self::whole(decoder) } else { Self::new(decoder, shard.rank(), shard.size()) }
     }
@@ -36,7 +38,7 @@ impl Partition {
         Self::new(decoder, 0, 1)
     }
 
-    /// Whether there is more than one part.
+    /// Returns whether there is more than one shard.
     pub fn is_divided(&self) -> bool {
         self.counts.first().is_some_and(|counts| counts.len() > 1)
     }
@@ -46,7 +48,7 @@ impl Partition {
         &self.counts[layer]
     }
 
-    /// What this rank owns of a layer.
+    /// Range of a layer that this rank owns.
     pub fn owned(&self, layer: usize) -> Range<usize> {
         let start = self.counts[layer][..self.rank].iter().sum();
         start..start + self.counts[layer][self.rank]

@@ -1,13 +1,12 @@
-//! In which order a stage computes its micro-batches: one forward, one backward (1F1B).
+//! Pipeline schedule: one forward, one backward (1F1B).
 //!
-//! A stage begins with as many forward passes as there are stages after it, then goes forward with one micro-batch and
-//! backward with the oldest in turn. So what is kept between forward and backward is bounded by the number of stages, not by
-//! that of micro-batches, and the last stage goes backward at once. With `m` micro-batches and `p` stages, a stage waits for
-//! `(p − 1) / (m + p − 1)` of the time.
+//! A stage starts with one forward pass per later stage, then alternates forward and backward of
+//! the oldest micro-batch. Saved activations are therefore bounded by the number of stages. With
+//! `m` micro-batches and `p` stages, a stage idles for `(p − 1) / (m + p − 1)` of the time.
 
 use tandem_model::PipelineStage;
 
-/// What a stage does next, with which of its micro-batches.
+/// Next action of a stage and its micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PipelineAction {
     /// Takes the stream from the stage before, if there is one, and gives the next one its own.
@@ -16,11 +15,12 @@ pub enum PipelineAction {
     Backward(usize),
 }
 
-/// What a stage does in a step of so many micro-batches. One stage computes them one after another.
+/// Schedule of a stage for one step. A single stage computes micro-batches one after another.
 pub fn turns(stage: PipelineStage, num_micro_batches: usize) -> impl Iterator<Item = PipelineAction> {
     let ahead = most_under_way(stage, num_micro_batches);
     (0..2 * num_micro_batches).map(move |turn| {
-        // The first `ahead` turns go forward, the last `ahead` back; between them back and forth, beginning with back.
+        // The first `ahead` turns go forward, the last `ahead` back; between them back and forth,
+        // beginning with back.
         let Some(after) = turn.checked_sub(ahead) else { return PipelineAction::Forward(turn) };
         if after >= 2 * (num_micro_batches - ahead) {
             PipelineAction::Backward(turn - num_micro_batches)
@@ -32,7 +32,7 @@ pub fn turns(stage: PipelineStage, num_micro_batches: usize) -> impl Iterator<It
     })
 }
 
-/// The most micro-batches of which a stage keeps something at a time.
+/// Most micro-batches with saved activations at a time.
 pub fn most_under_way(stage: PipelineStage, num_micro_batches: usize) -> usize {
     (stage.count - stage.index).min(num_micro_batches)
 }
@@ -84,9 +84,9 @@ mod tests {
         }
     }
 
-    /// The time that a schedule takes where a message waits until the sender's last one has been received, the least that
-    /// engines allow; `None` if it gets stuck. To compute takes one unit of time, and what it gives can be received in the
-    /// next. A turn forward computes `models` times, of which each sends.
+    /// Simulated time of a schedule; `None` if it deadlocks. A message waits until the previous one
+    /// of its sender is received, the least that engines allow. Computing takes one unit; its
+    /// output can be received in the next. A forward action computes and sends `models` times.
     fn simulate(
         count: usize,
         num: usize,
@@ -116,7 +116,7 @@ mod tests {
             program
         };
         let mut programs: Vec<_> = (0..count).map(program).collect();
-        // To whom each stage's message is under way since when, and who has computed in this unit of time.
+        // Messages in flight with their start, and stages that computed in this unit.
         let mut under_way: Vec<Option<(usize, usize)>> = vec![None; count];
         let mut busy = vec![false; count];
         let mut time = 0;

@@ -1,5 +1,4 @@
-//! The ranks that hold the stages of one model, slice by slice: what goes from one to the next, and the walk over all of
-//! them.
+//! Pipeline group of a model: transfers between stages, and the pass over all stages.
 
 use std::cell::RefCell;
 use std::ops::AddAssign;
@@ -18,7 +17,7 @@ use crate::Result;
 pub struct PipelineGroup(RefCell<ProcessGroup>);
 
 impl PipelineGroup {
-    /// Of a group with one rank for each stage, in their order.
+    /// Creates it from a group with one rank per stage, in order.
     pub fn new(group: ProcessGroup) -> Self {
         Self(RefCell::new(group))
     }
@@ -38,7 +37,8 @@ impl PipelineGroup {
         }
     }
 
-    /// What another stage sends: this slice's rows of the residual stream of a forest, or of its gradient, `[T,D]` f32.
+    /// Receives this shard's rows of the residual stream or its gradient from another stage,
+    /// `[T,D]` f32.
     pub fn recv(&self, from: usize, walk: &LayerExecutor<'_>, forest: &Forest) -> Result<Tensor> {
         let (rows, width) = (walk.stream_rows(forest), Extent::exact(walk.decoder.spec().hidden_size));
         let mut x = walk.device.alloc_in(MemoryKind::Activations, rows, width, DType::F32)?;
@@ -50,11 +50,11 @@ impl PipelineGroup {
         Ok(x)
     }
 
-    /// Adds to `sums` what the rank of another stage has of the same, which calls this too: both end with the same. As many
-    /// travel at once as there is `room` for.
+    /// Adds another stage's sums of a tied tensor to `sums`; both stages call this and end with
+    /// equal sums. `room` bounds the numbers per message.
     ///
     /// # Panics
-    /// If there is no room.
+    /// The buffer is empty.
     pub fn add_up<T: Element + AddAssign>(&self, with: usize, sums: &mut [T], room: &mut [T]) -> Result<()> {
         let mut group = self.0.borrow_mut();
         for piece in sums.chunks_mut(room.len()) {
@@ -77,8 +77,8 @@ impl PipelineGroup {
         Ok(())
     }
 
-    /// The sum of numbers that the stages hold, added one by one in the order of stages: the same bits as if one rank held
-    /// them all, on every stage.
+    /// The sum of numbers that the stages hold, added one by one in the order of stages: the same
+    /// bits as if one rank held them all, on every stage.
     pub fn sum_in_order(&self, numbers: impl Iterator<Item = f64>) -> Result<f64> {
         let PipelineStage { index, count } = self.own();
         let mut group = self.0.borrow_mut();
@@ -94,14 +94,14 @@ impl PipelineGroup {
         Ok(sum[0])
     }
 
-    /// Every stage gets what the last one has.
+    /// Broadcasts from the last stage.
     pub fn broadcast_from_last<T: Element>(&self, data: &mut [T]) -> Result<()> {
         let mut group = self.0.borrow_mut();
         let last = group.size() - 1;
         Ok(group.broadcast(data, last)?)
     }
 
-    /// All stages' bytes, one's after another's; `counts` says how many each has.
+    /// Gathers bytes of all stages in order; `counts` are per stage.
     pub fn gather(&self, own: &[u8], counts: &[usize]) -> Result<Vec<u8>> {
         Ok(self.0.borrow_mut().gather(own, counts)?)
     }
@@ -109,7 +109,7 @@ impl PipelineGroup {
     /// Asks another stage for numbers that it is about to [`PipelineGroup::answer`].
     pub fn ask(&self, stage: usize, numbers: &mut [f32]) -> Result<()> {
         let mut group = self.0.borrow_mut();
-        // It sends no more than is asked for: what is under way takes memory.
+        // Sends only on request: messages in flight take memory.
         group.send(stage, &[0u8])?;
         Ok(group.recv(stage, numbers)?)
     }
@@ -122,26 +122,27 @@ impl PipelineGroup {
     }
 }
 
-/// A walk over one stage, between what the one before sends and the one after takes.
+/// Executor of one stage, from the received stream to the sent one.
 #[derive(Clone, Copy)]
 pub struct StagedExecutor<'a> {
     /// The walk over this stage's layers.
     pub walk: LayerExecutor<'a>,
-    /// Who holds the other stages, if the decoder is one of several.
+    /// Pipeline group, if the decoder is a stage.
     pub stages: Option<&'a PipelineGroup>,
 }
 
 impl StagedExecutor<'_> {
-    /// Whether scores come out here.
+    /// Returns whether this is the last stage, which has the head.
     pub fn is_last(&self) -> bool {
         self.walk.decoder.stage().is_last()
     }
 
-    /// Forward; the last stage scores the forest's predictions. With `keep`, [`StagedExecutor::backward`] will follow. A reference
-    /// that shares the base goes along where there is room for its scores.
+    /// Forward; the last stage scores the forest's predictions. With `keep`,
+    /// [`StagedExecutor::backward`] will follow. A reference that shares the base goes along where
+    /// there is room for its scores.
     ///
     /// # Errors
-    /// If a token is outside the vocabulary, weights cannot be had, memory ends, or a rank is lost.
+    /// A token is outside the vocabulary, weights cannot be loaded, or memory runs out.
     pub fn forward(
         &self,
         weights: &mut dyn WeightSource,

@@ -1,10 +1,10 @@
 //! Collectives and host copies on a background thread, so that they overlap with compute.
 //!
-//! One call is under way at a time: the group and its cargo go to the thread and come back. So calls are made in the order in
-//! which they were begun, the same on every rank; and while nothing is under way the group is at hand.
+//! One call is in progress at a time: group and payload move to the thread and back. Calls
+//! therefore run in order, the same on every rank, and an idle group is available to the caller.
 //!
-//! On a GPU the thread has a stream of its own. It waits for what was put into the walk's before a call was begun, and the walk's for
-//! the call from where it is ended: so memory that changes hands with the cargo is never used by both.
+//! On a GPU the thread has its own stream. Events order it after the caller's stream at the start
+//! of a call, and the caller's stream after it at the end, so shared memory is never used by both.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
@@ -15,16 +15,16 @@ use tandem_kernels::{Device, KernelError};
 
 use crate::Result;
 
-/// What is done with a group and a cargo.
+/// Work on a group and a payload.
 type Call<C> = Box<dyn FnMut(&Device, &mut ProcessGroup, &mut C) -> Outcome + Send>;
 
-/// What became of a call.
+/// Result of a call.
 pub(crate) type Outcome = std::result::Result<(), CommError>;
 
-/// A group, and who makes its calls.
+/// A process group and the executor of its calls.
 pub(crate) struct AsyncTransfer<C> {
     device: Device,
-    /// `None` while a call is under way.
+    /// `None` while a call is in progress.
     group: Option<ProcessGroup>,
     carrier: Executor<C>,
 }
@@ -43,8 +43,9 @@ struct Worker<C> {
 }
 
 impl<C: Send + 'static> AsyncTransfer<C> {
-    /// Starts a thread of that name which makes `call` with the group, on a device that does not wait for the walk's, if a call may
-    /// take a while: else whoever begins it makes it. So it is on a device that computes nothing.
+    /// Starts a thread of that name which makes `call` with the group, on a device that does not
+    /// wait for the walk's, if a call may take a while: else whoever begins it makes it. So it is
+    /// on a device that computes nothing.
     ///
     /// # Errors
     /// If the system refuses the thread.
@@ -104,7 +105,8 @@ impl<C: Send + 'static> AsyncTransfer<C> {
             Executor::There(there) => {
                 let group = self.group.take().expect(TWO);
                 let there = there.as_ref().expect(ALIVE);
-                // A mark that a GPU refuses is no mark; what is put into its streams next fails as well.
+                // A mark that a GPU refuses is no mark; what is put into its streams next fails as
+                // well.
                 let begun = self.device.mark().unwrap_or_default();
                 // If the thread is gone, [`AsyncTransfer::end`] finds out why.
                 let _ = there.to.send((group, cargo, begun));
@@ -112,10 +114,10 @@ impl<C: Send + 'static> AsyncTransfer<C> {
         }
     }
 
-    /// Waits for the call that is under way, if there is one: its cargo, and what became of it.
+    /// Waits for the call in progress, if any, and returns its payload and result.
     ///
     /// # Panics
-    /// With the thread's panic.
+    /// The thread panicked.
     pub(crate) fn end(&mut self) -> Option<(C, Outcome)> {
         match &mut self.carrier {
             Executor::Here { done, .. } => done.take(),
@@ -136,7 +138,7 @@ impl<C: Send + 'static> AsyncTransfer<C> {
         }
     }
 
-    /// Whether a call was begun and not ended.
+    /// Returns whether a call is in progress.
     pub(crate) fn is_under_way(&self) -> bool {
         match &self.carrier {
             Executor::Here { done, .. } => done.is_some(),
@@ -147,7 +149,7 @@ impl<C: Send + 'static> AsyncTransfer<C> {
     /// The group, for calls on this thread.
     ///
     /// # Panics
-    /// If a call is under way.
+    /// A call is in progress.
     pub(crate) fn group(&mut self) -> &mut ProcessGroup {
         self.group.as_mut().expect(TWO)
     }
@@ -162,15 +164,15 @@ const TWO: &str = "a call was begun before the last one was ended";
 const ALIVE: &str = "the thread lives until it panics";
 
 impl<C> Drop for AsyncTransfer<C> {
-    /// Does not wait for a call that is under way, as there is when a walk was cut short: the others may never come to it, and
-    /// may be waiting for this rank in another group. The thread ends with the call, and then the group does.
+    /// Does not wait for a call in progress after an aborted pass: other ranks may never join it.
+    /// Thread and group end with the call.
     fn drop(&mut self) {
         if let Executor::There(there) = &mut self.carrier
             && let Some(Worker { to, from, thread }) = there.take()
             && self.group.is_some()
         {
             drop((to, from));
-            // Nothing was under way that it could have panicked in.
+            // An idle thread cannot have panicked.
             let _ = thread.join();
         }
     }
@@ -207,7 +209,7 @@ mod tests {
             let x = round as f32;
             assert!(a.end().is_none());
             a.begin([x, 1.0]);
-            // The other rank has not called yet, and this thread goes on.
+            // The other rank has not called yet; this thread continues.
             b.begin([10.0, x]);
             for courier in [&mut a, &mut b] {
                 let (cargo, outcome) = courier.end().expect("one is under way");
@@ -225,12 +227,12 @@ mod tests {
         drop(b);
         let (_, outcome) = a.end().unwrap();
         assert!(matches!(outcome, Err(CommError::PeerLost { rank: 1 })), "{outcome:?}");
-        // And one with a call under way does not wait for it.
+        // Dropping with a call in progress does not wait.
         let [mut a, mut b] = pair();
         a.begin([1.0, 2.0]);
         drop(a);
         b.begin([1.0, 2.0]);
-        // The call that was begun is completed; the next one finds nobody.
+        // The started call completes; the next one finds no peer.
         assert!(b.end().unwrap().1.is_ok());
         b.begin([1.0, 2.0]);
         let (_, outcome) = b.end().unwrap();

@@ -10,11 +10,11 @@ use tandem_kernels::{Backend, Device, KernelError};
 use crate::config::{ComputeConfig, Config, Devices, Engine, GpuSet};
 use crate::{Result, TrainError};
 
-/// Makes "auto" the GPUs that there are, or the processor if there is none; and "cuda" the numbers of all of them. Looks whether
-/// those that are named are there.
+/// Resolves "auto" to the machine's GPUs, else the CPU, and "cuda" to all GPU ordinals. Checks that
+/// named GPUs exist.
 ///
 /// # Errors
-/// If a GPU is asked for that is not there, or something is missing that it needs.
+/// A requested GPU or one of its libraries is missing.
 pub fn resolve(compute: &mut ComputeConfig) -> Result<()> {
     compute.devices = match compute.devices {
         Devices::Cpu(ranks) => Devices::Cpu(ranks),
@@ -48,11 +48,11 @@ pub fn resolve(compute: &mut ComputeConfig) -> Result<()> {
     Ok(())
 }
 
-/// As [`resolve`], for a process that is one rank of several, of which `local` come before it on its machine: one GPU. A process that
-/// may use one alone takes that.
+/// Like [`resolve`], for a process that is rank `local` on its machine: one GPU. A process
+/// restricted to one GPU takes that.
 ///
 /// # Errors
-/// As [`resolve`], and if there are fewer GPUs than ranks.
+/// As [`resolve`]; or the machine has fewer GPUs than ranks.
 pub fn resolve_one(compute: &mut ComputeConfig, local: usize) -> Result<()> {
     resolve(compute)?;
     let Devices::Cuda(GpuSet::Of(_)) = compute.devices else { return Ok(()) };
@@ -70,7 +70,7 @@ pub fn resolve_one(compute: &mut ComputeConfig, local: usize) -> Result<()> {
     Ok(())
 }
 
-/// One of the devices, for what one rank does alone.
+/// Reduces to one device, for single-rank work.
 pub fn one_of(devices: Devices) -> Devices {
     match devices {
         Devices::Auto | Devices::Cpu(_) => Devices::Cpu(1),
@@ -84,10 +84,10 @@ pub(crate) fn ordinals(devices: Devices) -> Vec<usize> {
     gpus.ordinals().unwrap_or_else(|| vec![0])
 }
 
-/// What carries numbers between ranks that are threads of this process, each on a GPU: NCCL where it is there, or asked for.
+/// Chooses the engine between GPU ranks that are threads: NCCL where available or requested.
 ///
 /// # Errors
-/// If NCCL is asked for and is not there, or does not come to life.
+/// NCCL is requested and missing, or fails to start.
 pub fn carried(compute: &ComputeConfig, group: ProcessGroup, deadline: Duration) -> Result<ProcessGroup> {
     let ordinals = ordinals(compute.devices);
     if ordinals.len() < 2 {
@@ -97,7 +97,7 @@ pub fn carried(compute: &ComputeConfig, group: ProcessGroup, deadline: Duration)
     carried_on(compute.engine, ordinal, group, deadline)
 }
 
-/// [`carried`], of a rank on this GPU, beside others on others.
+/// [`carried`] for one rank on this GPU.
 pub(crate) fn carried_on(
     engine: Engine,
     ordinal: usize,
@@ -125,10 +125,8 @@ fn missing(compute: &ComputeConfig, error: &KernelError) -> TrainError {
     }
 }
 
-/// The device of a rank, with a memory that may grow to `capacity` bytes: one of the GPUs that the config names, or the processor.
-///
-/// # Errors
-/// If the operating system or the GPU refuses it.
+/// The device of a rank, with a memory that may grow to `capacity` bytes: one of the GPUs that the
+/// config names, or the processor.
 pub fn device(config: &Config, rank: usize, capacity: usize) -> Result<Device> {
     let ordinals = ordinals(config.compute.devices);
     if ordinals.is_empty() {

@@ -6,11 +6,11 @@
 //! | gradient sums, a checkpoint's copy | host | host |
 //! | an adapter, layers while they run, activations | device | device |
 //!
-//! With `offload_activations` the inputs of blocks wait in host memory for backward.
+//! With `offload_activations`, block inputs wait in host memory for backward.
 //!
-//! A GPU reads and writes host memory, but no file. The CPU updates tensors in a rank's file there, and the transfer thread
-//! copies layers through host memory ([`crate::placement::OffloadedStorage`]). So the states of an adapter, which the GPU updates, lie in
-//! host memory, as does the copy that a GPU's checkpoint is written from.
+//! A GPU reads and writes host memory, but no file. The CPU updates tensors in the rank's file, and
+//! the transfer thread copies layers to pinned host memory ([`crate::placement::offload::OffloadedStorage`]). The GPU
+//! updates adapter states, so these are in host memory. A GPU's checkpoint copy always is.
 
 use std::fs::{self, File};
 use std::io;
@@ -26,27 +26,28 @@ use crate::config::{ComputeConfig, Config, Offload};
 use crate::placement::gpus;
 use crate::{Result, TrainError};
 
-/// What every micro-batch of a pass takes memory for: the most tokens and the most scored rows of any of them.
+/// Largest token and scored-row counts of any micro-batch, per pass. Every micro-batch allocates
+/// for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PassCapacities {
-    /// Of steps.
+    /// Training steps.
     pub train: BatchCapacity,
-    /// Of evaluations.
+    /// Evaluation.
     pub evaluation: BatchCapacity,
-    /// Of the pass that precomputes the reference.
+    /// Precomputation of the reference.
     pub reference: BatchCapacity,
 }
 
 /// Bytes that a rank will touch of each of its memories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRequirements {
-    /// Of the device's arenas.
+    /// Bytes of the device's arenas.
     pub arena: usize,
     /// How much of that is of the one where answers are generated while a step trains.
     pub beside: usize,
     /// How much of it is of the one where reward models judge.
     pub judges: usize,
-    /// Of host memory beside it: what is offloaded there.
+    /// Bytes of host memory for offload.
     pub host: usize,
     /// Bytes of the offload file, which is created at exactly this size.
     pub file: usize,
@@ -62,29 +63,29 @@ impl MemoryRequirements {
 /// The memories of a rank.
 #[derive(Clone)]
 pub struct MemoryPlacement {
-    /// Where layers are computed.
+    /// Compute device.
     pub device: Device,
-    /// Host memory beside the device's, if something is kept there.
+    /// Host memory beside the device's, if anything is offloaded there.
     host: Option<Device>,
     /// A file, if something is kept there.
     file: Option<Device>,
     /// Host memory for the inputs of blocks, if they wait there; of a GPU with a stream of its own.
     activations: Option<Device>,
-    /// Where answers are generated while a step trains, if they are: with a memory of its own.
+    /// Device of background generation, with its own arena, if used.
     beside: Option<Device>,
-    /// Where reward models judge, if there are any on this rank: with a memory of its own.
+    /// Device of reward-model judges on this rank, with its own arena.
     judges: Option<Device>,
-    /// What every micro-batch takes memory for.
+    /// Capacity that every micro-batch allocates.
     pub rooms: PassCapacities,
     offload: Offload,
 }
 
 impl MemoryPlacement {
-    /// The memories that a plan asks for, and no more where `compute.memory` is the cap; `rank` and the run's folder name the file, which has no name any more when this
-    /// returns.
+    /// The memories that a plan asks for, and no more where `compute.memory` is the cap; `rank` and
+    /// the run's folder name the file, which has no name any more when this returns.
     ///
     /// # Errors
-    /// If the operating system refuses threads, address space or the file, or the disk has no room.
+    /// The system refuses threads, address space or the file, or the disk is full.
     pub fn open(
         config: &Config,
         needs: MemoryRequirements,
@@ -92,8 +93,8 @@ impl MemoryPlacement {
         rank: usize,
     ) -> Result<Self> {
         let compute = &config.compute;
-        // What is touched is what the plan says; the rest of the address space is room for what it does not foresee. With a cap
-        // there is none, wherever it lies.
+        // Only planned memory is touched; further address space covers the unforeseen. With a cap
+        // there is none.
         let capacity = |own: usize| match compute.memory {
             Some(cap) => own + (cap as usize).saturating_sub(needs.ram()),
             None => 2 * own + (1 << 30),
@@ -116,7 +117,7 @@ impl MemoryPlacement {
             let host = homes.device.with_memory(capacity(needs.host).max(1))?;
             host.reserve(needs.host)?;
             let carrier = || match host.backend() {
-                // All threads of it.
+                // All its threads.
                 Backend::Cpu => Ok(host.clone()),
                 Backend::Cuda => host.on_one_thread(),
             };
@@ -133,7 +134,7 @@ impl MemoryPlacement {
         Ok(homes)
     }
 
-    /// The same memories, and what is computed in them is told to `recorder`.
+    /// The same placement with operations reported to `recorder`.
     #[must_use]
     pub fn profiled(&self, recorder: &Arc<Profile>) -> Self {
         let profiled = |device: &Device| device.profiled(recorder);
@@ -171,23 +172,24 @@ impl MemoryPlacement {
         Self { rooms, offload: compute.offload, ..Self::all_in(device) }
     }
 
-    /// Whether weights and states lie elsewhere than where layers are computed.
+    /// Returns whether weights and states are offloaded.
     pub fn is_offloaded(&self) -> bool {
         self.offload != Offload::None
     }
 
-    /// Where masters of full training, frozen weights and optimiser states lie.
+    /// Device of master weights, frozen weights and optimizer states.
     pub fn state(&self) -> &Device {
         self.file.as_ref().unwrap_or_else(|| self.sums())
     }
 
-    /// Where optimiser states lie. An adapter is on the device, and what a GPU updates it must be able to read: its states are in
-    /// host memory where those of full training are in a file.
+    /// Device of optimizer states. A GPU must be able to read adapter states: they are in host
+    /// memory where those of full training are in a file.
     pub fn optimizer(&self, has_adapter: bool) -> &Device {
         if has_adapter && self.staged().is_some() { self.sums() } else { self.state() }
     }
 
-    /// Device that quantises frozen weights. For weights stored in a file on a GPU run, this is the CPU.
+    /// Device that quantises frozen weights. For weights stored in a file on a GPU run, this is the
+    /// CPU.
     pub fn packer(&self) -> &Device {
         self.staged().map_or_else(|| self.sums(), |(file, _)| file)
     }
@@ -198,7 +200,7 @@ impl MemoryPlacement {
         both.filter(|_| self.device.backend() == Backend::Cuda)
     }
 
-    /// Where the copy lies that a checkpoint is written from: in memory that the host reads.
+    /// Device of the checkpoint copy: memory that the host reads.
     pub fn copies(&self) -> &Device {
         match self.device.backend() {
             Backend::Cpu => self.sums(),
@@ -206,12 +208,12 @@ impl MemoryPlacement {
         }
     }
 
-    /// Where gradient sums lie.
+    /// Device of the gradient sums.
     pub fn sums(&self) -> &Device {
         self.host.as_ref().filter(|_| self.is_offloaded()).unwrap_or(&self.device)
     }
 
-    /// Where the inputs of blocks wait for backward, if not where they were computed.
+    /// Device of offloaded block inputs, if not the compute device.
     pub fn activations(&self) -> Option<&Device> {
         self.activations.as_ref()
     }
@@ -222,12 +224,12 @@ impl MemoryPlacement {
         arenas.into_iter().flatten().map(Device::high_water).sum()
     }
 
-    /// Where answers are generated while a step trains, if they are.
+    /// Device of background generation, if used.
     pub fn beside(&self) -> Option<&Device> {
         self.beside.as_ref()
     }
 
-    /// Where reward models judge, if there are any on this rank.
+    /// Device of reward-model judges on this rank, if any.
     pub fn judges(&self) -> Option<&Device> {
         self.judges.as_ref()
     }
@@ -240,7 +242,7 @@ impl MemoryPlacement {
     /// The records of a dry run: of the device, host memory and the file.
     ///
     /// # Panics
-    /// If this is no dry run.
+    /// This is not a dry run.
     pub fn ledgers(&self) -> [Option<&Ledger>; 3] {
         [Some(&self.device), self.host(), self.file()].map(|device| device.map(ledger))
     }
@@ -262,10 +264,10 @@ fn uses_host(compute: &ComputeConfig) -> bool {
         || compute.devices.backend() == Backend::Cuda
 }
 
-/// Looks at the folder of offloaded state before a rank starts: `None` if it will do, else what to mind.
+/// Checks `compute.offload_dir` before a rank starts. Returns a warning or `None`.
 ///
 /// # Errors
-/// If it is not there, is no folder, or cannot be written.
+/// The folder is missing, not a folder, or not writable.
 pub fn check(compute: &ComputeConfig) -> Result<Option<String>> {
     let Some(folder) = &compute.offload_dir else { return Ok(None) };
     let refused = |source| unusable(folder, source);
@@ -280,10 +282,11 @@ pub fn check(compute: &ComputeConfig) -> Result<Option<String>> {
     }))
 }
 
-/// Asks whether the disk of that folder has room for `needed` bytes, before a rank tries to take them.
+/// Asks whether the disk of that folder has room for `needed` bytes, before a rank tries to take
+/// them.
 ///
 /// # Errors
-/// If it has not, or cannot be asked.
+/// The disk has too little room, or does not report it.
 pub fn check_room(compute: &ComputeConfig, needed: u64) -> Result<()> {
     let Some(folder) = &compute.offload_dir else { return Ok(()) };
     room(folder, &File::open(folder).map_err(|source| unusable(folder, source))?, needed)
@@ -314,7 +317,8 @@ fn unusable(folder: &Path, source: io::Error) -> TrainError {
 /// A new file of a name that no other run has.
 fn create(folder: &Path, run: &str, rank: usize) -> io::Result<(PathBuf, File)> {
     let process = std::process::id();
-    // A process of another machine may have the same number, and one that was killed may have left its file.
+    // A process of another machine may have the same number, and one that was killed may have left
+    // its file.
     for turn in 0.. {
         let path = folder.join(format!("tandem-offload-{run}-rank{rank}-{process}-{turn}"));
         match File::options().read(true).write(true).create_new(true).open(&path) {

@@ -1,7 +1,7 @@
-//! What a rank keeps elsewhere than on the device, on its way there.
+//! Offloaded tensors of a rank and their way to the device.
 //!
-//! Where the device reads that memory, it copies from it. A GPU reads no file: there the courier's thread copies, part by part, into
-//! slots of pinned memory that the GPU reads. While it reads one, the next is filled from the file.
+//! A device copies from memory that it can read. A GPU reads no file: the transfer thread copies
+//! parts into pinned slots that the GPU reads, and fills the next slot meanwhile.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use tandem_kernels::{DType, Device, MemoryKind, Result as KernelResult, View, Vi
 use crate::Result;
 use crate::placement::MemoryPlacement;
 
-/// Bytes of a slot: large enough that a bus is busy with it, small beside a layer.
+/// Bytes of a slot: large enough to saturate a bus, small beside a layer.
 const SLOT: usize = 4 << 20;
 
 /// The memory that a store keeps its layers in, which is not the device's.
@@ -34,13 +34,13 @@ struct Staging {
 
 struct Slot {
     room: Bytes,
-    /// When the GPU has read what was put there last.
+    /// Event: the GPU has read the slot.
     read: StreamEvent,
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // Its memory is somebody else's next. An error is told by what waits for the layer.
+        // The memory is reused next. An error surfaces where the layer is awaited.
         let _ = self.read.finish();
     }
 }
@@ -51,7 +51,8 @@ impl OffloadedStorage {
         Self { home, staging: None }
     }
 
-    /// Where masters and frozen weights lie, if not on the device; with slots between, if it cannot read them there.
+    /// Storage of offloaded masters and frozen weights, with pinned slots if the device cannot read
+    /// it.
     pub fn of(homes: &MemoryPlacement) -> Result<Option<Self>> {
         if !homes.is_offloaded() {
             return Ok(None);
@@ -60,7 +61,7 @@ impl OffloadedStorage {
         Ok(Some(Self { home: homes.state().clone(), staging }))
     }
 
-    /// Where layers lie, and what works on them there.
+    /// Device that holds and updates the layers.
     pub fn home(&self) -> &Device {
         &self.home
     }
@@ -73,7 +74,7 @@ impl Staging {
         Ok(Self { reader: file.on_one_thread()?, slots: [slot()?, slot()?], len, turn: 0 })
     }
 
-    /// Has `put` fill a slot with each part of so many bytes, and then begin to read it.
+    /// Fills a slot with each part by `put`, then starts its copy to the device.
     fn in_parts(
         &mut self,
         by: &Device,
@@ -91,7 +92,8 @@ impl Staging {
     }
 }
 
-/// Brings f32 `[1,N]` to `[1,N]` of the device's, converted to its type: from `away`, or from the device itself.
+/// Brings f32 `[1,N]` to `[1,N]` of the device's, converted to its type: from `away`, or from the
+/// device itself.
 pub(crate) fn bring(
     away: &mut Option<OffloadedStorage>,
     by: &Device,
@@ -104,12 +106,12 @@ pub(crate) fn bring(
         let (part, len) = (0..bytes.len(), columns.len());
         let filled = room.view_mut().into_tensor(part.clone(), 1, len, DType::F32);
         ops::cast(reader, from.col_range(columns.clone()), filled)?;
-        // Rounded by the device, as what it reads itself.
+        // Rounded by the device, like tensors that it reads itself.
         ops::cast(by, room.view().as_tensor(part, 1, len, DType::F32), to.reborrow().col_range(columns))
     })
 }
 
-/// The same of bytes.
+/// The same for bytes.
 pub(crate) fn bring_bytes(
     away: &mut Option<OffloadedStorage>,
     by: &Device,
@@ -128,8 +130,8 @@ pub(crate) fn bring_bytes(
 mod tests {
     use super::*;
 
-    /// Several parts and a rest, so that slots are filled again while what was put there last may not have been read: the emulated
-    /// GPU reads as late as it can.
+    /// Several parts and a remainder, so that slots are refilled while a copy may be pending: the
+    /// emulated GPU reads as late as possible.
     const LEN: usize = 5000;
     const SLOT: usize = 4096;
 
@@ -176,7 +178,7 @@ mod tests {
         kept.as_mut_slice().copy_from_slice(&numbers);
         let mut layer = Bytes::new(&gpu, MemoryKind::Gathered, 4 * LEN).unwrap();
         bring_bytes(&mut away, &gpu, kept.view(), layer.view_mut()).unwrap();
-        // The slots are somebody else's before anybody has waited for what is read from them.
+        // The slots are reused before a copy was awaited.
         drop(away);
         let mut other = host.alloc(MemoryKind::Scratch, 1, 2 * SLOT / size_of::<f32>(), DType::F32).unwrap();
         other.view_mut().into_slice::<f32>().fill(f32::NAN);

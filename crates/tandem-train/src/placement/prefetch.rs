@@ -1,9 +1,9 @@
 //! Layers that are brought from elsewhere before they run.
 //!
-//! Two are in memory at a time: the one that runs, and the one that the walk has announced, which travels meanwhile. The one that
-//! has run stays until another is fetched, so that the head, which is fetched several times in a row, is brought once. What
-//! is brought when depends on the walk's calls alone, so it is the same on every rank. Where nothing travels there is one
-//! layer at a time.
+//! Two layers are in memory at a time: the running one and the prefetched next one. A layer stays
+//! until another is fetched, so the head, fetched several times in a row, is loaded once. Loads
+//! depend only on the executor's calls and are therefore the same on every rank. Without transfers
+//! there is one layer at a time.
 
 use tandem_comm::ProcessGroup;
 use tandem_model::{LayerId, Result as ModelResult};
@@ -11,7 +11,7 @@ use tandem_model::{LayerId, Result as ModelResult};
 use crate::error::lost;
 use crate::placement::async_transfer::AsyncTransfer;
 
-/// Who knows what a layer is made of.
+/// Loader of a layer's parts.
 pub(crate) trait LayerLoader<C> {
     /// Tells where this rank keeps its part of a layer that it will be read.
     fn announce(&self, layer: LayerId);
@@ -26,15 +26,15 @@ pub(crate) trait LayerLoader<C> {
 /// The layers that are here, and the one on its way.
 pub(crate) struct LayerPrefetcher<C> {
     courier: AsyncTransfer<C>,
-    /// Whether a layer is brought before it is asked for.
+    /// Whether layers are prefetched.
     runs_ahead: bool,
     /// The layer that was fetched last.
     current: Option<(LayerId, C)>,
     /// One that has come before it was asked for.
     ahead: Option<(LayerId, C)>,
-    /// The one that is under way.
+    /// Layer in transfer.
     under_way: Option<LayerId>,
-    /// What is to be brought as soon as there is room for it.
+    /// Layer to load as soon as a slot is free.
     announced: Option<LayerId>,
 }
 
@@ -43,17 +43,17 @@ impl<C: Send + 'static> LayerPrefetcher<C> {
         Self { courier, runs_ahead, current: None, ahead: None, under_way: None, announced: None }
     }
 
-    /// The group, for calls on this thread; what is under way arrives before.
+    /// The group, for calls on this thread; waits for a transfer in progress.
     pub(crate) fn group(&mut self, bring: &impl LayerLoader<C>) -> ModelResult<&mut ProcessGroup> {
         self.arrive(bring)?;
         Ok(self.courier.group())
     }
 
-    /// Forgets every layer: what they were made of changes, or the memory is for others. What is left then lies where it lay
-    /// before, whatever the size of the micro-batch that layers were brought for: else its gaps would be those of the batches
-    /// that came before, and the arena would grow beyond its plan.
+    /// Drops every layer, since its contents change or its memory is needed. The remaining layout
+    /// does not depend on the micro-batch size; otherwise gaps of earlier batches would grow the
+    /// arena beyond its plan.
     pub(crate) fn forget(&mut self) {
-        // If a layer is under way and fails, the next one says so too.
+        // A failing transfer is reported again by the next one.
         drop(self.courier.end());
         (self.current, self.ahead, self.under_way, self.announced) = (None, None, None, None);
     }
@@ -89,7 +89,7 @@ impl<C: Send + 'static> LayerPrefetcher<C> {
         Ok(())
     }
 
-    /// Waits for the layer that is under way, if there is one.
+    /// Waits for the layer in transfer, if any.
     fn arrive(&mut self, bring: &impl LayerLoader<C>) -> ModelResult<()> {
         let Some((mut cargo, outcome)) = self.courier.end() else { return Ok(()) };
         let layer = self.under_way.take().expect("something was under way");
@@ -115,7 +115,7 @@ impl<C: Send + 'static> LayerPrefetcher<C> {
         Ok(())
     }
 
-    /// Begins to bring what was announced, if there is room for it.
+    /// Starts loading the announced layer, if a slot is free.
     fn go_ahead(&mut self, bring: &impl LayerLoader<C>) -> ModelResult<()> {
         if self.ahead.is_some() || self.courier.is_under_way() {
             return Ok(());

@@ -1,4 +1,5 @@
-//! The run's own code on a device that computes nothing, among ranks that do not exist: what the plan is made from.
+//! Dry run: the run's own code on a device without arithmetic and among simulated ranks. The plan
+//! is made from it.
 
 use std::sync::Arc;
 
@@ -18,7 +19,8 @@ use crate::step::{StepOptions, TrainState, TrainStep};
 use crate::weights::SharedReference;
 use crate::weights::initial_weights::InitialWeights;
 
-/// The pass that precomputes the reference, over some micro-batches, and with `idles` over none while others have one.
+/// The pass that precomputes the reference, over some micro-batches, and with `idles` over none
+/// while others have one.
 pub fn reference_pass(
     config: &Config,
     outline: &PlanInputs,
@@ -64,10 +66,11 @@ pub fn reference_pass(
     Ok(())
 }
 
-/// What rank `rank` of `num_ranks` calls in the first step of a run: the group, counted from 0, and the call. Group 0 is all
-/// ranks; with a tensor or pipeline axis 1 is the data group, with a tensor axis [`TENSOR_GROUP`] the tensor group; the one
-/// after these is the pipeline group, if there is that axis; others are split off the data group: with a replicate axis first
-/// the shard group and the replicas.
+/// Collective calls of rank `rank` of `num_ranks` in the first step: group index and call. Group 0
+/// is the world. With a tensor or pipeline axis, group 1 is the data group. With a tensor axis,
+/// [`TENSOR_GROUP`] is the tensor group; the next is the pipeline group, if that axis exists.
+/// Further groups divide the data group: with a replicate axis first the shard group and the
+/// replicas.
 ///
 /// # Errors
 /// If the model does not fit its config, or the data does not fit the model.
@@ -108,7 +111,7 @@ pub fn load(
     Ok((scorer, learner))
 }
 
-/// What of it an evaluation needs.
+/// The part that an evaluation needs.
 pub fn scorer(
     config: &Config,
     outline: &PlanInputs,
@@ -132,7 +135,7 @@ pub fn scorer(
     Ok(TrainStep::new(config, homes.clone(), decoder.clone(), policy, reference))
 }
 
-/// Where a reference with weights of its own starts.
+/// Initial weights of a reference with its own weights.
 fn reference_start(config: &Config, outline: &PlanInputs) -> Result<InitialWeights> {
     Ok(InitialWeights::dry(match &config.reference.model {
         Some(path) => ModelFolder::open(path)?.quantised(),

@@ -1,4 +1,4 @@
-//! What an evaluation by itself takes: a policy, a reference and forward passes over the held-out rows; no gradients, no optimiser.
+//! Plan of an evaluation alone: policy, reference and forward passes over held-out rows.
 
 use super::{PhasePlan, PlanInputs};
 use crate::config::{Config, ReferenceKind};
@@ -9,8 +9,7 @@ use crate::plan::dry_run;
 use crate::step::evaluation_record;
 use crate::{Result, TrainError, size};
 
-/// What one rank needs for it: a dry run over every held-out row, as the evaluation takes them, so that none needs more room
-/// than its own.
+/// Plans one rank by a dry run over every held-out row, so that no row needs more memory.
 ///
 /// # Errors
 /// If the model does not fit its config, or a row cannot form a forest.

@@ -1,4 +1,5 @@
-//! Which micro-batches of a pass take most memory: found from counts of their rows, without building them.
+//! Which micro-batches of a pass take most memory: found from counts of their rows, without
+//! building them.
 
 use tandem_data::forest::RowCounts;
 use tandem_data::token_cache::TokenCache;
@@ -9,15 +10,15 @@ use super::survey::PassShape;
 use crate::Result;
 use crate::recipe::MicroBatcher;
 
-/// A micro-batch: its counts, and its rows of which data set.
+/// A micro-batch: counts, rows and data set.
 type Found<'a> = Option<(RowCounts, &'a TokenCache, Vec<u32>)>;
 
 /// The largest micro-batches so far.
 #[derive(Default)]
 pub(super) struct Largest<'a> {
     room: BatchCapacity,
-    /// By the number of trees, up to [`MANY_TREES`]: with fewer, attention's backward divides the work of each, and takes memory
-    /// for each part.
+    /// By number of trees, up to [`MANY_TREES`]: with fewer trees attention's backward splits each
+    /// and allocates per part.
     of_trees: [Found<'a>; MANY_TREES + 1],
     scored: Found<'a>,
     unscored: Found<'a>,
@@ -40,7 +41,7 @@ impl<'a> Largest<'a> {
         }
     }
 
-    /// Considers the micro-batches of all rows of a data set as they stand.
+    /// Adds the micro-batches of all rows of a data set in order.
     pub(super) fn consider_all(
         &mut self,
         batcher: &MicroBatcher,

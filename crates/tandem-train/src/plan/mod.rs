@@ -1,13 +1,16 @@
-//! What a run will hold in memory, when, and how long its steps will take: known before a byte is allocated.
+//! Memory, placement and step time of a run, known before a byte is allocated.
 //!
-//! The plan is a dry run of the very code that trains, on [`Device::Meta`](tandem_kernels::Device::Meta): the same stores, the same walk, the same
-//! step, over the run's own micro-batches. Nothing is estimated that can be counted; time is, from a table of devices.
+//! The plan is a dry run of the very code that trains, on
+//! [`Device::Meta`](tandem_kernels::Device::Meta): the same stores, the same walk, the same step,
+//! over the run's own micro-batches. Nothing is estimated that can be counted; time is, from a
+//! table of devices.
 //!
 //! * [`Plan`]: one rank's. [`RunPlan`]: all ranks', on a device, and whether it fits.
-//! * [`survey`]: the batches, known or assumed. [`work`]: what a rank computes and sends, from a [`dry_run`].
+//! * [`survey`]: the batches, known or assumed. [`work`]: what a rank computes and sends, from a
+//!   [`dry_run`].
 //! * [`estimate`]: time, from work and a table of devices; rates of this machine, measured.
 //! * [`advise`]: the cheapest changes that make a run fit, and the fastest plans.
-//! * [`evaluation`]: what an evaluation takes that is no part of a run.
+//! * [`evaluation`]: plan of a stand-alone evaluation.
 //! * [`show`]: a plan for a terminal, a browser, a program.
 
 pub mod advise;
@@ -48,10 +51,10 @@ use estimate::device::DeviceKind;
 use survey::{BatchStatistics, MicroBatchCounts, RankLoad};
 use work::{StepCost, Topology};
 
-/// What is known of one rank before a run.
+/// Plan of one rank.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// What is trained, in words.
+    /// Description of the trained parameters.
     pub model: String,
     /// Parameters of the model; a tied table counts once.
     pub num_parameters: usize,
@@ -69,9 +72,9 @@ pub struct Plan {
     pub stage: PipelineStage,
     /// The blocks of that stage.
     pub blocks: Range<usize>,
-    /// What every micro-batch takes memory for.
+    /// Capacity that every micro-batch allocates.
     pub rooms: PassCapacities,
-    /// Micro-batches of which something is kept at a time.
+    /// Micro-batches with saved activations at a time.
     pub under_way: usize,
     /// Threads.
     pub threads: usize,
@@ -81,7 +84,7 @@ pub struct Plan {
     pub batch_size: usize,
     /// Whether rows are pairs.
     pub pairs: bool,
-    /// What is known of the data.
+    /// Batch statistics.
     pub data: DataShape,
     /// The phases in order.
     pub phases: Vec<PhasePlan>,
@@ -89,16 +92,16 @@ pub struct Plan {
     pub work: StepCost,
     /// The same with two of them.
     pub work_of_two: StepCost,
-    /// What this rank has to do in a step.
+    /// This rank's operations and messages per step.
     pub load: RankLoad,
-    /// Bytes that a process takes beside the arena, about.
+    /// Approximate bytes of a process outside the arena.
     pub outside: usize,
 }
 
 /// Counts of a run's data.
 #[derive(Clone, Copy, Debug)]
 pub struct DataShape {
-    /// What was assumed, where there is no data yet.
+    /// Assumptions in place of data.
     pub assumed: Option<SyntheticBatch>,
     /// Training rows.
     pub train_rows: usize,
@@ -120,13 +123,12 @@ impl Plan {
     /// Plans a run, as rank `rank` of `num_ranks` sees it.
     ///
     /// # Errors
-    /// If the model does not fit its config, the data does not fit the model, or the ranks cannot be divided as the config
-    /// asks.
+    /// Model, data and config do not match, or the ranks cannot be divided as configured.
     pub fn make(config: &Config, prepared: &RunInputs, rank: usize, num_ranks: usize) -> Result<Self> {
         Self::of(config, &PlanInputs::of(prepared), rank, num_ranks)
     }
 
-    /// The same, of what may be no more than assumed.
+    /// Plans one rank from data or assumptions.
     pub fn of(config: &Config, outline: &PlanInputs, rank: usize, num_ranks: usize) -> Result<Self> {
         mesh::check(config, num_ranks)?;
         let ComputeConfig { tensor, pipeline, .. } = config.compute;
@@ -184,7 +186,7 @@ impl Plan {
         })
     }
 
-    /// What the run will touch of each memory.
+    /// Bytes that the run touches of each memory.
     pub fn needs(&self) -> MemoryRequirements {
         MemoryRequirements::of(&self.phases)
     }
@@ -194,7 +196,7 @@ impl Plan {
         self.needs().arena
     }
 
-    /// Bytes of host memory beside the device's arena that the run will touch: what is offloaded there.
+    /// Host bytes outside the device's arena: offloaded tensors.
     pub fn host_bytes(&self) -> usize {
         self.needs().host
     }
@@ -204,7 +206,7 @@ impl Plan {
         self.needs().file
     }
 
-    /// Bytes of this machine's memory where the device is its processor: the arena's, and what is offloaded to host memory.
+    /// Bytes of system memory on a CPU run: the arena and host offload.
     pub fn ram_bytes(&self) -> usize {
         self.needs().ram()
     }
@@ -234,7 +236,7 @@ impl Planned for Plan {
     }
 }
 
-/// The picture of a run that does not fit, and what to change, in words that go on after a sentence.
+/// Picture and advice for a run that does not fit, as the rest of a sentence.
 pub fn story(config: &Config, outline: &PlanInputs, num_ranks: usize, device: &DeviceKind) -> Result<String> {
     let plan = RunPlan::make(config, outline, num_ranks, device)?;
     let advice = advise::advice::in_words(config, outline, num_ranks, device);
@@ -252,7 +254,7 @@ struct DryRun<'a> {
 }
 
 impl DryRun<'_> {
-    /// The pass that precomputes the reference. What it had in memory is gone when the run loads its weights.
+    /// Plans the reference pass. Its memory is free when the run loads its weights.
     fn reference(&mut self) -> Result<()> {
         let homes = MemoryPlacement::meta(&self.config.compute, self.survey.rooms());
         let batches = &self.survey.reference.largest;
@@ -265,8 +267,8 @@ impl DryRun<'_> {
         Ok(())
     }
 
-    /// Loading, steps, a checkpoint and an evaluation, all in one arena; then what a step of one and of two micro-batches
-    /// costs.
+    /// Plans loading, steps, a checkpoint and an evaluation in one arena; then the cost of steps of
+    /// one and two micro-batches.
     fn run(&mut self, turns: &[MicroBatchCounts]) -> Result<(StepCost, StepCost)> {
         let Self { config, outline, survey, .. } = *self;
         let homes = MemoryPlacement::meta(&config.compute, survey.rooms());
@@ -297,7 +299,8 @@ impl DryRun<'_> {
 
         begin(&homes);
         let mut flops: f64 = 0.0;
-        // Every micro-batch takes the same memory in the same order, but for what an operation takes while it runs.
+        // Every micro-batch makes the same allocations in the same order, except scratch memory of
+        // operations.
         for batch in &survey.train.largest {
             for turns in turns {
                 let before = total_flops(&homes);
@@ -382,16 +385,16 @@ fn total_flops(homes: &MemoryPlacement) -> f64 {
     calls.map(|(_, cost)| cost.calls as f64 * cost.flops).sum()
 }
 
-/// What a process takes beside the arena, in bytes, about. Measured: the program and its heap, and for each thread of a rank the
-/// buffers that products pack their factors into. Counted: the longest layer in f32, which passes through host memory when it is
-/// read or written.
+/// Approximate bytes of a process outside the arena. Measured: program, heap, and packing buffers
+/// per thread. Counted: the longest layer in f32, which passes through host memory on load and
+/// save.
 fn outside_arena(outline: &PlanInputs, threads: usize) -> usize {
     let decoder = &outline.decoder;
     let longest = decoder.layers().into_iter().map(|layer| decoder.layout(layer).len).max().unwrap_or(0);
     PROGRAM_BYTES + threads * THREAD_BYTES + longest * DType::F32.size()
 }
 
-/// Program, heap and what products of a rank share.
+/// Program, heap and shared matmul buffers.
 const PROGRAM_BYTES: usize = 40 << 20;
 /// A thread's packing buffers and stack.
 const THREAD_BYTES: usize = 4 << 20;

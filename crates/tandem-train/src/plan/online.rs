@@ -1,4 +1,4 @@
-//! What an online run may hold: known are its prompts, and how long an answer may get.
+//! Largest batches of an online run: its prompts are known, its completions bounded.
 
 use tandem_data::order;
 use tandem_kernels::ops::MANY_TREES;
@@ -10,8 +10,9 @@ use crate::config::{Algorithm, Config, MicroBatchSize, Order};
 use crate::inputs::RunInputs;
 use crate::recipe::{self, MicroBatch, MicroBatcher, Rows, ScoredPrompt};
 
-/// What no micro-batch exceeds, whatever is answered: prompts of the data, with as many answers as may be in pairs, none longer than
-/// it may be. As many tokens as a micro-batch may have are there in as few trees as can be, and in more.
+/// Upper bounds of a micro-batch, whatever is generated: the longest prompts with the largest
+/// number of paired completions of the greatest length. Bounds are built with as few trees as
+/// possible, and with more.
 pub(super) fn survey(config: &Config, prepared: &RunInputs) -> Result<BatchStatistics> {
     let online = config.online.as_ref().expect("an online run");
     let cache = &prepared.train;
@@ -24,7 +25,7 @@ pub(super) fn survey(config: &Config, prepared: &RunInputs) -> Result<BatchStati
     prompts.sort_unstable_by(|a, b| b.cmp(a));
     let share_prefix = config.data.share_prefix;
     let in_step = config.train.batch_size + online.replay_per_step;
-    // The longest prompts; fewer rows than a step has stand in it more than once.
+    // The longest prompts, repeated if there are fewer than a step needs.
     let longest: Vec<ScoredPrompt> =
         prompts.iter().cycle().take(in_step).map(|&prompt| largest_of(prompt)).collect();
     let tokens =
@@ -49,7 +50,7 @@ pub(super) fn survey(config: &Config, prepared: &RunInputs) -> Result<BatchStati
     largest.push(build(&mut batcher, &cut_to(&shortest, most, share_prefix))?);
     let scored = largest.iter().map(|batch| batch.forest.scored_rows().0.len()).max().unwrap_or(0);
     let train = PassShape { room: BatchCapacity { tokens: most, scored }, largest };
-    // Time is told for answers as long as they may get.
+    // Time is estimated for completions of the greatest length.
     let mut batches = prepared.batches(config);
     let rows =
         |rows: &[u32]| rows.iter().map(|&row| largest_of(cache.prompt(row as usize).0.len())).collect();
@@ -95,7 +96,7 @@ fn longest_row(prompt: usize, answers: usize, tokens: usize, is_nash: bool) -> S
     }
 }
 
-/// Rows from the first on, the last of them with shorter answers, of so many tokens at most; the first is whole.
+/// Rows of at most this many tokens: the first whole, the last with shortened completions.
 fn cut_to(rows: &[ScoredPrompt], most: usize, share_prefix: bool) -> Vec<ScoredPrompt> {
     let mut left = most;
     let mut kept: Vec<ScoredPrompt> = Vec::new();

@@ -1,4 +1,4 @@
-//! What a part of a run holds in memory, and what a rank needs of each of its memories.
+//! Memory of one phase of a run, and a rank's need of each memory.
 
 use tandem_kernels::meta::{Ledger, PeakLocation};
 use tandem_kernels::{Device, MemoryUse};
@@ -8,27 +8,27 @@ use crate::placement::{MemoryPlacement, MemoryRequirements};
 /// A part of a run during which one set of things is in memory.
 #[derive(Clone, Debug)]
 pub struct PhasePlan {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
     /// Bytes by kind at its peak.
     pub memory: MemoryUse,
     /// When that is.
     pub moment: PeakLocation,
-    /// One past the highest address used until its end: what is resident by then, in all of the device's arenas.
+    /// Highest address used until the end of the phase, over the device's arenas: resident bytes.
     pub high_water: usize,
     /// How much of that is of the one where answers are generated while a step trains.
     pub beside: usize,
     /// How much of it is of the one where reward models judge.
     pub judges: usize,
-    /// What is offloaded to host memory.
+    /// Bytes offloaded to host memory.
     pub host: Offloaded,
-    /// What is offloaded to a file.
+    /// Bytes offloaded to a file.
     pub file: Offloaded,
     /// Floating-point operations of the largest micro-batch, if it computes any.
     pub flops: f64,
 }
 
-/// What a memory beside the device's holds.
+/// Contents of a memory outside the device.
 #[derive(Clone, Debug, Default)]
 pub struct Offloaded {
     /// Bytes by kind at its peak.
@@ -52,7 +52,7 @@ impl MemoryRequirements {
 }
 
 impl PhasePlan {
-    /// What `homes`, of a dry run, held since its records were begun.
+    /// Reads a phase from a dry run's memories since their records began.
     pub(super) fn of(name: &'static str, homes: &MemoryPlacement, flops: f64) -> Self {
         let [device, host, file] = homes.ledgers();
         let device = device.expect("there is a device");
@@ -65,15 +65,15 @@ impl PhasePlan {
         Self { name, memory, moment, high_water, beside: 0, judges: 0, host, file, flops }
     }
 
-    /// With reward models on a device of their own, which may be fullest at the same moment.
+    /// Adds reward models on their own device, which may peak at the same moment.
     pub(super) fn with_judges(&mut self, device: &Device) {
         self.judges = device.high_water();
         self.high_water += self.judges;
         self.memory = self.memory.beside(&device.memory());
     }
 
-    /// With answers that are generated on a device of their own, which may be fullest at the same moment as a step that trains. What
-    /// that device took it keeps.
+    /// Adds background generation on its own device, which may peak during a training step and
+    /// keeps its memory.
     pub(super) fn with_generation(&mut self, device: &Device) {
         self.beside = device.high_water();
         self.high_water += self.beside;

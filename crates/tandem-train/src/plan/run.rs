@@ -6,30 +6,30 @@ use super::{Plan, PlanInputs};
 use crate::Result;
 use crate::config::Config;
 
-/// A run: what each rank needs, how long a step takes, and whether it fits.
+/// Plan of a run: memory per rank, step time and fit.
 #[derive(Clone, Debug)]
 pub struct RunPlan {
-    /// Ranks that need the same, and what.
+    /// Groups of ranks with equal plans.
     pub ranks: Vec<(Vec<usize>, Plan)>,
-    /// What each rank drives.
+    /// Device of each rank.
     pub device: DeviceKind,
-    /// What `compute.memory` allows each rank, in bytes.
+    /// Memory cap per rank in bytes.
     pub cap: Option<u64>,
-    /// Of the slowest rank.
+    /// Estimate of the slowest rank.
     pub estimate: Estimate,
 }
 
-/// Whether a rank's arena fits.
+/// Fit of a rank's arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FitResult {
-    /// What it needs at most, in bytes.
+    /// Peak need in bytes.
     pub needed: u64,
-    /// What there is; `None` if that is not known.
+    /// Available bytes; `None` if unknown.
     pub limit: Option<u64>,
 }
 
 impl FitResult {
-    /// Whether it does.
+    /// Returns whether it fits.
     pub fn fits(&self) -> bool {
         self.limit.is_none_or(|limit| self.needed <= limit)
     }
@@ -47,7 +47,8 @@ impl RunPlan {
         Self::of(config, outline, num_ranks, device, &all)
     }
 
-    /// Plans one rank of each stage, the first, which holds as much as any other of it, up to a few cache lines.
+    /// Plans one rank of each stage, the first, which holds as much as any other of it, up to a few
+    /// cache lines.
     pub fn sketch(
         config: &Config,
         outline: &PlanInputs,
@@ -97,22 +98,22 @@ impl RunPlan {
         self.ranks.iter().map(|(ranks, plan)| (ranks.len() * plan.file_bytes()) as u64).sum()
     }
 
-    /// Whether it fits the cap, if there is one, and the device.
+    /// Compares the need with the cap and the device.
     pub fn fit(&self) -> FitResult {
         let plan = self.fullest();
-        // What is offloaded to host memory is of the same memory where the device is the host's processor.
+        // On a CPU run, host offload uses the same memory as the arena.
         let (needed, outside) = match self.device.is_processor() {
             true => (plan.ram_bytes() as u64, plan.outside as u64),
             false => (plan.arena_bytes() as u64, 0),
         };
-        // What lies beside the arena needs memory too, but is not what is capped.
+        // Memory outside the arena counts, but is not capped.
         let memory = self.device.memory(plan.ranks).map(|memory| memory.saturating_sub(outside));
         FitResult { needed, limit: self.cap.into_iter().chain(memory).min() }
     }
 }
 
-/// Whether two ranks need the same: the same stage, fullest at the same moment in every phase, with the same bytes of every kind, up
-/// to half a percent of the whole, which dividing layers leaves uneven.
+/// Returns whether two ranks have equal plans: same stage, same peak moments, and bytes of every
+/// kind within half a percent, since dividing layers is uneven.
 fn is_alike(a: &Plan, b: &Plan) -> bool {
     let slack = (a.arena_bytes() / 200).max(1 << 16);
     let near = |a: usize, b: usize| a.abs_diff(b) <= slack;

@@ -1,4 +1,4 @@
-//! What a run's batches look like: the micro-batches that decide memory, a typical one, and how many there are.
+//! Batch statistics of a run: worst-case micro-batches, a typical one, and counts.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +15,7 @@ use crate::placement::PassCapacities;
 use crate::recipe::{self, AssumedRow, MicroBatch, deal};
 use crate::{Result, TrainError};
 
-/// What a plan has to know of the model and of the data.
+/// Inputs of a plan about model and data.
 pub struct PlanInputs<'a> {
     /// The model, whole, without any adapter.
     pub decoder: Decoder,
@@ -26,7 +26,7 @@ pub struct PlanInputs<'a> {
     /// Held-out rows; `None` if there are none.
     pub eval_rows: Option<usize>,
     rows: Rows<'a>,
-    /// By what the cut of a batch depends on.
+    /// Cached statistics by the keys that decide the cut.
     surveys: Mutex<HashMap<String, Arc<BatchStatistics>>>,
 }
 
@@ -35,9 +35,10 @@ enum Rows<'a> {
     Assumed(SyntheticBatch),
 }
 
-/// Micro-batches that are all alike, where there is no data yet. A row has the longest sequences that `data.max_length` allows
-/// or, if that is less, all of the micro-batch: a pair is a prompt and two answers of the same length, its prompt computed
-/// once; a row of SFT a prompt and an answer.
+/// Micro-batches that are all alike, where there is no data yet. A row has the longest sequences
+/// that `data.max_length` allows or, if that is less, all of the micro-batch: a pair is a prompt
+/// and two answers of the same length, its prompt computed once; a row of SFT a prompt and an
+/// answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SyntheticBatch {
     /// Tokens of a micro-batch; fewer if `train.micro_batch_tokens` or `micro_batch_size` says so.
@@ -46,30 +47,30 @@ pub struct SyntheticBatch {
     pub scored: Option<usize>,
 }
 
-/// What is known of the micro-batches of a pass over rows.
+/// Micro-batches of one pass over rows.
 #[derive(Clone, Debug)]
 pub struct PassShape {
     /// The most tokens, and the most scored rows, of any of them.
     pub room: BatchCapacity,
-    /// Worst-case micro-batches: most tokens; most tokens with few trees, for each small number of trees; most scored rows; the
-    /// largest without scored rows.
+    /// Worst-case micro-batches: most tokens; most tokens with few trees, for each small number of
+    /// trees; most scored rows; the largest without scored rows.
     pub largest: Vec<MicroBatch>,
 }
 
-/// What was found.
+/// Statistics.
 #[derive(Debug)]
 pub struct BatchStatistics {
-    /// Of all steps.
+    /// Training steps.
     pub train: PassShape,
-    /// Of an evaluation; empty without held-out rows.
+    /// Evaluation; empty without held-out rows.
     pub evaluation: PassShape,
-    /// Of the pass that precomputes the reference; empty without it.
+    /// Reference pass; empty without it.
     pub reference: PassShape,
     /// One of the steps' with the mean number of tokens.
     pub typical: MicroBatch,
     /// Tokens of each micro-batch of every step; of an epoch, if all are alike.
     pub(super) steps: Vec<Vec<usize>>,
-    /// How many of the steps are what time is estimated from.
+    /// Steps used for the time estimate.
     pub(super) measured: usize,
     /// Tokens of a step, each answer with its own copy of the prompt: the mean.
     pub sequence_tokens: f64,
@@ -77,12 +78,12 @@ pub struct BatchStatistics {
     pub rows: f64,
 }
 
-/// What a data rank has to do in a step.
+/// Work of a data rank per step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RankLoad {
     /// Micro-batches of the rank that has most of them, in the step where that is most.
     pub most_rounds: usize,
-    /// The same, the mean over steps.
+    /// Mean over steps.
     pub rounds: f64,
     /// Tokens of the rank that has most of them, the mean over steps.
     pub tokens: f64,
@@ -91,9 +92,9 @@ pub struct RankLoad {
 /// Micro-batches that a rank computes in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MicroBatchCounts {
-    /// Its own.
+    /// Own micro-batches.
     pub own: usize,
-    /// With those that it walks along with.
+    /// Including passes without own work (lockstep).
     pub all: usize,
 }
 
@@ -101,7 +102,7 @@ pub struct MicroBatchCounts {
 pub(super) const LOOK_AHEAD: u64 = 1000;
 
 impl<'a> PlanInputs<'a> {
-    /// Of inputs that have been opened.
+    /// Creates inputs from opened files.
     pub fn of(prepared: &'a RunInputs) -> Self {
         Self {
             decoder: prepared.decoder.without_adapter(),
@@ -113,10 +114,10 @@ impl<'a> PlanInputs<'a> {
         }
     }
 
-    /// Without data, tokenizer or weights: of the model folder only `config.json` is read.
+    /// Creates inputs without data, tokenizer or weights; reads only `config.json`.
     ///
     /// # Errors
-    /// If there is no such config, or the assumption makes no sense.
+    /// The config is missing, or the assumption is invalid.
     pub fn assume(config: &Config, assumed: SyntheticBatch) -> Result<Self> {
         let refused = |reason: String| Err(TrainError::Mismatch { reason });
         if assumed.tokens < 4 {
@@ -144,7 +145,7 @@ impl<'a> PlanInputs<'a> {
         })
     }
 
-    /// What was assumed, if there is no data.
+    /// The assumption, if there is no data.
     pub fn assumed(&self) -> Option<SyntheticBatch> {
         match self.rows {
             Rows::Known(_) => None,
@@ -178,7 +179,7 @@ impl<'a> PlanInputs<'a> {
     }
 }
 
-/// Counts what the micro-batches of a run hold, one step after another, and builds some.
+/// Counts the micro-batches of a run step by step, and builds some.
 fn look(config: &Config, prepared: &RunInputs) -> Result<BatchStatistics> {
     let mut batcher = prepared.batcher(config);
     let [mut of_train, mut of_evaluation, mut of_reference] = [(); 3].map(|()| Largest::default());
@@ -211,7 +212,7 @@ fn look(config: &Config, prepared: &RunInputs) -> Result<BatchStatistics> {
         }
         steps.push(tokens);
     }
-    // These passes go through the rows as they stand.
+    // These passes read the rows in order.
     let with_eval = prepared.eval.as_ref().zip(of_eval.as_deref());
     with_eval.into_iter().for_each(|(eval, counts)| of_evaluation.consider_all(&batcher, eval, counts));
     if config.reference.kind == ReferenceKind::Precompute {
@@ -256,7 +257,7 @@ impl SyntheticBatch {
             MicroBatchSize::Tokens(most) => self.tokens.min(most),
             MicroBatchSize::Rows(_) => self.tokens,
         };
-        // Of a pair one part of three, of another row one part of two.
+        // A third of a pair, half of another row.
         let answer = |tokens: usize| match self.scored {
             Some(scored) => tokens * scored / self.tokens / answers,
             None => tokens / (answers + 1),
@@ -317,14 +318,14 @@ impl SyntheticBatch {
 }
 
 impl BatchStatistics {
-    /// What every micro-batch takes memory for.
+    /// Capacity that every micro-batch allocates.
     pub fn rooms(&self) -> PassCapacities {
         let Self { train, evaluation, reference, .. } = self;
         PassCapacities { train: train.room, evaluation: evaluation.room, reference: reference.room }
     }
 
-    /// What a stage does in the steps of the run, as rank `data.0` of `data.1` of its data group: what leads to other
-    /// places in memory. `in_rounds` as in [`crate::recipe::MicroBatcher::new`].
+    /// Distinct micro-batch counts of a stage as rank `data.0` of `data.1` of its data group: those
+    /// that change memory offsets. `in_rounds` as in [`crate::recipe::micro_batch::MicroBatcher::new`].
     pub fn turns(
         &self,
         stage: PipelineStage,
@@ -332,7 +333,7 @@ impl BatchStatistics {
         in_rounds: bool,
     ) -> Vec<MicroBatchCounts> {
         if stage.count == 1 {
-            // Nothing is left of a micro-batch when the next one begins.
+            // A micro-batch leaves nothing behind.
             let idle = (in_rounds && data.1 > 1).then_some(MicroBatchCounts { own: 0, all: 1 });
             return std::iter::once(MicroBatchCounts { own: 1, all: 1 }).chain(idle).collect();
         }
@@ -347,7 +348,8 @@ impl BatchStatistics {
         self.steps.iter().map(of).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// What falls to one of `num_data` ranks; `in_rounds` as in [`crate::recipe::MicroBatcher::new`].
+    /// Work of one of `num_data` ranks; `in_rounds` as in
+    /// [`crate::recipe::micro_batch::MicroBatcher::new`].
     pub fn load(&self, num_data: usize, in_rounds: bool) -> RankLoad {
         let mut load = RankLoad { most_rounds: 1, rounds: 0.0, tokens: 0.0 };
         let steps = &self.steps[..self.measured];

@@ -1,4 +1,4 @@
-//! What a rank computes and sends, as a dry run wrote it down.
+//! Operations and messages of a rank, from a dry run's log.
 
 use tandem_comm::recorder::Log;
 use tandem_comm::{Call, Operation};
@@ -12,36 +12,36 @@ use crate::plan::dry_run::TENSOR_GROUP;
 pub struct StepCost {
     /// Every operation with the cost of one call; calls that cost the same are counted together.
     pub operations: Vec<(&'static str, Cost)>,
-    /// What goes to other ranks.
+    /// Messages to other ranks.
     pub sent: Vec<Sent>,
 }
 
-/// What a rank sends in one call.
+/// Bytes that a rank sends in one call.
 #[derive(Clone, Copy, Debug)]
 pub struct Sent {
     /// Bytes.
     pub bytes: u64,
     /// The first and the last of the ranks that meet in the call.
     pub span: (usize, usize),
-    /// Whether it goes while the rank computes.
+    /// Whether the call overlaps compute.
     pub beside: bool,
-    /// To whom.
+    /// Receivers.
     pub to: Topology,
 }
 
-/// With whom a rank speaks.
+/// Process group of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Topology {
-    /// Those that compute other micro-batches.
+    /// Data ranks.
     Data,
-    /// Those that hold the other slices.
+    /// Tensor ranks.
     Slices,
-    /// Those that hold the other stages.
+    /// Pipeline ranks.
     Stages,
 }
 
 impl StepCost {
-    /// What was written down; `rank` is this one, `has_slices` whether there is a tensor axis.
+    /// Reads a dry run's log; `rank` is this one, `has_slices` states whether a tensor axis exists.
     pub fn of(homes: &MemoryPlacement, log: &Log, rank: usize, has_slices: bool) -> Self {
         let sent = |(group, call): (usize, Call)| {
             let members = log.members(group);

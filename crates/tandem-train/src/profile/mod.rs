@@ -1,9 +1,9 @@
-//! A profile of some steps of a run: where their time went, how fast each operation was beside what the machine can do, and what
-//! was taken from the arena. One for each rank, in the run's folder.
+//! Profile of some steps: time by phase and operation beside the machine's rates, and arena use.
+//! One per rank, in the run folder.
 //!
-//! The devices' recorder ([`tandem_kernels::profile`]) and the groups of ranks ([`tandem_comm::CollectiveObserver`]) write down what took time;
-//! [`Report`] adds it up, [`trace`] shows it on a line of time. Only a few steps are recorded, so that a long run is profiled as
-//! a short one is: after them the recorder is off.
+//! The device recorder ([`tandem_kernels::profile`]) and the process groups
+//! ([`tandem_comm::Watch`]) log events; [`Report`] adds them up, [`trace`] writes a timeline. Only
+//! a few steps are recorded, so long runs profile like short ones.
 
 mod report;
 #[cfg(test)]
@@ -45,7 +45,7 @@ pub struct Profiler {
     rank: usize,
     /// The steps that are profiled, counted from 1; `None` before the first step of this process.
     steps: Option<Range<u64>>,
-    /// What had been taken from the arena when they began, and its high water then.
+    /// Arena use and high-water mark at the start.
     before: Memory,
     report: Option<Report>,
 }
@@ -64,10 +64,10 @@ impl CollectiveObserver for Calls {
 }
 
 impl Profiler {
-    /// A recorder that is told of the calls of a group and of those that it divides into, if a profile is `wanted`.
+    /// Creates a recorder for a group and its subgroups, if a profile is `wanted`.
     ///
     /// # Errors
-    /// If some ranks want one and others do not; if a rank is lost.
+    /// Only some ranks want a profile.
     pub fn recorder(wanted: bool, group: &mut ProcessGroup) -> Result<Option<Arc<Profile>>> {
         let mut votes = [u8::from(wanted), u8::from(!wanted)];
         if group.size() > 1 {
@@ -85,7 +85,8 @@ impl Profiler {
         Ok(Some(recorder))
     }
 
-    /// Measures what this rank's threads can do, all ranks at a time, as they will compute. Of a GPU the table of devices is believed.
+    /// Measures this rank's CPU rates, all ranks at once as in training. GPU rates come from the
+    /// device table.
     pub fn new(recorder: Arc<Profile>, config: &Config, group: &mut ProcessGroup) -> Result<Self> {
         let (threads, rank, num_ranks) = (config.compute.num_threads(), group.rank(), group.size());
         group.barrier()?;
@@ -99,7 +100,7 @@ impl Profiler {
         Ok(Self { recorder, machine, folder, rank, steps: None, before: Memory::default(), report: None })
     }
 
-    /// Who records.
+    /// Recorder.
     pub fn recording(&self) -> &Arc<Profile> {
         &self.recorder
     }
@@ -107,7 +108,7 @@ impl Profiler {
     /// Step `step` of `total` is about to begin, counted from 1. All ranks call this.
     ///
     /// # Errors
-    /// If what has been recorded cannot be written; if a rank is lost.
+    /// The profile cannot be written.
     pub fn step(&mut self, step: u64, total: u64, group: &mut ProcessGroup, device: &Device) -> Result<()> {
         let steps = self.steps.get_or_insert_with(|| {
             // How much there is to record is seen in the steps before.
@@ -117,9 +118,9 @@ impl Profiler {
         });
         let steps = steps.clone();
         if step == steps.start {
-            // Of the last step before, and some more.
+            // Events of the last step before, and some more.
             let each = self.recorder.num_events() / (WARM_UP as usize);
-            // So that the ranks' clocks begin together.
+            // Aligns the ranks' clocks.
             group.barrier()?;
             self.before = Memory::of(device);
             self.recorder.begin(2 * each * STEPS as usize);
@@ -132,12 +133,12 @@ impl Profiler {
         Ok(())
     }
 
-    /// No step after the first `done` will be taken.
+    /// Ends early: no step after `done` follows.
     pub fn finish(&mut self, done: u64, device: &Device) -> Result<()> {
         self.close(done + 1, device)
     }
 
-    /// Ends the recording before step `next`, and writes what it holds of whole steps.
+    /// Ends the recording before step `next` and writes its whole steps.
     fn close(&mut self, next: u64, device: &Device) -> Result<()> {
         let Some(steps) = self.steps.clone().filter(|_| self.report.is_none()) else { return Ok(()) };
         let steps = steps.start..next.min(steps.end);
@@ -157,7 +158,7 @@ impl Profiler {
         Ok(())
     }
 
-    /// What there is to tell, and the folder that it lies in; `None` where no whole step was profiled.
+    /// Report and folder; `None` without a whole profiled step.
     pub fn report(&self) -> Option<(&Report, &Path)> {
         self.report.as_ref().map(|report| (report, &*self.folder))
     }

@@ -1,4 +1,4 @@
-//! What was recorded, added up by phase and operation.
+//! Profile report: events summed by phase and operation.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use tandem_kernels::profile::{Event, EventKind, Recording};
 
 use crate::plan::estimate::Machine;
 
-/// What happened to the device's arena.
+/// Arena statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Memory {
     /// How often a range was taken from it, a step.
@@ -28,7 +28,7 @@ impl Memory {
         Self { allocations, bytes, high_water: device.high_water() as u64, rise: 0 }
     }
 
-    /// In each of so many steps since `before`.
+    /// Per step since `before`.
     pub(super) fn since(self, before: &Self, steps: u64) -> Self {
         Self {
             allocations: (self.allocations - before.allocations) / steps,
@@ -42,7 +42,7 @@ impl Memory {
 /// An operation, or a call between ranks, in one phase: means over the steps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Row {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
     /// Calls a step.
     pub calls: f64,
@@ -54,7 +54,7 @@ pub struct Row {
     pub bytes: f64,
     /// Milliseconds that it would take at best; none of a call between ranks.
     pub best_ms: Option<f64>,
-    /// Whether arithmetic rather than memory bounds that.
+    /// Whether arithmetic, not memory, is the bound.
     pub is_arithmetic: bool,
     /// Milliseconds at best of arithmetic and of bytes alone, to tell which.
     #[serde(skip)]
@@ -64,22 +64,22 @@ pub struct Row {
 /// A phase of a step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Phase {
-    /// Its name.
+    /// Name.
     pub name: String,
     /// Milliseconds a step.
     pub ms: f64,
-    /// What took them, the longest first.
+    /// Operations, the longest first.
     pub rows: Vec<Row>,
     /// Milliseconds in none of these.
     pub outside_ms: f64,
 }
 
-/// What another thread of the rank did meanwhile.
+/// Concurrent work of another thread of the rank.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Beside {
-    /// Its name.
+    /// Name.
     pub thread: String,
-    /// What it did.
+    /// Name of the work.
     pub rows: Vec<Row>,
 }
 
@@ -88,15 +88,15 @@ pub struct Beside {
 pub struct Report {
     /// The rank.
     pub rank: usize,
-    /// What it computes with.
+    /// Device.
     pub machine: Machine,
     /// The profiled steps, counted from 1, and milliseconds of each.
     pub steps: Vec<(u64, f64)>,
     /// Milliseconds of a step.
     pub ms: f64,
-    /// In the order in which they first began.
+    /// In order of first start.
     pub phases: Vec<Phase>,
-    /// What all phases together did.
+    /// Totals over all phases.
     pub operations: Vec<Row>,
     /// Milliseconds of the thread that trains in no operation.
     pub outside_ms: f64,
@@ -106,18 +106,18 @@ pub struct Report {
     pub beside: Vec<Beside>,
     /// The device's arena.
     pub memory: Memory,
-    /// Events that the recorder had no room for; what they took is missing above.
+    /// Dropped events; their time is missing above.
     pub lost: u64,
 }
 
 /// The thread that trains.
 const TRAINING: u32 = 0;
 
-/// Where no phase was told.
+/// Events outside a phase.
 const OTHER: &str = "other";
 
 impl Report {
-    /// Adds up what a recording holds of whole steps.
+    /// Sums the whole steps of a recording.
     pub fn of(
         recording: &Recording,
         steps: Range<u64>,
@@ -173,7 +173,7 @@ fn ms(time: &Range<u64>) -> f64 {
     (time.end - time.start) as f64 * 1e-6
 }
 
-/// What is added up.
+/// Accumulator.
 struct Sums<'a> {
     recording: &'a Recording,
     machine: Machine,
@@ -181,7 +181,7 @@ struct Sums<'a> {
 }
 
 impl Sums<'_> {
-    /// Whether an event began in one of the steps.
+    /// Returns whether an event began within the steps.
     fn contains(&self, event: &Event) -> bool {
         self.times.iter().any(|(_, time)| time.contains(&event.start))
     }
@@ -216,7 +216,8 @@ impl Sums<'_> {
         phases
     }
 
-    /// The phases of all steps one after another, and the head's part of a pass as a phase of its own.
+    /// The phases of all steps one after another, and the head's part of a pass as a phase of its
+    /// own.
     fn spans(&self) -> Vec<Span> {
         let mut spans = Vec::new();
         let mut heads = Vec::new();
@@ -224,11 +225,11 @@ impl Sums<'_> {
             let time = event.start..event.end;
             match event.what {
                 EventKind::Phase(name) => {
-                    // What lies in a phase has ended before it.
+                    // Events within a phase end before it.
                     let mut start = time.start;
                     for head in heads.drain(..) {
                         let Span { name: head_name, time: head } = head;
-                        // Only a pass of training has a head that is told apart.
+                        // Only training passes report the head separately.
                         if !["forward", "backward"].contains(&name) {
                             continue;
                         }

@@ -88,7 +88,7 @@ impl Report {
     }
 }
 
-/// Of operations or of bytes, a second.
+/// Formats operations or bytes per second.
 struct Rate(f64, bool);
 
 impl Display for Rate {
@@ -98,7 +98,7 @@ impl Display for Rate {
 }
 
 impl Row {
-    /// The rate of what bounds it, and what that is at best; nothing of what neither computes nor moves bytes.
+    /// Achieved rate and peak of the bounding resource; nothing without arithmetic or traffic.
     fn rates(&self) -> Option<(Rate, Option<Rate>)> {
         let amount = if self.is_arithmetic { self.flops } else { self.bytes };
         let rate = |ms: f64| Rate(amount / ms * 1e3, self.is_arithmetic);

@@ -1,7 +1,7 @@
 //! A recording on a line of time, in the format that chrome://tracing and Perfetto read.
 //!
-//! A process is a rank, a thread a thread; steps hold phases, these hold places, and these operations. Times are microseconds from
-//! the first profiled step, which all ranks begin together.
+//! A process is a rank, a thread a thread; steps hold phases, these hold places, and these
+//! operations. Times are microseconds from the first profiled step, which all ranks begin together.
 
 use std::ops::Range;
 
@@ -10,12 +10,12 @@ use tandem_kernels::profile::{Event, EventKind, Recording};
 
 use super::report::step_times;
 
-/// The file's bytes: what a recording holds of whole steps.
+/// Serialises the whole steps of a recording.
 pub fn bytes(recording: &Recording, steps: Range<u64>, rank: usize) -> Vec<u8> {
     let times = step_times(recording, &steps);
     let is_inside = |event: &&Event| times.iter().any(|(_, time)| time.contains(&event.start));
     let mut events: Vec<&Event> = recording.events.iter().filter(is_inside).collect();
-    // Of those that begin together the outer one comes first.
+    // Outer events come first among equal starts.
     events.sort_by_key(|event| (event.thread, event.start, std::cmp::Reverse(event.end), depth(&event.what)));
     let names = recording.threads.iter().enumerate().map(|(thread, name)| {
         json!({"name": "thread_name", "ph": "M", "pid": rank, "tid": thread, "args": {"name": name}})

@@ -61,7 +61,8 @@ impl Recipe for Dpo {
     }
 }
 
-/// Computes the configured losses of pairs, and XPO's term where the reference responded; returns the batch's pairs.
+/// Computes the configured losses of pairs, and XPO's term where the reference responded; returns
+/// the batch's pairs.
 pub(super) fn pair_loss(
     batch: &ScoredBatch<'_>,
     totals: &BatchTotals,

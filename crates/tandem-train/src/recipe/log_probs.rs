@@ -1,17 +1,17 @@
-//! What the sequences of a micro-batch came to.
+//! Log-probabilities of a micro-batch's sequences.
 
 use crate::objective::PairLogProbs;
 use crate::recipe::MicroBatch;
 
-/// Each sequence's log-probability (or its reward), under the policy and under what it is compared with.
+/// Log-probability (or reward) of each sequence under policy and reference.
 pub(crate) struct SequenceLogProbs {
     pub(crate) policy: Vec<f64>,
     pub(crate) reference: Option<Vec<f64>>,
-    /// The same of the sequences of pairs, pair by pair, where there are pairs.
+    /// The same per pair member, for preference methods.
     paired: Paired,
 }
 
-/// The sequences of pairs, pair by pair: a sequence stands as often as it is in one.
+/// Sequence index per pair member; a sequence repeats for each of its pairs.
 #[derive(Default)]
 struct Paired {
     policy: Vec<f64>,
@@ -21,7 +21,7 @@ struct Paired {
 }
 
 impl SequenceLogProbs {
-    /// Of a micro-batch's sequences.
+    /// Computes them for a micro-batch.
     pub(crate) fn new(policy: Vec<f64>, reference: Option<Vec<f64>>, micro: &MicroBatch) -> Self {
         fn of<T: Copy>(values: &[T], micro: &MicroBatch) -> Vec<T> {
             micro.pairs.iter().flatten().map(|&sequence| values[sequence as usize]).collect()

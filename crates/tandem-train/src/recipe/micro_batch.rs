@@ -10,7 +10,7 @@ use crate::Result;
 use crate::config::MicroBatchSize;
 use crate::objective::BatchTotals;
 
-/// What a batch's rows are numbers of.
+/// Source of a batch's rows.
 #[derive(Clone, Copy)]
 pub enum Rows<'a> {
     /// Rows of a data set.
@@ -26,7 +26,7 @@ impl<'a> From<&'a TokenCache> for Rows<'a> {
 }
 
 impl Rows<'_> {
-    /// What a row adds to a forest, in tokens.
+    /// Tokens that a row adds to a forest.
     fn num_tokens(self, row: u32, share_prefix: bool) -> usize {
         match self {
             Self::Cached(cache) => cache.num_tokens(row as usize, share_prefix),
@@ -42,41 +42,44 @@ pub struct MicroBatch {
     pub rows: Vec<u32>,
     /// Their tokens.
     pub forest: Forest,
-    /// The sequences of each pair: chosen, rejected. None but where answers are compared with a reference.
+    /// The sequences of each pair: chosen, rejected. None but where answers are compared with a
+    /// reference.
     pub pairs: Vec<[u32; 2]>,
     /// The sequences that are answers of the reference itself, for XPO.
     pub explored: Vec<u32>,
-    /// By how much each sequence is preferred, more than evenly, to what it was compared with: for Nash-MD alone.
+    /// Nash-MD only: preference of each sequence over its opponent, minus one half.
     pub advantages: Vec<f64>,
     /// Scored tokens per sequence.
     pub scored_tokens: Vec<u32>,
     /// Tokens of each answer; but for DPO the scored tokens.
     pub answer_tokens: Vec<u32>,
-    /// By how much the reward of each pair's chosen answer is to lead; none but for reward models.
+    /// Reward models only: required reward margin per pair.
     pub margins: Vec<f32>,
-    /// Tokens as a padding trainer counts them, without its padding: every answer with its own copy of the prompt.
+    /// Tokens as a padding trainer counts them, without its padding: every answer with its own copy
+    /// of the prompt.
     pub sequence_tokens: u64,
 }
 
-/// One rank's share of a batch, and what it needs to know of the rest.
+/// One rank's micro-batches of a batch, and totals of the whole batch.
 #[derive(Clone, Debug)]
 pub struct RankBatch {
     /// The batch's rows.
     pub rows: Vec<u32>,
-    /// All micro-batches, as ranges of the rows.
+    /// Row ranges of all micro-batches.
     pub cuts: Vec<std::ops::Range<usize>>,
     /// Counts over the whole batch.
     pub totals: BatchTotals,
     /// Tokens of the whole batch, as in [`MicroBatch::sequence_tokens`].
     pub sequence_tokens: u64,
-    /// The micro-batches that this rank computes, by their place among all, in the order in which it does.
+    /// The micro-batches that this rank computes, by their place among all, in the order in which
+    /// it does.
     pub mine: Vec<usize>,
     /// How many the rank that has most of them computes.
     pub rounds: usize,
 }
 
 impl RankBatch {
-    /// A batch of so many micro-batches that are all the same.
+    /// Creates a batch of `count` equal micro-batches.
     pub fn of(batch: &MicroBatch, count: usize) -> Self {
         let chosen: u64 = batch.scored_tokens.iter().map(|&n| u64::from(n)).sum();
         let (rows, times) = (batch.rows.len(), count as u64);
@@ -96,7 +99,8 @@ impl RankBatch {
     }
 }
 
-/// Cuts rows into micro-batches. A function of rows and config alone: ranks and threads never enter.
+/// Cuts rows into micro-batches. A function of rows and config alone: ranks and threads never
+/// enter.
 pub struct MicroBatcher {
     recipe: &'static dyn Recipe,
     size: MicroBatchSize,
@@ -107,8 +111,9 @@ pub struct MicroBatcher {
 }
 
 impl MicroBatcher {
-    /// Creates the batcher of a recipe. `in_rounds` is for ranks that meet in the walk, so that each has to wait for the others in
-    /// every micro-batch. `pad` is the token that the ends of a reward model's texts stand before.
+    /// Creates the batcher of a recipe. `in_rounds` is for ranks that meet in the walk, so that
+    /// each has to wait for the others in every micro-batch. `pad` is the token that the ends of a
+    /// reward model's texts stand before.
     pub fn new(
         recipe: &'static dyn Recipe,
         size: MicroBatchSize,
@@ -129,7 +134,7 @@ impl MicroBatcher {
     /// Builds the forest of some rows.
     ///
     /// # Errors
-    /// If a row cannot form a forest: the cache is not what it was checked to be.
+    /// A row cannot form a forest: the cache is not the verified one.
     pub fn build<'a>(&mut self, of: impl Into<Rows<'a>>, rows: &[u32]) -> Result<MicroBatch> {
         let mut micro = MicroBatch { rows: rows.to_vec(), ..MicroBatch::default() };
         match of.into() {
@@ -156,7 +161,8 @@ impl MicroBatcher {
         Ok(micro)
     }
 
-    /// What rank `rank` of `num_ranks` computes of a batch. The cut is that of one rank; only who computes what differs.
+    /// Assigns micro-batches to rank `rank` of `num_ranks`. The cut does not depend on the number
+    /// of ranks.
     pub fn share<'a>(
         &self,
         of: impl Into<Rows<'a>>,
@@ -201,8 +207,8 @@ impl MicroBatcher {
     }
 }
 
-/// Which micro-batches each rank computes: the largest first, each to the rank that has the least to do so far. In rounds, no
-/// rank gets another before all have as many, so that the ones that ranks compute at the same time are of similar size.
+/// Assigns micro-batches: the largest first, each to the rank with the least work. In rounds, ranks
+/// get equal counts, so that micro-batches computed at the same time are of similar size.
 pub(crate) fn deal(tokens: &[usize], num_ranks: usize, in_rounds: bool) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..tokens.len()).collect();
     order.sort_by_key(|&index| std::cmp::Reverse(tokens[index]));
@@ -233,7 +239,7 @@ mod tests {
 
     #[test]
     fn in_rounds_ranks_compute_similar_ones_at_the_same_time() {
-        // 9 beside 5, then 4 beside 2, the larger one on the rank that had the smaller one.
+        // 9 with 5, then 4 with 2; the rank with the smaller one gets the larger one.
         assert_eq!(deal(&[5, 9, 4, 2], 2, true), [[1, 3], [0, 2]]);
         assert_eq!(deal(&[9, 2, 3, 3], 2, true), [[0, 1], [2, 3]]);
         let sizes: Vec<usize> = (0..23).map(|i| i * i % 31).collect();

@@ -1,7 +1,8 @@
 //! Recipes: supervised fine-tuning, DPO, reward models and Online DPO.
 //!
-//! A recipe says which rows it reads, how a row joins a micro-batch's forest, what is minimised and what is reported. The step
-//! ([`crate::step`]) has one order of passes for all of them. A new recipe is a file here and a line in [`for_method`].
+//! A recipe says which rows it reads, how a row joins a micro-batch's forest, what is minimised and
+//! what is reported. The step ([`crate::step`]) has one order of passes for all of them. A new
+//! recipe is a file here and a line in [`for_method`].
 
 mod dpo;
 mod log_probs;
@@ -61,8 +62,8 @@ pub trait Recipe: Send + Sync {
         "there is nothing to evaluate on: set data.eval to a file of held-out rows"
     }
 
-    /// Adds a row to a forest, and its labels to the micro-batch. `pad` is the token before which the texts of a reward model
-    /// end.
+    /// Adds a row to a forest, and its labels to the micro-batch. `pad` is the token before which
+    /// the texts of a reward model end.
     fn add_row(
         &self,
         cache: &TokenCache,
@@ -72,7 +73,8 @@ pub trait Recipe: Send + Sync {
         micro: &mut MicroBatch,
     );
 
-    /// Computes the loss of a micro-batch into `out`, and returns the weight of the whole batch that it is divided by.
+    /// Computes the loss of a micro-batch into `out`, and returns the weight of the whole batch
+    /// that it is divided by.
     fn loss(
         &self,
         batch: &ScoredBatch<'_>,
@@ -98,7 +100,8 @@ pub trait Recipe: Send + Sync {
     /// Adds a row that a plan assumes where there is no data.
     fn add_assumed(&self, row: &AssumedRow, forest: &mut ForestBuilder);
 
-    /// Adds the labels of `num_rows` assumed rows, with `num_sequences` sequences, to a micro-batch.
+    /// Adds the labels of `num_rows` assumed rows, with `num_sequences` sequences, to a
+    /// micro-batch.
     fn label_assumed(&self, config: &Config, num_rows: usize, num_sequences: usize, micro: &mut MicroBatch);
 }
 
@@ -163,7 +166,8 @@ impl ScoredBatch<'_> {
     }
 }
 
-/// A row that a plan assumes: a prompt, two responses of one length, and how many responses there are.
+/// A row that a plan assumes: a prompt, two responses of one length, and how many responses there
+/// are.
 pub struct AssumedRow {
     /// The prompt's tokens.
     pub prompt: Vec<u32>,

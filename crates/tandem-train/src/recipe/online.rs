@@ -130,7 +130,7 @@ pub struct ScoredPrompt {
     pub pairs: Vec<[u32; 2]>,
     /// The answers that are the reference's own, for XPO.
     pub explored: Vec<u32>,
-    /// For Nash-MD, which has no pairs: by how much each answer is preferred, more than evenly, to the mixture's.
+    /// Nash-MD only: preference of each completion over the mixture's, minus one half.
     pub advantages: Vec<f64>,
 }
 

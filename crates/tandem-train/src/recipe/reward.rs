@@ -26,8 +26,8 @@ impl Recipe for Reward {
         ModelFolder::open_reward(&config.model, config.seed)
     }
 
-    /// Sets the pad token as TRL does: the tokenizer's, else its end token. Nothing is padded here, but a text ends before such
-    /// tokens, also for whoever reads the model later.
+    /// Sets the pad token as TRL does: the tokenizer's, else its end token. Nothing is padded here,
+    /// but a text ends before such tokens, also for whoever reads the model later.
     fn with_tokenizer(&self, folder: ModelFolder, tokenizer: &Tokenizer) -> ModelFolder {
         let end = || tokenizer.eos_token().ok().and_then(|token| tokenizer.id(token));
         match tokenizer.pad_id().or_else(end) {

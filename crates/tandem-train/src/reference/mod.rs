@@ -1,7 +1,8 @@
 //! The reference policy: a view, not a second model wherever that can be had.
 //!
-//! `precompute` runs the reference over all rows once, keeps two numbers a row on disk, keyed by the content of
-//! weights and tokens, and is then gone. `model` keeps a second set of weights and scores each micro-batch.
+//! `precompute` runs the reference over all rows once and caches two numbers per row on disk, keyed
+//! by the content of weights and tokens. `model` keeps a second set of weights and scores each
+//! micro-batch.
 
 mod precompute;
 mod row_scores;
@@ -29,15 +30,15 @@ pub use row_scores::RowScores;
 pub(crate) use precompute::to_walk;
 use precompute::{Fingerprint, Precompute};
 
-/// Where reference log-probabilities come from.
+/// Source of reference log-probabilities.
 pub enum Reference {
     /// The loss uses none.
     None,
     /// Computed once, before training.
     Precomputed {
-        /// Of the training rows, if they are used.
+        /// Training rows, if used.
         train: Option<RowScores>,
-        /// Of the evaluation rows, if they are used.
+        /// Evaluation rows, if used.
         eval: Option<RowScores>,
     },
     /// A second set of weights.
@@ -49,7 +50,7 @@ pub enum Reference {
 }
 
 impl Reference {
-    /// Whether it goes along with the policy, through the same layers.
+    /// Returns whether it shares the policy's forward pass.
     pub fn is_shared(&self) -> bool {
         matches!(self, Self::Shared)
     }
@@ -71,8 +72,8 @@ impl Reference {
         }
     }
 
-    /// Summed log-probability of each sequence of a micro-batch; `None` without a reference, where a model's come out on
-    /// another stage, or where they come with the policy's.
+    /// Summed log-probability of each sequence of a micro-batch; `None` without a reference, where
+    /// a model's come out on another stage, or where they come with the policy's.
     pub fn log_probs(
         &mut self,
         walk: &StagedExecutor<'_>,
@@ -104,8 +105,8 @@ impl Reference {
 }
 
 impl Reference {
-    /// What somebody else reads a reference's weights through, while they are lent: as [`Policy::reader`]. Where they are the
-    /// policy's base, its reader does; numbers that were computed once are not asked for.
+    /// Creates a read-only view of the weights for another thread, like [`Policy::reader`]. A
+    /// shared base is covered by the policy's reader.
     pub fn reader(&self, homes: &MemoryPlacement, device: &Device, shard: &mut ProcessGroup) -> Result<Self> {
         Ok(match self {
             Self::None | Self::Precomputed { .. } => Self::None,
@@ -124,14 +125,14 @@ impl Reference {
         }
     }
 
-    /// A reader gives back what it was lent.
+    /// Releases the shared weights of a reader.
     pub fn give_back(&mut self) {
         if let Self::Followed(weights) = self {
             weights.give_back();
         }
     }
 
-    /// What [`Reference::log_probs`] does for a rank that has no batch while others have one.
+    /// Counterpart of [`Reference::log_probs`] on a rank without a batch in lockstep.
     pub fn idle(&mut self, walk: &LayerExecutor<'_>) -> Result<()> {
         let Some(weights) = self.weights() else { return Ok(()) };
         walk.idle_forward(weights)?;
@@ -149,11 +150,11 @@ pub fn sequence_log_probs(forest: &Forest, scores: &HeadScores) -> Vec<f64> {
     sums
 }
 
-/// The policy as it starts, and the configured reference, ready for the splits that will be scored: loads weights, and reads
-/// or computes log-probabilities that are wanted beforehand.
+/// The policy as it starts, and the configured reference, ready for the splits that will be scored:
+/// loads weights, and reads or computes log-probabilities that are wanted beforehand.
 ///
 /// # Errors
-/// If weights cannot be read, a forward pass fails, scores cannot be written, or a rank is lost.
+/// Weights cannot be read, a forward pass fails, or scores cannot be written.
 pub fn load(
     config: &Config,
     prepared: &RunInputs,
@@ -214,8 +215,8 @@ pub fn load(
     Ok((policy, reference))
 }
 
-/// A reference that is kept in memory, or none. `start` tells where its weights begin, which are those of the policy's base where
-/// it shares that.
+/// Creates an in-memory reference, or none. `start` holds its initial weights; a shared base starts
+/// with the policy's.
 pub fn kept(
     config: &Config,
     decoders: &ModelSpecs,
@@ -250,10 +251,8 @@ pub fn kept(
     })
 }
 
-/// Lets the reference share the policy's base, which begins at `start`: with the adapter that the config gives it, or with none.
-///
-/// # Errors
-/// If the adapter cannot be read, or memory runs out.
+/// Lets the reference share the policy's base, which begins at `start`: with the adapter that the
+/// config gives it, or with none.
 pub fn share_base(
     config: &Config,
     decoders: &ModelSpecs,
@@ -273,7 +272,7 @@ pub fn share_base(
             let from = start(&decoder)?.adapter(Some(folder), &decoder, device)?;
             adapter_masters(config, &decoder, device, MemoryKind::Reference, &from, policy)?
         }
-        // A copy of what the policy starts from.
+        // A copy of the policy's initial weights.
         None => {
             let mut layers = Vec::new();
             for master in &policy.masters().0.layers {

@@ -28,10 +28,10 @@ pub(crate) fn to_walk<'a>(
     LayerExecutor { split, room: homes.rooms.reference, ..walk }
 }
 
-/// Hashes of what weights were loaded.
+/// Content hashes of loaded weights.
 pub(super) struct Fingerprint<'a> {
     decoder: &'a Decoder,
-    /// By layer that this rank owns, of its weights and those of adapters.
+    /// Per owned layer: hashes of its weights and adapters.
     layers: BTreeMap<LayerId, blake3::Hasher>,
 }
 
@@ -78,7 +78,8 @@ impl Precompute<'_> {
                 key.update(format.name().as_bytes());
                 key.update(cache.content_hash().as_bytes());
                 key.update(self.config.compute.compute_type().name().as_bytes());
-                // Else the policy would differ from itself in the first step, where another machine or version left the scores.
+                // Else the policy would differ from itself in the first step, where another machine
+                // or version left the scores.
                 key.update(self.homes.device.arithmetic().as_bytes());
                 self.of_split(mesh, weights, split, cache, &key.finalize()).map(Some)
             }

@@ -27,7 +27,8 @@ impl RowScores {
         folder.join(format!("reference-{key}.bin"))
     }
 
-    /// Reads scores; `None` if the file is absent, incomplete or damaged, in which case they are computed again.
+    /// Reads scores; `None` if the file is absent, incomplete or damaged, in which case they are
+    /// computed again.
     pub fn read(path: &Path, num_rows: usize) -> Option<Self> {
         let bytes = fs::read(path).ok()?;
         let body = bytes.strip_prefix(MAGIC)?;
@@ -42,7 +43,7 @@ impl RowScores {
     /// Writes scores under a temporary name and renames.
     ///
     /// # Errors
-    /// If the file cannot be written; nothing half-written stays behind.
+    /// The file cannot be written; no partial file stays.
     pub fn write(&self, path: &Path) -> Result<()> {
         let folder = path.parent().expect("a path inside the cache folder");
         let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
@@ -62,8 +63,9 @@ impl RowScores {
         })
     }
 
-    /// Runs the reference over `batches`, this rank's share of all, and files each row's two numbers; what other ranks
-    /// of the data group computed is added, and every stage gets what the last one has. `idle_rounds` counts what other ranks compute beyond that, if they need this one for it.
+    /// Runs the reference over `batches`, this rank's share, and stores two numbers per row. Scores
+    /// of other data ranks are added; every stage receives the last stage's. `idle_rounds` counts
+    /// lockstep passes without own work.
     pub fn compute(
         walk: &StagedExecutor<'_>,
         weights: &mut dyn WeightSource,
@@ -86,7 +88,7 @@ impl RowScores {
                     rows[row as usize] = [pair[0], pair[1]];
                 }
             }
-            // As if all ranks were as far.
+            // Progress as if all ranks were equally far.
             done += (batch.rows.len() * group.size()) as u64;
             progress(done.min(rows.len() as u64));
         }

@@ -12,11 +12,12 @@ use crate::placement::{MemoryPlacement, PassCapacities, gpus};
 use crate::step::{TrainStep, evaluation_record};
 use crate::{Result, TrainError, plan, recipe, reference};
 
-/// Evaluates a config's model, or a checkpoint of its run, on `data.eval`, in the memory that a dry run of it takes and no more than
-/// `compute.memory`. Writes nothing but caches.
+/// Evaluates a config's model, or a checkpoint of its run, on `data.eval`. Uses the memory of a dry
+/// run, capped by `compute.memory`. Writes only caches.
 ///
 /// # Errors
-/// If the config has no `data.eval`, an input is missing or wrong, `compute.memory` does not suffice, or a pass fails.
+/// The config has no `data.eval`, an input is missing or wrong, `compute.memory` does not suffice,
+/// or a pass fails.
 pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn Observer) -> Result<Record> {
     if config.data.eval.is_empty() {
         let reason = recipe::for_method(config.method).no_held_out_rows();

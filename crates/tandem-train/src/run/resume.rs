@@ -1,4 +1,4 @@
-//! Where a run goes on: the checkpoint that all ranks begin from, and what has changed in the config since.
+//! Resumption: the common checkpoint of all ranks, and config changes since.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,8 @@ pub fn saved_config(run_dir: &RunDir) -> Result<Option<Config>> {
     Ok(if path.exists() { Some(Config::load::<&str>(&path, &[])?) } else { None })
 }
 
-/// The checkpoint to resume from, if resuming was asked for and there is one. Damaged ones are passed over aloud.
+/// The checkpoint to resume from, if resuming was asked for and there is one. Damaged ones are
+/// passed over aloud.
 pub fn newest_checkpoint(
     run_dir: &RunDir,
     start: RunDirPolicy,

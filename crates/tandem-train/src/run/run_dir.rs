@@ -1,4 +1,4 @@
-//! The folder a run writes: who may use it, and what may be deleted from it.
+//! Run folder: lock, layout and deletion.
 //!
 //! ```text
 //! runs/first/
@@ -21,22 +21,23 @@ use crate::disk::replace;
 use crate::error::{Result, TrainError};
 use crate::profile;
 
-/// First line of every `config.toml` written here: tells it from one that a person put into the folder.
+/// First line of every `config.toml` written here: tells it from one that a person put into the
+/// folder.
 const CONFIG_HEADER: &str = crate::config::RESOLVED_HEADER;
 
-/// What to do with a folder that already holds a run.
+/// Policy for a folder that already holds a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunDirPolicy {
     /// Refuse it.
     Fresh,
     /// Continue the run.
     Resume,
-    /// Delete what the earlier run wrote, and nothing else.
+    /// Delete the earlier run's files, and nothing else.
     Overwrite,
 }
 
-/// A run folder, locked against other processes for as long as this value lives (also against being killed: the system
-/// drops the lock with the process).
+/// A run folder, locked against other processes for as long as this value lives (also against being
+/// killed: the system drops the lock with the process).
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
@@ -44,17 +45,18 @@ pub struct RunDir {
     _lock: File,
 }
 
-/// Where a run in `output` leaves the trained model.
+/// Path of the trained model.
 pub fn final_path(output: &Path) -> PathBuf {
     output.join("final")
 }
 
 impl RunDir {
-    /// Creates or takes over the folder and locks it. Nothing of an earlier run is touched before [`RunDir::begin`].
+    /// Creates or takes over the folder and locks it. Nothing of an earlier run is touched before
+    /// [`RunDir::begin`].
     ///
     /// # Errors
-    /// If it holds a run and `start` is [`RunDirPolicy::Fresh`], another process holds its lock, its `config.toml` is not ours, or a
-    /// file operation fails.
+    /// The folder holds a run and `start` is [`RunDirPolicy::Fresh`], another process holds its lock, its
+    /// `config.toml` is not ours, or a file operation fails.
     pub fn open(path: &Path, start: RunDirPolicy) -> Result<Self> {
         fs::create_dir_all(path).map_err(TrainError::io("create", path))?;
         let lock = lock(path)?;
@@ -67,8 +69,8 @@ impl RunDir {
         Ok(dir)
     }
 
-    /// Starts the run, once all input is known to be good: deletes what an overwritten run wrote, and writes the resolved
-    /// config and the plan.
+    /// Starts the run after all inputs are checked: deletes an overwritten run and writes the
+    /// resolved config and the plan.
     pub fn begin(&self, config: &Config, plan: &str) -> Result<()> {
         if self.start == RunDirPolicy::Overwrite {
             self.clear()?;
@@ -124,7 +126,7 @@ impl RunDir {
             .collect()
     }
 
-    /// Deletes what a run writes. Files of other names stay, and so do the folders they are in.
+    /// Deletes a run's files. Other files and their folders stay.
     fn clear(&self) -> Result<()> {
         let logs = [self.metrics_path(), self.rows_path(), self.samples_path()];
         for path in [self.config_path(), self.plan_path()].into_iter().chain(logs) {
@@ -145,7 +147,7 @@ impl RunDir {
     }
 }
 
-/// Deletes the files that `is_ours` says are, and the folder if nothing else is in it.
+/// Deletes files accepted by `is_ours`, and the folder if it is then empty.
 fn clear_folder(folder: &Path, is_ours: impl Fn(&str) -> bool) -> Result<()> {
     let listing = match fs::read_dir(folder) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
@@ -163,13 +165,13 @@ fn clear_folder(folder: &Path, is_ours: impl Fn(&str) -> bool) -> Result<()> {
     }
 }
 
-/// Whether a file of that name is a rank's profile.
+/// Returns whether the name is that of a rank's profile.
 fn is_profile(name: &str) -> bool {
     let rest = name.strip_prefix("rank-").map(|rest| rest.trim_start_matches(|c: char| c.is_ascii_digit()));
     rest.is_some_and(|rest| [".txt", ".json", ".trace.json"].contains(&rest))
 }
 
-/// Whether a file of that name in a model folder is one that saving a model writes.
+/// Returns whether saving a model writes a file of that name.
 fn is_model_file(name: &str) -> bool {
     const NAMES: [&str; 11] = [
         "config.json",
@@ -201,7 +203,7 @@ fn lock(folder: &Path) -> Result<File> {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let mut holder = String::new();
-            // What the holder wrote is a courtesy; without it the refusal stands all the same.
+            // The holder's note is optional information in the refusal.
             let _ = file.read_to_string(&mut holder);
             let holder = if holder.is_empty() { "unknown process".into() } else { holder.trim().to_string() };
             return Err(TrainError::LockedRunDir { path: folder.to_path_buf(), holder });

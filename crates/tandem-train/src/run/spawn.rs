@@ -1,4 +1,4 @@
-//! A run on all the ranks that this process stands for.
+//! Runs all ranks of this process.
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -12,15 +12,16 @@ use crate::placement::{self, gpus};
 use crate::run::{Options, Outcome, Trainer};
 use crate::{Fault, Result, TrainError, chain};
 
-/// How long a rank waits for another. Threads of one process cannot vanish, and one of them may tokenise a large data set
-/// while the others wait: this is a last resort.
+/// How long a rank waits for another. Threads of one process cannot vanish, and one of them may
+/// tokenise a large data set while the others wait: this is a last resort.
 const DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Trains on as many ranks as `compute.devices` says, each a thread with a device of its own. The observer watches the first.
+/// Trains on the ranks of `compute.devices`, each a thread with its own device. The observer sees
+/// rank 0.
 ///
 /// # Errors
-/// What the rank that failed first has to say; before any starts, if the ranks cannot be divided as the config asks,
-/// or the folder of what is offloaded will not do.
+/// The error of the first failed rank; or, before any starts, an invalid division of ranks or
+/// offload folder.
 pub fn train(
     config: &Config,
     options: impl Into<Options>,
@@ -67,7 +68,8 @@ pub fn train(
     })
 }
 
-/// One rank, from its start to its end. When it ends early the others learn why, or at least that it is gone.
+/// One rank, from its start to its end. When it ends early the others learn why, or at least that
+/// it is gone.
 ///
 /// # Errors
 /// Whatever ends the run, or another rank's end.

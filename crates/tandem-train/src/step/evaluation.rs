@@ -1,4 +1,5 @@
-//! Loss and metrics over held-out rows: means over all pairs (or tokens), whatever the micro-batches were.
+//! Loss and metrics over held-out rows: means over all pairs (or tokens), whatever the
+//! micro-batches were.
 
 use std::time::Instant;
 

@@ -39,8 +39,8 @@ impl TrainState {
         let gradients = Accumulator::new(homes, decoder.clone(), partition.clone(), own, form)?;
         let home = homes.optimizer(decoder.adapter().is_some());
         let optimizer = Optimizer::new(home, decoder, partition, &config.train)?;
-        // The last checkpoint is waited for: one that is all there will be needs no copy, but from a GPU, whose memory nobody else
-        // reads.
+        // The last checkpoint is waited for, so a run with only that one needs no copy; except from
+        // a GPU, whose memory the host does not read.
         let copies = config.train.async_checkpoints && config.train.save_every.is_some();
         let snapshot = if copies || homes.device.backend() == Backend::Cuda {
             let share = snapshot::CheckpointShard::new(decoder, mesh.share());

@@ -8,8 +8,9 @@
 //! optimiser step
 //! ```
 //!
-//! [`TrainStep::differentiate`] is all of it but the optimiser step, [`TrainStep::update`] the rest. Between them no weight has changed.
-//! A recipe ([`crate::recipe`]) differs in the forest that comes in and in the loss; the order of passes is here alone.
+//! [`TrainStep::differentiate`] is all of it but the optimiser step, [`TrainStep::update`] the
+//! rest. Between them no weight has changed. A recipe ([`crate::recipe`]) differs in the forest
+//! that comes in and in the loss; the order of passes is here alone.
 
 mod evaluation;
 mod learner;
@@ -43,15 +44,15 @@ use stats::StepStats;
 pub use evaluation::evaluation_record;
 pub use learner::TrainState;
 
-/// What is needed to score a batch: a policy, what it is compared with, and the loss.
+/// Policy, reference and loss: everything that scores a batch.
 pub struct TrainStep {
-    /// Where to compute, and where what is not computed with lies.
+    /// Devices of compute and of offloaded state.
     pub homes: MemoryPlacement,
     /// The model both policy and reference are.
     pub decoder: Arc<Decoder>,
     /// Compute type.
     pub dtype: DType,
-    /// What backward recomputes.
+    /// Activation checkpointing.
     pub checkpointing: Checkpointing,
     /// The recipe.
     pub recipe: &'static dyn Recipe,
@@ -59,9 +60,9 @@ pub struct TrainStep {
     pub objective: ObjectiveConfig,
     /// The weights that train.
     pub policy: Policy,
-    /// What they are compared with.
+    /// The reference.
     pub reference: Reference,
-    /// Where the passes say how far they have come.
+    /// Progress report of the passes.
     pub progress: Progress,
     sharded: ShardedState,
     /// With the update and the micro-batch, the key of dropout.
@@ -92,16 +93,17 @@ impl StepOptions {
     }
 }
 
-/// What a step did.
+/// Result of a step.
 #[derive(Clone, Debug, Default)]
 pub struct StepOutcome {
     /// Sums behind the metrics.
     pub sums: MetricSums,
     /// Norm of the gradient before clipping.
     pub grad_norm: f64,
-    /// Whether the weights moved. They do not if loss or gradient is not finite.
+    /// Whether the weights were updated. They are not if loss or gradient is not finite.
     pub updated: bool,
-    /// Dataset rows of the micro-batches whose loss is not finite; of all, if only the gradient is not.
+    /// Dataset rows of micro-batches with a non-finite loss; all rows if only the gradient is not
+    /// finite.
     pub suspects: Vec<u32>,
     /// Summed log-ratio of policy to reference over all sequences, and their scored tokens.
     pub log_ratio: (f64, u64),
@@ -137,10 +139,11 @@ impl TrainStep {
         }
     }
 
-    /// Computes one optimiser step on a batch, of which this rank computes its share. Every rank returns the same.
+    /// Computes one optimiser step on a batch, of which this rank computes its share. Every rank
+    /// returns the same.
     ///
     /// # Errors
-    /// If a pass fails, or a rank is lost. A loss or gradient that is not finite is no error: the step is left out.
+    /// A pass fails. A non-finite loss or gradient is no error: the update is skipped.
     pub fn step(
         &mut self,
         learner: &mut TrainState,
@@ -173,7 +176,8 @@ impl TrainStep {
         Ok(stats.outcome(share, grad_norm, self.homes.device.is_meta()))
     }
 
-    /// Goes forward and backward with this rank's micro-batches, in the order of its pipeline stage.
+    /// Goes forward and backward with this rank's micro-batches, in the order of its pipeline
+    /// stage.
     fn micro_batches(
         &mut self,
         learner: &mut TrainState,
@@ -211,7 +215,7 @@ impl TrainStep {
                         self.idle_forward()?;
                     }
                 },
-                // The ranks of one model have as many micro-batches, and idle together when they are through.
+                // Ranks of one model replica have equal counts and idle together afterwards.
                 PipelineAction::Backward(_) => match under_way.pop_front() {
                     Some((index, micro, (saved, compared))) => {
                         self.enter(StepPhase::Backward);
@@ -231,7 +235,7 @@ impl TrainStep {
             }
         }
         if let Some((index, mut report)) = last {
-            // Asked once a step: a GPU comes to an end first.
+            // Asked once per step: it synchronises a GPU.
             report.in_range = learner.gradients.take_in_range()?;
             stats.set(index, &report, mesh.leads());
         }
@@ -260,7 +264,8 @@ impl TrainStep {
         self.policy.gather(&self.homes.device, optimizer.partition(), mesh.shard())
     }
 
-    /// Computes loss and metrics of a batch without gradients. The means do not depend on the cut into micro-batches.
+    /// Computes loss and metrics of a batch without gradients. The means do not depend on the cut
+    /// into micro-batches.
     pub fn evaluate(
         &mut self,
         mesh: &mut DeviceMesh,
@@ -285,7 +290,8 @@ impl TrainStep {
         Ok(stats.together().sums)
     }
 
-    /// Pulls a reference that follows the policy towards it: `weight · policy + (1 − weight) · reference`.
+    /// Pulls a reference that follows the policy towards it: `weight · policy + (1 − weight) ·
+    /// reference`.
     pub fn pull_follower(&mut self, weight: f32) -> Result<()> {
         let Self { homes, policy, reference, .. } = self;
         match reference {
@@ -294,7 +300,8 @@ impl TrainStep {
         }
     }
 
-    /// How often this rank walks: also with nothing to compute, if other ranks need it in their walk.
+    /// How often this rank walks: also with nothing to compute, if other ranks need it in their
+    /// walk.
     fn rounds(&self, share: &RankBatch) -> usize {
         if self.sharded.meets_in_walk() { share.rounds } else { share.mine.len() }
     }

@@ -14,8 +14,8 @@ use crate::recipe::{MicroBatch, ScoredBatch, SequenceLogProbs};
 use crate::reference::sequence_log_probs;
 
 impl TrainStep {
-    /// Goes forward with the ranks that have more micro-batches than this one, where ranks meet in the walk. The ranks of one
-    /// model do so together, and have nothing to sum or to send.
+    /// Goes forward with the ranks that have more micro-batches than this one, where ranks meet in
+    /// the walk. The ranks of one model do so together, and have nothing to sum or to send.
     pub(super) fn idle_forward(&mut self) -> Result<()> {
         let Self { homes, decoder, dtype, checkpointing, policy, reference, .. } = self;
         let walk = LayerExecutor::new(decoder, &homes.device, *dtype, *checkpointing);
@@ -30,8 +30,9 @@ impl TrainStep {
         Ok(walk.idle_backward(policy, &mut learner.gradients)?)
     }
 
-    /// Computes reference, policy and loss of one micro-batch; the last stage has the loss, and what it compared. If backward
-    /// follows, the derivative of the loss by each prediction's log-probability is written to `derivative`.
+    /// Computes reference, policy and loss of one micro-batch; the last stage has the loss, and
+    /// what it compared. If backward follows, the derivative of the loss by each prediction's
+    /// log-probability is written to `derivative`.
     pub(super) fn forward(
         &mut self,
         split: Split,
@@ -99,7 +100,8 @@ impl TrainStep {
             ..LayerExecutor::new(decoder, &homes.device, *dtype, *checkpointing)
         };
         let walk = StagedExecutor { walk, stages: mesh.stages() };
-        // The last stage goes back before it goes forward again: scores and derivative are this micro-batch's.
+        // The last stage goes back before it goes forward again: scores and derivative are this
+        // micro-batch's.
         let TrainState { gradients, d_log_prob, .. } = learner;
         walk.backward(policy, gradients, &micro.forest, saved, scores, d_log_prob)
     }
@@ -124,8 +126,9 @@ impl TrainStep {
     }
 }
 
-/// Writes the derivative of the loss by each prediction's log-probability. The loss is a mean over the whole batch, of weight
-/// `weight`, so the derivative is divided here, before anything is summed.
+/// Writes the derivative of the loss by each prediction's log-probability. The loss is a mean over
+/// the whole batch, of weight `weight`, so the derivative is divided here, before anything is
+/// summed.
 fn differentiate(loss: &Loss, forest: &Forest, weight: u64, derivative: &mut Vec<f32>) {
     let scale = 1.0 / weight as f64;
     let of = |sequence: u32| loss.d_log_prob[sequence as usize];

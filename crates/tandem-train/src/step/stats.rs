@@ -14,13 +14,13 @@ pub(super) struct MicroBatchStats {
     /// Σ over sequences of log π − log π_ref.
     pub(super) log_ratio: f64,
     pub(super) scored_tokens: f64,
-    /// Whether the gradient up to here is finite and in range.
+    /// Whether the gradient so far is finite and in range.
     pub(super) in_range: bool,
 }
 
-/// The reports of all micro-batches of a batch. They are added up in their order, whoever made them, so that metrics are the
-/// same bits on any number of ranks. Of the ranks that compute a micro-batch together one reports, and each whether its own
-/// part of the gradient is in range.
+/// Statistics of all micro-batches of a batch, summed in micro-batch order, so that metrics are the
+/// same bits on any number of ranks. Of the ranks of one model replica one reports sums; each
+/// reports the range of its own gradient part.
 pub(super) struct StepStats(Vec<[f64; MetricSums::WIDTH + 3]>);
 
 impl StepStats {
@@ -49,7 +49,7 @@ impl StepStats {
         }
     }
 
-    /// Every rank gets what the others reported: sums are of one rank, the others hold zeros; any may be out of range.
+    /// Exchanges statistics: one rank has the sums, others zeros; any may be out of range.
     pub(super) fn exchange(&mut self, group: &mut ProcessGroup) -> Result<()> {
         if group.size() > 1 {
             group.all_reduce(self.0.as_flattened_mut(), Reduction::Sum)?;
@@ -78,7 +78,8 @@ impl StepStats {
         whole
     }
 
-    /// Returns what the step did, of which all gradients are reduced. A dry run has no numbers, and counts as a good step.
+    /// Returns what the step did, of which all gradients are reduced. A dry run has no numbers, and
+    /// counts as a good step.
     pub(super) fn outcome(&self, share: &RankBatch, grad_norm: f64, is_dry: bool) -> StepOutcome {
         let whole = self.together();
         let is_broken = |index: &usize| !self.get(*index).sums.loss().is_finite();

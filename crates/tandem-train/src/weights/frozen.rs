@@ -1,6 +1,8 @@
-//! Weights that do not train: each layer one buffer of bytes, whole on every rank or in parts, on the device or elsewhere.
+//! Weights that do not train: each layer one buffer of bytes, whole on every rank or in parts, on
+//! the device or elsewhere.
 //!
-//! What products read in another type than it is kept in is unpacked when a layer is fetched, and stays so until another is.
+//! Weights stored in another type than matmuls read are unpacked on fetch and stay so until the
+//! next fetch.
 
 use std::sync::Arc;
 
@@ -24,18 +26,18 @@ pub struct FrozenWeights {
     slots: LayerPrefetcher<Layer>,
 }
 
-/// What this rank keeps of every layer, and how.
+/// Stored part of every layer.
 #[derive(Clone)]
 struct Parts {
     device: Device,
     decoder: Arc<Decoder>,
     dtype: DType,
     packings: Packings,
-    /// By layer.
+    /// Per layer.
     bytes: Arc<Vec<Bytes>>,
-    /// Whether a layer is brought when it runs: from other ranks, or from where this one keeps it.
+    /// Returns whether layers are fetched on demand, from other ranks or from offload.
     travels: bool,
-    /// Whether other ranks hold the rest of a layer.
+    /// Returns whether layers are sharded over ranks.
     is_divided: bool,
 }
 
@@ -54,7 +56,7 @@ impl Packings {
         Self { embedding: of(LayerId::Embedding), block: of(LayerId::Block(0)), head: of(LayerId::Head) }
     }
 
-    /// Of one layer.
+    /// One layer.
     pub fn of(&self, layer: LayerId) -> &Packing {
         match layer {
             LayerId::Embedding => &self.embedding,
@@ -67,14 +69,14 @@ impl Packings {
 /// A layer that is here, or on its way.
 struct Layer {
     id: LayerId,
-    /// All of it, if it was brought.
+    /// The whole layer, if fetched.
     bytes: Option<Bytes>,
     unpacked: Option<Tensor>,
 }
 
 impl FrozenWeights {
-    /// Over the bytes that this rank keeps of each layer: with a `group`, used for nothing else, its part as
-    /// [`Packing::counts`] divides it; else all. `away` is where they lie, if not in the device's memory.
+    /// Creates it over this rank's stored bytes: its shard by [`Packing::counts`] with a `group` of
+    /// its own, else whole layers. `away` is the offload storage, if any.
     pub fn new(
         device: &Device,
         decoder: Arc<Decoder>,
@@ -89,7 +91,8 @@ impl FrozenWeights {
         Self::bringing(Parts { device, decoder, dtype, packings, bytes, travels, is_divided }, group, away)
     }
 
-    /// Creates a read-only view of the weights for another thread, as [`crate::weights::Policy::reader`].
+    /// Creates a read-only view of the weights for another thread, as
+    /// [`crate::weights::Policy::reader`].
     pub fn reader(
         &self,
         device: &Device,
@@ -161,7 +164,7 @@ impl WeightSource for FrozenWeights {
         Ok(LayerWeights::packed(PackedLayer::new(self.parts.packings.of(id), bytes.view(), unpacked)))
     }
 
-    /// It stays until another is fetched.
+    /// The layer stays until another is fetched.
     fn release(&mut self, _: LayerId) {}
 
     fn rest(&mut self) {

@@ -14,7 +14,7 @@ use crate::parallel::Partition;
 use crate::placement::{MemoryPlacement, OffloadedStorage};
 use crate::weights::{FrozenWeights, Packings, Policy, ReplicatedWeights, ShardedWeights, Trained};
 
-/// Where weights come from, before a layer of them is in memory.
+/// Initial weights of a run.
 pub struct InitialWeights {
     source: Source,
     /// The format that they are quantised in already, if they are.
@@ -28,30 +28,29 @@ enum Source {
     Random(u64),
 }
 
-/// Is shown the weights of every layer as they are loaded, whole but for the slice, in the order of their places.
+/// Is shown the weights of every layer as they are loaded, whole but for the slice, in the order of
+/// their places.
 pub type LoadObserver<'a> = &'a mut dyn FnMut(LayerId, &[f32]);
 
 impl InitialWeights {
-    /// For a device that computes nothing: of no content, but `quantised` as the files are.
+    /// For dry runs: no content; `quantised` as in the files.
     pub fn dry(quantised: Option<Format>) -> Self {
         Self { source: Source::Random(0), quantised }
     }
 
-    /// What the policy starts from: of `decoder`, which may be a slice.
-    ///
-    /// # Errors
-    /// If the files cannot be read or do not fit.
+    /// Initial weights of the policy, for `decoder`, which may be a shard.
     pub fn of_policy(config: &Config, folder: &ModelFolder, decoder: &Decoder) -> Result<Self> {
         match &config.weights {
             Weights::Folder | Weights::File(_) => Self::of_folder(folder, decoder),
-            // Drawn weights are kept as the folder keeps its own, so that they take the same memory.
+            // Drawn weights are kept as the folder keeps its own, so that they take the same
+            // memory.
             Weights::Random => {
                 Ok(Self { source: Source::Random(config.seed), quantised: folder.quantised() })
             }
         }
     }
 
-    /// What the reference starts from: its own folder, or what the policy does.
+    /// Initial weights of the reference: its own folder, or the policy's.
     pub fn of_reference(config: &Config, folder: &ModelFolder, decoder: &Decoder) -> Result<Self> {
         match &config.reference.model {
             Some(path) => Self::of_folder(&ModelFolder::open(path)?, decoder),
@@ -59,10 +58,7 @@ impl InitialWeights {
         }
     }
 
-    /// What lies in a folder.
-    ///
-    /// # Errors
-    /// If the files cannot be read or do not fit.
+    /// Weights of a folder.
     pub fn of_folder(folder: &ModelFolder, decoder: &Decoder) -> Result<Self> {
         Ok(Self { source: Source::Files(folder.weights(decoder)?), quantised: folder.quantised() })
     }
@@ -72,11 +68,11 @@ impl InitialWeights {
         config.frozen_format(self.quantised)
     }
 
-    /// The policy: the weights themselves, or an adapter on them. `shard` are the ranks among which it is divided, as
-    /// `partition` says of what trains.
+    /// Loads the policy: full weights or an adapter on a base. `shard` are the ranks of
+    /// `partition`, which divides trainable parameters.
     ///
     /// # Errors
-    /// If files do not fit, memory runs out, the system refuses a thread, or a rank is lost.
+    /// Files do not fit, memory runs out, or the system refuses a thread.
     pub fn policy(
         &self,
         config: &Config,
@@ -105,17 +101,17 @@ impl InitialWeights {
         Ok(Policy::adapted(adapter, base))
     }
 
-    /// What an adapter on these weights starts from: the one that lies in `folder`, or a new one.
+    /// Initial adapter: the one in `folder`, or a new one.
     ///
     /// # Errors
-    /// If its files do not fit, or hold copies of tables that are another base's.
+    /// Its files do not fit, or hold embedding copies of another base.
     pub fn adapter(&self, folder: Option<&Path>, decoder: &Decoder, device: &Device) -> Result<AdapterStart> {
         let Some(folder) = folder else { return Ok(AdapterStart::New) };
         if device.is_meta() {
             return Ok(AdapterStart::Unread);
         }
         let files = PeftFolder::open(folder)?.weights(decoder)?;
-        // Weights that are drawn are no adapter's, and who asks for them knows.
+        // Random weights carry no adapter.
         if let Source::Files(base) = &self.source {
             files.check_base(base)?;
         }
@@ -255,7 +251,7 @@ impl InitialWeights {
         Ok(packed)
     }
 
-    /// All weights in device memory.
+    /// Loads all weights into device memory.
     pub fn load(
         &self,
         decoder: &Decoder,
@@ -275,7 +271,8 @@ impl InitialWeights {
         Ok(whole)
     }
 
-    /// This rank's part of every layer in the memory of `device`. One whole layer at a time is in host memory.
+    /// This rank's part of every layer in the memory of `device`. One whole layer at a time is in
+    /// host memory.
     fn load_parts(
         &self,
         decoder: &Decoder,
@@ -305,20 +302,20 @@ impl InitialWeights {
     }
 }
 
-/// What an adapter starts from.
+/// Source of an adapter's initial values.
 pub enum AdapterStart {
-    /// Nothing: a new one, which adds nothing to the base.
+    /// A new adapter, which adds nothing to the base.
     New,
     /// Files of a folder.
     Files(AdapterFiles),
-    /// Files, of which a dry run reads nothing.
+    /// Files; a dry run does not read them.
     Unread,
 }
 
 /// The weights that an adapter starts from.
 ///
 /// # Errors
-/// If memory runs out, or the base's weights cannot be had.
+/// Memory runs out, or the base's weights cannot be read.
 pub fn adapter_masters(
     config: &Config,
     decoder: &Decoder,
@@ -343,7 +340,7 @@ pub fn adapter_masters(
         if matches!(from, AdapterStart::New) && flat.cols() > 0 {
             adapter::copy_base(decoder, device, &base.fetch(layer)?, layer, &mut flat)?;
             base.release(layer);
-            // The masters lie side by side.
+            // The masters are contiguous.
             base.rest();
         }
         layers.push(flat);

@@ -17,20 +17,20 @@ pub struct Policy {
     frozen: Option<BaseAndReferenceAdapter>,
 }
 
-/// What trains.
+/// Trainable weights.
 pub enum Trained {
     /// Whole on every rank.
     Replicated(ReplicatedWeights),
-    /// In parts, or offloaded.
+    /// Sharded or offloaded.
     Sharded(Box<ShardedWeights>),
 }
 
-/// What an adapter stands on, and who else does.
+/// Frozen base of an adapter and of a reference adapter.
 struct BaseAndReferenceAdapter {
     base: Box<FrozenWeights>,
     /// The reference's adapter on the same base.
     reference: Option<ReplicatedWeights>,
-    /// Whether that one follows the policy's.
+    /// Whether the reference adapter is an EMA of the policy's.
     follows: bool,
 }
 
@@ -48,8 +48,8 @@ impl Policy {
         }
     }
 
-    /// Creates a read-only view of the weights for another thread. Layers are gathered onto `device` over `shard`. Collective:
-    /// every rank of `shard` calls it.
+    /// Creates a read-only view of the weights for another thread. Layers are gathered onto
+    /// `device` over `shard`. Collective: every rank of `shard` calls it.
     pub fn reader(&self, homes: &MemoryPlacement, device: &Device, shard: &mut ProcessGroup) -> Result<Self> {
         let trained = match &self.trained {
             Trained::Replicated(weights) => Trained::Replicated(weights.reader()),
@@ -70,7 +70,7 @@ impl Policy {
     /// Lends these weights to a reader of them: nothing is written before it has given them back.
     ///
     /// # Panics
-    /// If it is no reader of these.
+    /// It is not a reader of these weights.
     pub fn lend(&self, reader: &mut Self) {
         match (&self.trained, &mut reader.trained) {
             (Trained::Replicated(own), Trained::Replicated(reader)) => own.lend(reader),
@@ -84,7 +84,7 @@ impl Policy {
         }
     }
 
-    /// A reader gives back what it was lent.
+    /// Releases the shared weights of a reader.
     pub fn give_back(&mut self) {
         match &mut self.trained {
             Trained::Replicated(weights) => weights.give_back(),
@@ -99,7 +99,7 @@ impl Policy {
     /// Lets a reference with this adapter share the base; `None` for one with none.
     ///
     /// # Panics
-    /// If the policy has no base.
+    /// The policy has no base.
     pub fn share_base(&mut self, adapter: Option<ReplicatedWeights>) {
         self.frozen.as_mut().expect(SHARES).reference = adapter;
     }
@@ -118,12 +118,13 @@ impl Policy {
         self.frozen.as_ref().filter(|frozen| frozen.follows)?.reference.as_ref()
     }
 
-    /// The same, to be written from outside; then [`Policy::refresh`].
+    /// The same, mutable; call [`Policy::refresh`] afterwards.
     pub fn follower_mut(&mut self) -> Option<&mut ReplicatedWeights> {
         self.frozen.as_mut().filter(|frozen| frozen.follows)?.reference.as_mut()
     }
 
-    /// Pulls a reference that shares the base towards the policy: `weight · policy + (1 − weight) · reference`.
+    /// Pulls a reference that shares the base towards the policy: `weight · policy + (1 − weight) ·
+    /// reference`.
     pub fn pull_follower(&mut self, device: &Device, weight: f32) -> Result<()> {
         let Self {
             trained: Trained::Replicated(own),
@@ -136,7 +137,7 @@ impl Policy {
         theirs.refresh(device)
     }
 
-    /// Pulls these weights towards another policy's, of which this rank holds the same parts.
+    /// Moves these weights towards another policy's with the same shards.
     pub fn follow(&mut self, device: &Device, leader: &Self, weight: f32) -> Result<()> {
         let home = self.home().clone();
         mix(&home, leader.masters().0, weight, self.masters_mut())?;
@@ -148,7 +149,7 @@ impl Policy {
         self.frozen.as_ref()?.reference.as_ref()
     }
 
-    /// The masters that this rank holds, and whose part they are.
+    /// This rank's master weights and their partition.
     pub fn masters(&self) -> (&FlatWeights, &Partition) {
         match &self.trained {
             Trained::Replicated(weights) => (weights.masters(), weights.partition()),
@@ -156,7 +157,7 @@ impl Policy {
         }
     }
 
-    /// The same, to be written from outside; then [`Policy::refresh`].
+    /// The same, mutable; call [`Policy::refresh`] afterwards.
     pub fn masters_mut(&mut self) -> &mut FlatWeights {
         match &mut self.trained {
             Trained::Replicated(weights) => weights.masters_mut(),
@@ -164,7 +165,8 @@ impl Policy {
         }
     }
 
-    /// Masters that this rank holds of each layer, and the compute copy of their first elements where there is one.
+    /// Masters that this rank holds of each layer, and the compute copy of their first elements
+    /// where there is one.
     pub fn layers_mut(&mut self) -> Vec<(&mut Tensor, Option<&mut Tensor>)> {
         match &mut self.trained {
             Trained::Replicated(weights) => weights.layers_mut().collect(),
@@ -175,7 +177,8 @@ impl Policy {
         }
     }
 
-    /// After this rank has updated what `updated` says is its own: brings the others' parts, if they are held here.
+    /// After the update of this rank's shard by `updated`: gathers the others' shards, if held
+    /// here.
     pub fn gather(&mut self, device: &Device, updated: &Partition, group: &mut ProcessGroup) -> Result<()> {
         match &mut self.trained {
             Trained::Replicated(weights) => weights.gather(device, updated, group),
@@ -183,7 +186,7 @@ impl Policy {
         }
     }
 
-    /// Makes what is derived from the masters anew, after they were written from outside.
+    /// Recomputes copies derived from the masters after an external write.
     pub fn refresh(&mut self, device: &Device) -> Result<()> {
         self.follower_mut().map_or(Ok(()), |follower| follower.refresh(device))?;
         match &mut self.trained {
@@ -192,7 +195,7 @@ impl Policy {
         }
     }
 
-    /// Where the masters lie, and what works on them there.
+    /// Device that holds and updates the masters.
     pub fn home(&self) -> &Device {
         match &self.trained {
             Trained::Replicated(weights) => weights.device(),
@@ -200,7 +203,8 @@ impl Policy {
         }
     }
 
-    /// Copies a whole layer's masters into host memory. The other ranks [`Policy::hand_over`] the same.
+    /// Copies a whole layer's masters into host memory. The other ranks [`Policy::hand_over`] the
+    /// same.
     pub fn read_layer(&mut self, index: usize, flat: &mut [f32]) -> Result<()> {
         match &mut self.trained {
             Trained::Replicated(weights) => {
@@ -212,7 +216,7 @@ impl Policy {
         }
     }
 
-    /// Takes this rank's part in what another rank does that reads a layer.
+    /// Participates in another rank's gather of a layer.
     pub fn hand_over(&mut self, index: usize) -> Result<()> {
         let Trained::Sharded(weights) = &mut self.trained else { return Ok(()) };
         if !weights.partition().is_divided() {

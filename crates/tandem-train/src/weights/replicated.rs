@@ -1,7 +1,8 @@
 //! Weights that every rank holds whole.
 //!
-//! Each layer is one flat f32 buffer (the master) and, where compute is not f32, a flat copy of its matrices in the
-//! compute type. The optimiser walks the flat buffers; the model sees views into them.
+//! Each layer is one flat f32 buffer (the master) and, where compute is not f32, a flat copy of its
+//! matrices in the compute type. The optimiser walks the flat buffers; the model sees views into
+//! them.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use crate::parallel::{Partition, collective_buffer};
 pub struct ReplicatedWeights {
     device: Device,
     decoder: Arc<Decoder>,
-    /// Shared while somebody else reads them, and nobody does when they are written.
+    /// Shared while another thread reads them; never during a write.
     masters: Arc<FlatWeights>,
     /// As the masters.
     compute: Option<Arc<FlatWeights>>,
@@ -49,12 +50,12 @@ impl ReplicatedWeights {
         (reader.masters, reader.compute) = (self.masters.clone(), self.compute.clone());
     }
 
-    /// A reader gives back what it was lent.
+    /// Releases the shared weights of a reader.
     pub fn give_back(&mut self) {
         (self.masters, self.compute) = (Arc::default(), None);
     }
 
-    /// Where they are.
+    /// Device.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -71,7 +72,7 @@ impl ReplicatedWeights {
         FlatLayer::new(self.decoder.trained(layer), self.masters.layers[index].view(), compute)
     }
 
-    /// Whose the masters are: this rank's, all of them.
+    /// Partition of the masters: this rank holds all.
     pub fn partition(&self) -> &Partition {
         &self.partition
     }
@@ -129,7 +130,7 @@ impl WeightSource for ReplicatedWeights {
     fn release(&mut self, _: LayerId) {}
 }
 
-/// What is to be written, which nobody else may be reading.
+/// Mutable weights; no other thread may read them.
 pub(super) fn unshared<T>(weights: &mut Arc<T>) -> &mut T {
     Arc::get_mut(weights).expect("weights that were lent are given back before they are written")
 }

@@ -1,5 +1,6 @@
-//! Weights that train and are not all on the device: a layer is brought there before it runs. A rank holds a part of each, and
-//! the others the rest; or it holds them whole, but offloaded; or both.
+//! Weights that train and are not all on the device: a layer is brought there before it runs. A
+//! rank holds a part of each, and the others the rest; or it holds them whole, but offloaded; or
+//! both.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,23 +25,23 @@ pub struct ShardedWeights {
     slots: LayerPrefetcher<Gathered>,
 }
 
-/// This rank's part of every layer, and what becomes of it.
+/// Sharded weights: this rank's part of every layer, gathered on demand.
 struct Parts {
     device: Device,
-    /// Where the masters lie.
+    /// Device of the masters.
     home: Device,
     decoder: Arc<Decoder>,
     partition: Arc<Partition>,
     dtype: DType,
-    /// f32. What is under way shares them, and nothing is when they are written.
+    /// f32. Gathers in progress share them; writes happen only without one.
     masters: Arc<FlatWeights>,
-    /// By layer.
+    /// Per layer.
     pieces: Arc<Vec<Pieces>>,
 }
 
-/// What of a layer travels.
+/// Layout of a gathered layer.
 struct Pieces {
-    /// In f32: all of the layer, or what follows the matrices.
+    /// f32 part: the whole layer, or everything after the matrices.
     flat: Piece,
     /// Matrices in the compute type, if they travel apart from the rest.
     matrices: Option<Piece>,
@@ -48,12 +49,12 @@ struct Pieces {
     compute_len: Option<usize>,
 }
 
-/// A range of a layer, and whose it is.
+/// A range of a layer and its owners.
 struct Piece {
     range: Range<usize>,
-    /// What this rank holds of it, counted from the start of its part.
+    /// This rank's range, relative to the start of its part.
     own: Range<usize>,
-    /// The same, counted from the start of the range.
+    /// The same, relative to the start of the range.
     place: Range<usize>,
     /// Elements of the range by rank.
     counts: Vec<usize>,
@@ -62,17 +63,17 @@ struct Piece {
 /// A whole layer, or one on its way.
 struct Gathered {
     index: usize,
-    /// What it is made of, until it has arrived.
+    /// Raw parts until the gather completes.
     masters: Option<Arc<FlatWeights>>,
     /// Matrices in the compute type `[1, compute_len]`.
     matrices: Option<Tensor>,
-    /// f32: what follows the matrices, or all of the layer.
+    /// f32: everything after the matrices, or the whole layer.
     flat: Tensor,
 }
 
 impl ShardedWeights {
-    /// Weights that train, from this rank's part of each layer. `group` is used for nothing else. `away` is where they lie, if
-    /// not in the device's memory.
+    /// Creates trainable weights from this rank's shard of each layer. `group` is used for nothing
+    /// else. `away` is the offload storage, if any.
     pub fn new(
         device: &Device,
         decoder: Arc<Decoder>,
@@ -102,7 +103,8 @@ impl ShardedWeights {
         Ok(Self { parts, slots: LayerPrefetcher::new(courier, travels) })
     }
 
-    /// Creates a read-only view of the weights for another thread, as [`crate::weights::Policy::reader`].
+    /// Creates a read-only view of the weights for another thread, as
+    /// [`crate::weights::Policy::reader`].
     pub fn reader(
         &self,
         device: &Device,
@@ -128,7 +130,7 @@ impl ShardedWeights {
         reader.parts.masters = self.parts.masters.clone();
     }
 
-    /// A reader gives back what it was lent.
+    /// Releases the shared weights of a reader.
     pub fn give_back(&mut self) {
         self.slots.forget();
         self.parts.masters = Arc::default();
@@ -139,23 +141,24 @@ impl ShardedWeights {
         &self.parts.masters
     }
 
-    /// As [`ShardedWeights::parts`], to be written. What was gathered before is forgotten.
+    /// Mutable [`ShardedWeights::parts`]; drops gathered layers.
     pub fn parts_mut(&mut self) -> &mut FlatWeights {
         self.slots.forget();
         unshared(&mut self.parts.masters)
     }
 
-    /// Where the masters lie, and what works on them there.
+    /// Device that holds and updates the masters.
     pub fn home(&self) -> &Device {
         &self.parts.home
     }
 
-    /// Whose the parts are.
+    /// Partition of the parts.
     pub fn partition(&self) -> &Partition {
         &self.parts.partition
     }
 
-    /// After this rank has updated what `updated` says is its own: where it holds masters whole, brings the others' parts.
+    /// After the update of this rank's shard by `updated`: gathers the others' shards if masters
+    /// are held whole.
     pub fn gather(&mut self, updated: &Partition, group: &mut ProcessGroup) -> Result<()> {
         if self.partition().is_divided() || !updated.is_divided() || group.size() == 1 {
             return Ok(());
@@ -180,7 +183,7 @@ impl ShardedWeights {
 }
 
 impl Gathered {
-    /// Puts this rank's part at its place among all, converted to what it travels in.
+    /// Writes this rank's part at its place in the gather buffer, converted to the transfer type.
     fn put_own(
         &mut self,
         by: &Device,
@@ -294,7 +297,7 @@ impl WeightSource for ShardedWeights {
         }))
     }
 
-    /// It stays until another is fetched.
+    /// The layer stays until another is fetched.
     fn release(&mut self, _: LayerId) {}
 
     fn rest(&mut self) {

@@ -1,4 +1,5 @@
-//! Layers that travel while others compute: they arrive whole, and a rank that is lost meanwhile is missed.
+//! Layers that travel while others compute: they arrive whole, and a rank that is lost meanwhile is
+//! missed.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -97,7 +98,8 @@ const WALK: [(&[LayerId], LayerId); 8] = [
     (&[Embedding, Block(0)], Embedding),
 ];
 
-/// One thread plays all ranks, one after the other: it would wait for ever in a call that waits for the others.
+/// One thread plays all ranks, one after the other: it would wait for ever in a call that waits for
+/// the others.
 #[test]
 fn what_was_announced_arrives_by_itself() {
     let decoder = decoder();
@@ -247,7 +249,8 @@ fn a_rank_that_is_lost_while_a_layer_is_on_its_way_is_missed_when_it_is_fetched(
     a.prefetch(Block(1)).unwrap();
     let error = comm(a.fetch(Block(1)).err().unwrap());
     assert!(matches!(&error, CommError::Deadline { missing, .. } if *missing == [1]), "{error}");
-    // One that ends itself does not wait for what it has begun; the others complete that, and miss it then.
+    // One that ends itself does not wait for what it has begun; the others complete that, and miss
+    // it then.
     let [mut a, mut b] = pair(PATIENCE);
     a.prefetch(Embedding).unwrap();
     drop(a);

@@ -2,7 +2,8 @@
 
 use crate::objective::{ObjectiveConfig, Pair, Value, log_sigmoid, sigmoid};
 
-/// KL from the policy's preference `(σ(x), σ(−x))` to the smoothed label `(1 − ε, ε)`, `x = β (chosen − rejected)`.
+/// KL from the policy's preference `(σ(x), σ(−x))` to the smoothed label `(1 − ε, ε)`, `x = β
+/// (chosen − rejected)`.
 pub(crate) fn exo_pair_loss(pair: &Pair, config: &ObjectiveConfig) -> Value {
     let (x, e) = (pair.beta * pair.delta(), config.label_smoothing);
     let (win, lose) = (sigmoid(x), sigmoid(-x));

@@ -2,14 +2,15 @@
 
 use crate::objective::{ObjectiveConfig, Pair, Value, log_sigmoid, sigmoid};
 
-/// DPO (arXiv 2305.18290, equation 7): `−ln σ(x)`, `x = β (chosen_ratio − rejected_ratio)`. With label smoothing ε it is
-/// conservative DPO, `−(1 − ε) ln σ(x) − ε ln σ(−x)`, as in Mitchell's `preference_loss`.
+/// DPO (arXiv 2305.18290, equation 7): `−ln σ(x)`, `x = β (chosen_ratio − rejected_ratio)`. With
+/// label smoothing ε it is conservative DPO, `−(1 − ε) ln σ(x) − ε ln σ(−x)`, as in Mitchell's
+/// `preference_loss`.
 pub(crate) fn sigmoid_loss(pair: &Pair, config: &ObjectiveConfig) -> Value {
     let (loss, slope) = smoothed(pair.beta * pair.delta(), config.label_smoothing);
     Value::of_difference(loss, slope, pair.beta)
 }
 
-/// The same on ratios divided by their answer's length (TRL's `sigmoid_norm`).
+/// The same over ratios divided by completion length (TRL's `sigmoid_norm`).
 pub(crate) fn sigmoid_norm_loss(pair: &Pair, config: &ObjectiveConfig) -> Value {
     let delta = pair.chosen_ratio / pair.chosen_tokens - pair.rejected_ratio / pair.rejected_tokens;
     let (loss, slope) = smoothed(pair.beta * delta, config.label_smoothing);

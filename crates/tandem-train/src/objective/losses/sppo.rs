@@ -1,4 +1,5 @@
-//! Self-play preference optimisation with hard labels (arXiv 2405.00675, equation 4.7 with P = 1 and 0).
+//! Self-play preference optimisation with hard labels (arXiv 2405.00675, equation 4.7 with P = 1
+//! and 0).
 
 use crate::objective::{ObjectiveConfig, Pair, Value};
 

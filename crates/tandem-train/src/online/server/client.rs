@@ -1,4 +1,4 @@
-//! Requests to a server that answers, and the adapters that it is given: what all servers have in common.
+//! HTTP client common to all generation servers: completion requests and adapter loading.
 
 use std::path::Path;
 use std::time::Duration;
@@ -36,7 +36,7 @@ impl Client {
         Ok(Self { http, server: server.clone(), protocol: protocol::of(server.kind) })
     }
 
-    /// Requests that may be under way at once.
+    /// Most concurrent requests.
     pub fn concurrency(&self) -> usize {
         self.server.concurrency
     }
@@ -71,7 +71,7 @@ impl Client {
             let wrong = |why| refused(format!("{why} ({})", self.said(&reply)));
             self.protocol.loaded(name, &reply).map_err(wrong)?;
         } else if !reply.text.contains(already) {
-            // What was loaded and could not be told is asked for again. The name is the content's.
+            // A load whose reply was lost is repeated. The adapter's name is a hash of its content.
             let has_no_such_path = matches!(reply.status, 404 | 405) && !reply.text.contains("adapter");
             return Err(match has_no_such_path {
                 true => {
@@ -91,7 +91,8 @@ impl Client {
         )))
     }
 
-    /// Refuses a server that does not say which adapter answers, and answers for one that does not exist.
+    /// Refuses a server that does not say which adapter answers, and answers for one that does not
+    /// exist.
     fn refuse_unproven(&self, name: &str) -> Result<()> {
         let Some((name, body)) = self.protocol.impossible(name) else { return Ok(()) };
         let ServerMessages { answers, switches, .. } = self.protocol.words();
@@ -117,14 +118,14 @@ impl Client {
     pub fn unload(&self, name: &str) -> Result<()> {
         let body = json!({ "lora_name": name }).to_string();
         let reply = self.send("unload_lora_adapter", Some(&body)).map_err(|reason| self.error(reason))?;
-        // One that is not there any more was unloaded by a request whose reply was lost.
+        // A missing adapter was unloaded by a request whose reply was lost.
         if is_good(&reply) || self.protocol.is_gone(name, &reply) {
             return Ok(());
         }
         Err(self.error(format!("it does not unload the adapter {name:?}: {}", self.said(&reply))))
     }
 
-    /// The reply to a request for answers, or what is wrong.
+    /// Parsed completion reply, or its defect.
     pub fn complete(&self, body: &str) -> Result<Value, String> {
         let reply = self.send(self.protocol.words().answers, Some(body))?;
         if !is_good(&reply) {
@@ -133,7 +134,7 @@ impl Client {
         serde_json::from_str(&reply.text).map_err(|_| self.not_json(&reply))
     }
 
-    /// The names of what it serves.
+    /// Names of the served models.
     fn models(&self) -> Result<Vec<String>> {
         let models = || {
             let reply = self.send(self.protocol.words().models, None)?;

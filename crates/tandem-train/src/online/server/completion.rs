@@ -9,7 +9,7 @@ use crate::config::OnlineConfig;
 use crate::draw::draw;
 use crate::inputs::RunInputs;
 
-/// What requests are made with, and replies compared.
+/// Fields of completion requests, also used to check replies.
 pub struct CompletionRequest<'a> {
     /// The adapter's name.
     pub name: &'a str,
@@ -17,7 +17,7 @@ pub struct CompletionRequest<'a> {
     pub options: &'a OnlineConfig,
     /// The run's seed.
     pub seed: u64,
-    /// The prompts, and what ends an answer.
+    /// Prompts and stop conditions.
     pub prepared: &'a RunInputs,
 }
 
@@ -35,14 +35,15 @@ impl CompletionRequest<'_> {
         object
     }
 
-    /// What is asked.
+    /// Request.
     pub fn body(&self, asked: &GenerationRequest) -> String {
-        // Servers read 64 bits with a sign, and each answer has a seed of its own, one after the other.
+        // Servers read 64 bits with a sign, and each answer has a seed of its own, one after the
+        // other.
         let seed = draw(&[self.seed, asked.step, 0, u64::from(asked.row)]) >> 2;
         self.protocol().body(self, asked, seed).to_string()
     }
 
-    /// The answers in a reply, or what is wrong with it.
+    /// Parses completions of a reply, or describes its defect.
     pub fn answers(&self, asked: &GenerationRequest, reply: &Value) -> Result<Vec<Answer>, String> {
         let told = self.protocol().told(self, reply)?;
         if told.len() != self.options.num_answers {
@@ -96,7 +97,7 @@ impl CompletionRequest<'_> {
     }
 }
 
-/// Of all tokens that the server gave; 0 where it tells none.
+/// Summed log-probability of the server's tokens; 0 if it reports none.
 fn log_prob(log_probs: Option<Vec<Option<f64>>>, num_tokens: usize) -> Result<f64, String> {
     let Some(log_probs) = log_probs else { return Ok(0.0) };
     if log_probs.len() != num_tokens {

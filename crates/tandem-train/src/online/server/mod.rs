@@ -1,8 +1,8 @@
 //! Answers of a server of the user's, which is given the adapter of each round.
 //!
-//! The first rank writes the adapter where the server reads it, has it loaded under a name made of its content, asks for all answers
-//! and has it unloaded. A server that may have answered with another model ends the run: what trains is never compared with what weights
-//! of another round gave. All ranks learn the same answers. What differs between servers is in `protocol`.
+//! Rank 0 writes the adapter into a shared folder, loads it under a name made of its content,
+//! requests all completions and unloads it. A server that may have answered with another model ends
+//! the run. All ranks get the same completions. `protocol` holds the differences between servers.
 
 mod client;
 mod completion;
@@ -29,7 +29,7 @@ use crate::{Result, TrainError};
 use client::Client;
 use completion::CompletionRequest;
 
-/// What asks a server.
+/// Generation backend over a server.
 pub struct Server {
     options: OnlineConfig,
     seed: u64,
@@ -48,13 +48,13 @@ struct First {
 }
 
 impl Server {
-    /// As the config asks for; the first rank reads the key. Nothing is sent yet.
+    /// Creates it from the config; rank 0 reads the key. Sends nothing yet.
     ///
     /// # Errors
-    /// If the key's variable is not set.
+    /// The key's variable is not set.
     ///
     /// # Panics
-    /// If the config has no server.
+    /// The config has no server.
     pub fn of(config: &Config, is_first: bool) -> Result<Self> {
         let server = config.server().expect("a server");
         let first = || -> Result<_> {
@@ -68,7 +68,8 @@ impl Server {
         })
     }
 
-    /// Writes the adapter, which has taken `after` steps, where the server reads it. Every rank calls this.
+    /// Writes the adapter, which has taken `after` steps, where the server reads it. Every rank
+    /// calls this.
     pub fn publish(
         &mut self,
         after: u64,
@@ -88,14 +89,14 @@ impl Server {
         Ok(())
     }
 
-    /// The answers to all prompts of a round, by the adapter that was published last, `None` if any rank was stopped. Every rank
-    /// calls this, and gets the same.
+    /// The answers to all prompts of a round, by the adapter that was published last, `None` if any
+    /// rank was stopped. Every rank calls this, and gets the same.
     ///
     /// # Errors
-    /// If the server cannot be used, or a rank is lost.
+    /// The server cannot be used.
     ///
     /// # Panics
-    /// If none was published.
+    /// No adapter was published.
     pub fn answer(
         &mut self,
         asked: &[GenerationRequest],
@@ -160,8 +161,8 @@ fn name_of(folder: &Path) -> Result<String> {
     Ok(format!("tandem-{}", &hash.finalize().to_hex()[..16]))
 }
 
-/// The answers to all prompts, in their order, as many requests at once as may be. The first error ends all of it, as soon as requests
-/// that are under way have ended; so does `stop`, and then there are none.
+/// Requests completions of all prompts concurrently, in order. The first error or `stop` ends it
+/// once running requests have ended.
 fn ask(
     client: &Client,
     form: &CompletionRequest<'_>,
@@ -181,7 +182,7 @@ fn ask(
             if answers.is_err() || stop.load(Ordering::Relaxed) {
                 next.store(usize::MAX / 2, Ordering::Relaxed);
             }
-            // Nobody listens where another request has failed.
+            // After a failure nothing receives.
             let _ = send.send((index, answers));
         }
     };

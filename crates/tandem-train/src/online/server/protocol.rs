@@ -1,4 +1,4 @@
-//! What differs between the servers: their paths, words, requests and replies.
+//! Protocol differences between servers: paths, terms, requests and replies.
 
 use serde_json::Value;
 use tandem_judge::http::Reply;
@@ -11,23 +11,23 @@ use crate::config::ServerKind;
 
 /// One kind of server.
 pub trait Protocol: Sync {
-    /// What it calls things.
+    /// The server's terms.
     fn words(&self) -> &'static ServerMessages;
 
-    /// A request for the answers to a prompt, whose first has the `seed`, the second the next, and so on.
+    /// Completion request for a prompt; completion `i` has seed `seed + i`.
     fn body(&self, form: &CompletionRequest<'_>, asked: &GenerationRequest, seed: u64) -> Value;
 
-    /// The answers in a reply, in their order, or what is wrong with it.
+    /// Parses completions in order, or describes the reply's defect.
     fn told(&self, form: &CompletionRequest<'_>, reply: &Value) -> Result<Vec<ServerReply>, String>;
 
-    /// A request for one token that a server must refuse, and the adapter that it names: a server that does not say which adapter
-    /// answered must be seen to refuse one that it does not have.
+    /// A request for one token that a server must refuse, and the adapter that it names: a server
+    /// that does not say which adapter answered must be seen to refuse one that it does not have.
     fn impossible(&self, name: &str) -> Option<(String, Value)>;
 
-    /// What is wrong with the reply of a server that says that it has loaded an adapter.
+    /// Checks the reply to loading an adapter.
     fn loaded(&self, name: &str, reply: &Reply) -> Result<(), String>;
 
-    /// Whether it does not unload an adapter because it has none of that name.
+    /// Returns whether unloading failed because no such adapter is loaded.
     fn is_gone(&self, name: &str, reply: &Reply) -> bool;
 }
 
@@ -35,27 +35,27 @@ pub trait Protocol: Sync {
 pub struct ServerMessages {
     /// The server's name.
     pub name: &'static str,
-    /// The path that lists what it serves.
+    /// Path of the model list.
     pub models: &'static str,
     /// The path that answers.
     pub answers: &'static str,
-    /// What it says of an adapter that is there already.
+    /// Message for an adapter that is already loaded.
     pub already: &'static str,
-    /// What loading needs.
+    /// Server options needed for loading adapters.
     pub needs: &'static str,
-    /// What makes it load anything while it runs.
+    /// Option that enables loading at run time.
     pub switches: &'static str,
-    /// What makes it take whole prompts.
+    /// Option for the context length.
     pub whole: &'static str,
 }
 
 /// An answer, as a server tells it.
 pub struct ServerReply {
-    /// Its tokens; the last may be left out.
+    /// Token ids; an end token may be missing.
     pub tokens: Vec<u32>,
-    /// What ended it.
+    /// The cause.
     pub end: End,
-    /// Of all tokens that the server gave, if it tells them.
+    /// Summed log-probability of the tokens, if reported.
     pub log_probs: Option<Vec<Option<f64>>>,
     /// The prompt that it answered.
     pub prompt: Option<Vec<u32>>,
@@ -63,11 +63,11 @@ pub struct ServerReply {
     pub prompt_length: Option<usize>,
 }
 
-/// What ends an answer.
+/// Finish reason.
 pub enum End {
-    /// It may be no longer.
+    /// Length limit.
     Length,
-    /// An end token, of which the server says nothing.
+    /// An end token that the server does not name.
     Own,
     /// This token.
     Token(u32),
@@ -76,7 +76,7 @@ pub enum End {
 }
 
 impl End {
-    /// By a token of this number.
+    /// A stop token of this id.
     pub fn token(number: &Value) -> Result<Self, String> {
         let id = number.as_u64().and_then(|id| u32::try_from(id).ok());
         id.map(Self::Token).ok_or_else(|| format!("an answer ended by {number}, which is no token"))

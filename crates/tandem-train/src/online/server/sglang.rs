@@ -1,9 +1,10 @@
 //! SGLang's own interface, in which tokens go in and come back.
 //!
-//! Its replies do not say which adapter answered. A name that it has never loaded it refuses, but without `--enable-lora` some versions
-//! ignore names and answer with the base. So before each adapter it must be seen to refuse one that does not exist. A name that it has
-//! unloaded it loads again from the same path when it is asked for, which does no harm: a name is an adapter's content, and the folder
-//! is there as long as its round.
+//! Its replies do not name the adapter. It refuses a name that it never loaded, but without
+//! `--enable-lora` some versions ignore names and answer with the base. So before each adapter it
+//! must refuse one that does not exist. A name that it has unloaded is loaded again from the same
+//! path on request; this is harmless, since a name is an adapter's content and the folder lives as
+//! long as its round.
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -29,7 +30,7 @@ const WORDS: ServerMessages = ServerMessages {
     whole: "Its --context-length must be data.max_length + 2 or more, and --allow-auto-truncate must not be given",
 };
 
-/// One answer of a reply; what is not looked at is left out.
+/// One completion of a reply; unused fields are left out.
 #[derive(Deserialize)]
 struct Output {
     output_ids: Option<Vec<u32>>,
@@ -55,7 +56,7 @@ struct Finish {
     message: Option<String>,
 }
 
-/// What is said of loading.
+/// Reply to loading an adapter.
 #[derive(Deserialize)]
 struct Update {
     success: bool,
@@ -73,7 +74,8 @@ impl Protocol for Sglang {
             let seed = seed + answer as u64;
             form.with_sampling(json!({ "max_new_tokens": max_new_tokens, "sampling_seed": seed }))
         };
-        // Not `n`, which gives all answers the same seed: with --enable-deterministic-inference they would be one answer.
+        // Not `n`, which gives all answers the same seed: with --enable-deterministic-inference
+        // they would be one answer.
         json!({
             "input_ids": vec![form.prompt(asked); *num_answers],
             "sampling_params": (0..*num_answers).map(params).collect::<Vec<_>>(),
@@ -90,7 +92,8 @@ impl Protocol for Sglang {
     }
 
     fn impossible(&self, name: &str) -> Option<(String, Value)> {
-        // Not the adapter's own name, which it loads again where a run that was killed had it loaded. The form is that of real requests.
+        // Not the adapter's own name, which it loads again where a run that was killed had it
+        // loaded. The form is that of real requests.
         let name = format!("{name}-that-is-never-loaded");
         let body =
             json!({ "input_ids": [[0]], "sampling_params": [{ "max_new_tokens": 1 }], "lora_path": name });
@@ -125,7 +128,7 @@ fn told(form: &CompletionRequest<'_>, output: Output) -> Result<ServerReply, Str
         return Err("an answer has log-probabilities of other tokens than its own".to_owned());
     }
     let end = match (kind.as_str(), &matched) {
-        // It keeps two places for itself, and says nothing of it.
+        // SGLang reserves two positions and does not document them.
         ("length", _) if tokens.len() < form.options.max_new_tokens => {
             let (found, whole) = (tokens.len(), WORDS.whole);
             return Err(format!("it cut an answer at {found} tokens, before online.max_new_tokens. {whole}"));
@@ -133,7 +136,7 @@ fn told(form: &CompletionRequest<'_>, output: Output) -> Result<ServerReply, Str
         ("length", _) => End::Length,
         ("stop", Value::Null) => End::Own,
         ("stop", Value::Number(_)) => End::token(&matched)?,
-        // Of numbers that are none, SGLang says as much here.
+        // SGLang reports non-finite numbers this way.
         ("stop", Value::String(text)) if form.options.stop.contains(text) => End::Text,
         ("stop", other) => {
             return Err(format!("an answer ended by {other}, which is not in online.stop"));

@@ -24,7 +24,7 @@ const WORDS: ServerMessages = ServerMessages {
     whole: "Its --max-model-len must be data.max_length or more",
 };
 
-/// A reply; what is not looked at is left out.
+/// A reply; unused fields are left out.
 #[derive(Deserialize)]
 struct Completion {
     model: String,
@@ -90,7 +90,7 @@ impl Protocol for Vllm {
         None
     }
 
-    // It says so in words; what it serves then is looked at.
+    // The reply is text; the model list is checked afterwards.
     fn loaded(&self, _: &str, _: &Reply) -> Result<(), String> {
         Ok(())
     }

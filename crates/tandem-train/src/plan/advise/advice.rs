@@ -1,8 +1,8 @@
 //! The cheapest change with which a run fits.
 //!
-//! Changes are tried in the order of the registry by planning again: first each alone, then the first with the second, with the
-//! third, and so on; of such a heap those that it fits without are taken out again, the last ones first kept. What would train
-//! something else is tried when all others together do not help.
+//! Changes are tried in registry order by planning again: each alone, then the first with the
+//! second, the third, and so on. Redundant changes of a combination are removed again, keeping the
+//! earliest. Changes that would train something else come only when all others fail.
 
 use crate::config::Config;
 use crate::plan::advise::change::{CHANGES, Change, overrides_of};
@@ -10,25 +10,25 @@ use crate::plan::estimate::device::DeviceKind;
 use crate::plan::{PlanInputs, RunPlan};
 use crate::size;
 
-/// What to change.
+/// Description of the change.
 #[derive(Clone, Debug)]
 pub struct Advice {
     /// The changes.
     pub changes: Vec<&'static Change>,
-    /// The same as `--set` takes them.
+    /// The same as `--set` overrides.
     pub overrides: Vec<&'static str>,
     /// The plan with them.
     pub plan: RunPlan,
 }
 
-/// The changes of the registry that a config can take; such as divide what ranks hold only if they `may_divide`.
+/// Changes that apply to a config; those that divide ranks' memory only if `may_divide`.
 pub fn possible(config: &Config, may_divide: bool) -> Vec<&'static Change> {
     let divides = |change: &Change| change.keys().any(|key| key == "compute.sharding");
     let goes_on = |change: &&Change| !is_step_back(config, change) && change.applies(config);
     CHANGES.iter().filter(|change| (may_divide || !divides(change)) && goes_on(change)).collect()
 }
 
-/// Whether a change would undo a part of what the config says already: less sharding, larger micro-batches.
+/// Returns whether a change would undo part of the config: less sharding, larger micro-batches.
 fn is_step_back(config: &Config, change: &Change) -> bool {
     let Ok(changed) = config.with(change.overrides) else { return false };
     let size = |config: &Config| match config.train.micro_batch {
@@ -44,7 +44,8 @@ fn is_step_back(config: &Config, change: &Change) -> bool {
         || kept(&changed) < kept(config)
 }
 
-/// The cheapest of these changes, or heap of them, with which every rank fits; `None` if there is none.
+/// The cheapest of these changes, or heap of them, with which every rank fits; `None` if there is
+/// none.
 pub fn advise(
     config: &Config,
     outline: &PlanInputs,
@@ -55,7 +56,7 @@ pub fn advise(
     let plan_with = |changes: &[&'static Change]| -> Option<Advice> {
         let overrides = overrides_of(changes);
         let config = config.with(&overrides).ok()?;
-        // What does not suit the model or the ranks is no advice.
+        // A change that the model or ranks refuse is no advice.
         let plan = RunPlan::sketch(&config, outline, num_ranks, device).ok()?;
         Some(Advice { changes: changes.to_vec(), overrides, plan })
     };
@@ -63,7 +64,7 @@ pub fn advise(
     let alone = |some: &[&'static Change]| some.iter().find_map(|c| plan_with(&[c]).filter(fitting));
     let heaped = |count: usize| {
         let mut found = plan_with(&possible[..count]).filter(fitting)?;
-        // What one of them is needed for may be gone with another.
+        // Another change may make one of them redundant.
         loop {
             let before = found.changes.len();
             for change in found.changes.clone().into_iter().rev() {
@@ -78,7 +79,7 @@ pub fn advise(
         }
         Some(found)
     };
-    // Nobody who trains a model wants to be told to train an adapter while anything else helps.
+    // An adapter instead of full training is advised last.
     let kept = possible.partition_point(|change| !change.alters_what_trains());
     let (keeping, altering) = possible.split_at(kept);
     alone(keeping)
@@ -99,7 +100,7 @@ pub fn with_all(
     RunPlan::sketch(&config, outline, num_ranks, device).ok()
 }
 
-/// What to change for a run that does not fit, or what is missing with every change there is.
+/// Advice for a run that does not fit, or the memory missing after all changes.
 pub fn in_words(config: &Config, outline: &PlanInputs, num_ranks: usize, device: &DeviceKind) -> String {
     let possible = possible(config, num_ranks > 1);
     if let Some(advice) = advise(config, outline, num_ranks, device, &possible) {

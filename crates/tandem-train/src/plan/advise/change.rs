@@ -1,15 +1,15 @@
-//! What can be changed in a run so that it takes less memory: the registry that advice and search go through.
+//! Registry of memory-saving changes, used by advice and search.
 
 use crate::config::Config;
 
 /// A change of the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// What it does, in words.
+    /// Description.
     pub name: &'static str,
     /// The keys that it sets, as `--set` takes them.
     pub overrides: &'static [&'static str],
-    /// What else changes with it; empty if the run computes the same.
+    /// Side effects; empty if the run computes the same.
     pub effect: &'static str,
 }
 
@@ -17,8 +17,8 @@ const fn change(name: &'static str, overrides: &'static [&'static str], effect: 
     Change { name, overrides, effect }
 }
 
-/// Every change, the cheapest first: what costs no time or little, then what costs messages, then what changes the arithmetic,
-/// then what changes what is trained. One that sets a key that this version does not know is passed over.
+/// All changes, cheapest first: little or no time, then communication, then other arithmetic, then
+/// other trained parameters. A change to a key that this version lacks is skipped.
 pub const CHANGES: &[Change] = &[
     change("keep fewer activations", &["compute.checkpointing=selective"], ""),
     change("keep the blocks' inputs alone", &["compute.checkpointing=block"], ""),
@@ -63,20 +63,20 @@ impl Change {
         self.overrides.iter().map(|text| key(text))
     }
 
-    /// Whether something else trains than before.
+    /// Returns whether other parameters train than before.
     pub fn alters_what_trains(&self) -> bool {
         self.keys().any(|key| key.starts_with("adapter."))
     }
 
-    /// Whether the change can be made and makes a difference: its keys are known, its values are there, they do not contradict
-    /// the rest, and another value stands there now. An adapter that is there stays what it is.
+    /// Returns whether the change applies: its keys exist, its values are valid and new, and
+    /// nothing contradicts them. An existing adapter stays as it is.
     pub fn applies(&self, config: &Config) -> bool {
         let is_free = config.adapter.is_none() || !self.alters_what_trains();
         is_free && config.with(self.overrides).is_ok_and(|changed| changed != *config)
     }
 }
 
-/// The overrides of several changes, of which a later one wins; each key once, in the order of tables.
+/// Merges overrides of several changes; later ones win. Each key once, in table order.
 pub fn overrides_of(changes: &[&Change]) -> Vec<&'static str> {
     let mut all: Vec<&'static str> = Vec::new();
     for text in changes.iter().flat_map(|change| change.overrides) {
@@ -88,7 +88,7 @@ pub fn overrides_of(changes: &[&Change]) -> Vec<&'static str> {
     all
 }
 
-/// Whether of two keys the first, given later, puts the second out of force.
+/// Returns whether setting the first key later makes the second ineffective.
 fn replaces(new: &str, old: &str) -> bool {
     let of_cut = |key: &str| key.starts_with("train.micro_batch_");
     new == old || (of_cut(new) && of_cut(old))

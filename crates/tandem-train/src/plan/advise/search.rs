@@ -1,4 +1,5 @@
-//! The fastest plans that fit: every way to divide the ranks, each with the cheapest changes with which it fits.
+//! The fastest plans that fit: every way to divide the ranks, each with the cheapest changes with
+//! which it fits.
 
 use rayon::prelude::*;
 
@@ -10,7 +11,7 @@ use crate::plan::{PlanInputs, RunPlan};
 /// A plan that fits.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// What to set, as `--set` takes it; empty for the config as it is.
+    /// `--set` overrides; empty for the config itself.
     pub overrides: Vec<String>,
     /// The plan with it.
     pub plan: RunPlan,
@@ -24,9 +25,9 @@ pub fn search(config: &Config, outline: &PlanInputs, num_ranks: usize, device: &
         let (overrides, plan) = if plan.fit().fits() {
             (Vec::new(), plan)
         } else {
-            // What divides ranks further is a mesh of its own.
+            // Changes that divide ranks further are meshes of their own.
             let possible = possible(&divided, false);
-            // Where all of them together do not help, none of them does.
+            // If all changes together do not fit, none does.
             with_all(&divided, outline, num_ranks, device, &possible).filter(|plan| plan.fit().fits())?;
             let advice = advise(&divided, outline, num_ranks, device, &possible)?;
             (advice.overrides, advice.plan)
@@ -46,8 +47,8 @@ fn differing(config: &Config, overrides: &[String]) -> Vec<String> {
     overrides.iter().filter(differs).cloned().collect()
 }
 
-/// Every way to divide the ranks that may make sense: slices within a box, stages of one block at least, and what is divided once
-/// or once in each box.
+/// Sensible meshes: tensor slices within a box, stages of at least one block, sharding over all
+/// ranks or within each box.
 fn meshes(outline: &PlanInputs, num_ranks: usize, device: &DeviceKind) -> Vec<Vec<String>> {
     let divisors = |n: usize| (1..=n).filter(move |d| n.is_multiple_of(*d));
     let most_slices = if device.is_processor() { num_ranks } else { device.devices_per_box };

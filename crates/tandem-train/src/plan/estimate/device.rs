@@ -1,4 +1,4 @@
-//! What devices can do: a table that comes with Tandem, and one's own instead.
+//! Device table: rates and memory of device kinds, built in or the user's.
 
 use std::path::Path;
 
@@ -7,16 +7,16 @@ use tandem_kernels::DType;
 
 use crate::{Result, TrainError};
 
-/// A kind of device. The fields are those of the table's file, `devices.toml`.
+/// A kind of device; fields as in `devices.toml`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceKind {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Memory that a rank can use, GiB; absent for what this machine has.
+    /// Usable memory of a rank in GiB; absent: this machine's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_gib: Option<f64>,
-    /// Of a processor, the cores that the rates below are of; its ranks share them.
+    /// CPU only: cores behind the rates below; its ranks share them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<usize>,
     /// Products of bf16, accumulated in f32, 10¹² operations a second.
@@ -36,11 +36,11 @@ pub struct DeviceKind {
     pub network_gbs: f64,
     /// Devices of a box.
     pub devices_per_box: usize,
-    /// What share of the product rates a program reaches.
+    /// Fraction of the matmul rates that a program reaches.
     pub achievable_product: f64,
-    /// Of the bandwidth.
+    /// Fraction of the bandwidth.
     pub achievable_bandwidth: f64,
-    /// Of the links.
+    /// Fraction of the link rates.
     pub achievable_link: f64,
 }
 
@@ -48,16 +48,16 @@ pub struct DeviceKind {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceTable {
-    /// Its rows.
+    /// Rows.
     pub device: Vec<DeviceKind>,
 }
 
-/// So many of a kind.
+/// A number of devices of one kind.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Devices {
-    /// How many: as many as ranks.
+    /// Number of devices and ranks.
     pub count: usize,
-    /// What each is.
+    /// Kind.
     pub kind: DeviceKind,
 }
 
@@ -73,10 +73,10 @@ impl DeviceTable {
         toml::from_str(include_str!("../devices.toml")).expect("the table is part of the program")
     }
 
-    /// One's own rows, then those that come with Tandem under other names.
+    /// The user's rows, then built-in rows of other names.
     ///
     /// # Errors
-    /// If the file cannot be read or is no such table.
+    /// The file cannot be read or is not a device table.
     pub fn read(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(TrainError::io("read", path))?;
         let wrong = |why: String| TrainError::Mismatch {
@@ -102,7 +102,7 @@ impl DeviceTable {
     /// The row that a name means: its own, or one that it begins or ends, if there is one alone.
     ///
     /// # Errors
-    /// If there is none, or more than one.
+    /// No row or more than one matches.
     pub fn find(&self, name: &str) -> Result<&DeviceKind> {
         let asked = plain(name);
         let names =
@@ -125,8 +125,9 @@ impl DeviceTable {
         Err(TrainError::Mismatch { reason })
     }
 
-    /// The row of a GPU by the name that its driver gives, "NVIDIA H100 80GB HBM3": the one most of whose name's words are in it, and all
-    /// but its memory ("NVIDIA H200" tells none). For one that the table lacks, rates of an old one: plans for it tell too long times.
+    /// Finds the row of a GPU by its driver's name, "NVIDIA H100 80GB HBM3": the row with most
+    /// words in common, ignoring memory size ("NVIDIA H200" has none). An unknown GPU gets the
+    /// rates of an old one, so its plans overestimate time.
     pub fn of_gpu(&self, name: &str) -> DeviceKind {
         let given = plain(name);
         let is_in = |word: &&str| given.contains(&plain(word));
@@ -144,7 +145,7 @@ impl DeviceTable {
     /// Reads "2xA10", "64xH100" or "A10".
     ///
     /// # Errors
-    /// If it is no number of devices of the table.
+    /// The text is not a count and a device name of the table.
     pub fn devices(&self, text: &str) -> Result<Devices> {
         let (count, name) = match text.split_once(['x', 'X']) {
             Some((count, name)) if !count.is_empty() && count.bytes().all(|b| b.is_ascii_digit()) => {
@@ -161,7 +162,7 @@ impl DeviceTable {
     }
 }
 
-/// A name without what people write differently.
+/// Normalises a name: case, separators.
 fn plain(name: &str) -> String {
     name.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect()
 }
@@ -174,18 +175,18 @@ impl DeviceKind {
         Some(if self.cores.is_some() { whole / ranks.max(1) as u64 } else { whole })
     }
 
-    /// Whether it is a processor, whose ranks share it.
+    /// Returns whether it is a CPU, which its ranks share.
     pub fn is_processor(&self) -> bool {
         self.cores.is_some()
     }
 
-    /// The same with f32 products that may round to TF32: of all cards that have it, half the rate of bf16.
+    /// The same with TF32 matmuls: half the bf16 rate on all cards that have them.
     #[must_use]
     pub fn with_tf32(self, rounds: bool) -> Self {
         Self { f32_tflops: if rounds { self.bf16_tflops / 2.0 } else { self.f32_tflops }, ..self }
     }
 
-    /// Products a second that a rank reaches, one of `ranks` with so many threads.
+    /// Multiply-adds per second of one of `ranks` ranks with `threads` threads.
     pub fn product_rate(&self, dtype: DType, ranks: usize, threads: usize) -> f64 {
         let peak = match dtype {
             DType::Bf16 => self.bf16_tflops,
@@ -194,7 +195,7 @@ impl DeviceKind {
         peak * 1e12 * self.achievable_product * self.share(ranks, threads)
     }
 
-    /// The same of attention's products.
+    /// The same for attention.
     pub fn attention_rate(&self, dtype: DType, ranks: usize, threads: usize) -> f64 {
         match self.attention_tflops {
             Some(peak) => peak * 1e12 * self.achievable_product * self.share(ranks, threads),
@@ -212,7 +213,7 @@ impl DeviceKind {
         self.host_link_gbs * 1e9 * self.achievable_link
     }
 
-    /// Bytes a second among ranks of which the first and the last are these.
+    /// Bytes per second among the ranks from `first` to `last`.
     pub fn link_rate(&self, (first, last): (usize, usize)) -> f64 {
         let is_near = self.is_processor() || first / self.devices_per_box == last / self.devices_per_box;
         if is_near {

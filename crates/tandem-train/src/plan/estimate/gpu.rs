@@ -9,7 +9,7 @@ use crate::plan::estimate::device::{DeviceKind, DeviceTable};
 
 /// A rank's GPU.
 pub struct Gpu {
-    /// What a plan knows of it; its memory is what is free.
+    /// Row of the device table; its memory is the free memory.
     pub kind: DeviceKind,
     /// Bytes that an arena may take.
     pub usable: u64,

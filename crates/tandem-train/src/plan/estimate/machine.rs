@@ -5,7 +5,7 @@ use tandem_kernels::{DType, OpCost};
 
 use crate::plan::estimate::device::DeviceKind;
 
-/// What a rank computes with, and what it can do at best.
+/// Device of a rank and its peak rates.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Machine {
     /// Ranks of the run.
@@ -16,14 +16,14 @@ pub struct Machine {
     pub instructions: &'static str,
     /// Multiply-adds of f32 in registers, operations a second.
     pub f32_peak: f64,
-    /// The same of bf16.
+    /// The same for bf16.
     pub bf16_peak: f64,
     /// Bytes that a copy of more than caches hold reads and writes in a second.
     pub copy_rate: f64,
 }
 
 impl Machine {
-    /// What the table of devices says of a GPU.
+    /// Peak rates of a GPU from the device table.
     pub(crate) fn of_gpu(kind: &DeviceKind) -> Self {
         Self {
             num_ranks: 1,
@@ -35,8 +35,8 @@ impl Machine {
         }
     }
 
-    /// Seconds that a call takes at best: its arithmetic at the peak of its type or its bytes at the rate of a copy, whichever
-    /// is longer.
+    /// Seconds that a call takes at best: its arithmetic at the peak of its type or its bytes at
+    /// the rate of a copy, whichever is longer.
     pub(crate) fn best(&self, work: &OpCost) -> (f64, f64) {
         let peak = match work.dtype {
             DType::F32 => self.f32_peak,

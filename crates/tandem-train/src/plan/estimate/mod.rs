@@ -1,9 +1,9 @@
-//! How long a step takes, from what it computes and sends and what the device can do.
+//! Step time estimate from operations, messages and device rates.
 //!
-//! An operation takes as long as its arithmetic or its memory traffic, whichever is longer: `max(flops / product rate, bytes /
-//! bandwidth)`. A message takes `bytes / link`; that of the box where all its ranks are in one, else that of the network.
-//! Messages that stores send beside computing (gathers of ZeRO-3, reductions of ZeRO-2 and 3) count where they take longer than
-//! the computing of their micro-batch; all others are added. What a call costs before its first byte moves is not counted.
+//! An operation takes `max(flops / matmul rate, bytes / bandwidth)`. A message takes `bytes /
+//! link`: the link within a box if all its ranks share one, else the network. Overlapped messages
+//! (gathers of ZeRO-3, reductions of ZeRO-2 and 3) count only beyond the compute time of their
+//! micro-batch; others are added. Latency of calls is not counted.
 
 pub mod device;
 mod gpu;
@@ -20,16 +20,16 @@ use crate::plan::work::StepCost;
 pub use gpu::Gpu;
 pub use machine::Machine;
 
-/// Seconds, and what follows from them.
+/// Estimated time and throughput.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Estimate {
-    /// Of a step.
+    /// Seconds per step.
     pub step_seconds: f64,
-    /// Of these, computing.
+    /// Of these, compute.
     pub compute_seconds: f64,
     /// Of these, waiting for messages.
     pub exchange_seconds: f64,
-    /// Of these, waiting for the other stages of a pipeline.
+    /// Of these, pipeline bubble.
     pub bubble_seconds: f64,
     /// Tokens a second over all ranks, each answer with its own copy of the prompt.
     pub tokens_per_second: f64,
@@ -37,7 +37,7 @@ pub struct Estimate {
     pub rows_per_second: f64,
     /// Bytes that the rank sends in a step.
     pub bytes_sent: f64,
-    /// Of the product rate that was counted with, the share that is used.
+    /// Fraction of the assumed matmul rate in use.
     pub utilisation: f64,
 }
 
@@ -50,14 +50,15 @@ struct Seconds {
 }
 
 impl Estimate {
-    /// Of a step of the rank that has most to do.
+    /// Estimates a step of the busiest rank.
     pub fn of(plan: &Plan, device: &DeviceKind) -> Self {
         let one = Seconds::of(&plan.work, plan, device);
         let two = Seconds::of(&plan.work_of_two, plan, device);
         let each = two - one;
         let once = one - each;
         let rounds = plan.load.rounds;
-        // Micro-batches are not all alike: computing goes with their tokens, messages go with their number.
+        // Micro-batches are not all alike: computing goes with their tokens, messages go with their
+        // number.
         let alike = plan.load.tokens / plan.data.micro_batch_tokens.max(1) as f64;
         let compute = once.compute.max(0.0) + alike * each.compute;
         let beside = once.beside.max(0.0) + rounds * (each.beside - alike / rounds * each.compute).max(0.0);

@@ -1,4 +1,4 @@
-//! A plan as one page for a browser, which needs nothing else: the bars as SVG, the numbers as tables.
+//! Self-contained HTML page of a plan: SVG bars and tables.
 
 use std::fmt::Write;
 
@@ -19,7 +19,7 @@ th:first-child,td:first-child{text-align:left}.key{display:inline-block;width:.9
 pre{background:#f4f4f4;padding:1em;overflow:auto}.no{color:#b00020}.yes{color:#1b6e2e}";
 
 impl RunPlan {
-    /// The page. `advice` is what to change if it does not fit, in words.
+    /// Renders the page. `advice` is for a run that does not fit.
     pub fn page(&self, advice: Option<&str>) -> String {
         let plan = self.fullest();
         let title = escaped(&format!("Plan of {}", plan.model));

@@ -1,4 +1,5 @@
-//! A plan as bars for a terminal: a bar a phase, cut into the kinds of memory at its fullest moment.
+//! A plan as bars for a terminal: a bar a phase, cut into the kinds of memory at its fullest
+//! moment.
 
 use std::fmt::Write;
 
@@ -11,8 +12,8 @@ use crate::size::in_words;
 /// Columns of the longest bar.
 const WIDTH: usize = 60;
 
-/// How a kind is filled where there are no colours, and its colour among a terminal's 256; in the order of [`MemoryKind::ALL`], and from
-/// the beginning again if there are more.
+/// How a kind is filled where there are no colours, and its colour among a terminal's 256; in the
+/// order of [`MemoryKind::ALL`], and from the beginning again if there are more.
 const FILLS: [(char, u8); 11] = [
     ('█', 25),
     ('▓', 39),
@@ -33,7 +34,7 @@ pub fn fill(kind: MemoryKind) -> (char, u8) {
 }
 
 impl RunPlan {
-    /// The bars of all ranks, with a legend. What is beyond the limit stands behind a `│`.
+    /// Draws the bars of all ranks with a legend. Memory beyond the limit follows a `│`.
     pub fn picture(&self, colour: bool) -> String {
         let limit = self.fit().limit.map(|limit| limit as usize);
         let largest = self.fullest().phases.iter().map(|phase| phase.memory.peak).max().unwrap_or(0);

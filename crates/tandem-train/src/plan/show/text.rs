@@ -111,14 +111,14 @@ impl Plan {
         text
     }
 
-    /// The kinds of which something is there at a peak.
+    /// Kinds of memory present at a peak.
     pub fn kinds(&self) -> Vec<MemoryKind> {
         let is_used = |&kind: &MemoryKind| self.phases.iter().any(|p| p.memory.at_peak[kind as usize] > 0);
         MemoryKind::ALL.into_iter().filter(is_used).collect()
     }
 }
 
-/// Of a phase, what one memory beside the device's holds.
+/// Contents of one memory outside the device in a phase.
 type At = fn(&crate::plan::PhasePlan) -> &crate::plan::Offloaded;
 
 /// These memories, as a table calls them.

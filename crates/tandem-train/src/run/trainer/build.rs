@@ -36,12 +36,13 @@ impl Trainer {
         Self::on_rank(config, options, ProcessGroup::alone(), observer)
     }
 
-    /// Opens everything, checks it, plans, and loads weights: from the model, or from the newest checkpoint.
-    /// Nothing is written into the run folder before all of the user's input has been checked.
+    /// Opens everything, checks it, plans, and loads weights: from the model, or from the newest
+    /// checkpoint. Nothing is written into the run folder before all of the user's input has been
+    /// checked.
     ///
     /// # Errors
-    /// If an input is missing or wrong, the run folder is in use, memory does not suffice, another rank failed, or not all ranks
-    /// are asked for a profile.
+    /// An input is missing or wrong, the run folder is in use, memory does not suffice, another
+    /// rank failed, or only some ranks want a profile.
     pub fn on_rank(
         config: Config,
         options: impl Into<Options>,
@@ -100,24 +101,24 @@ impl Trainer {
     }
 }
 
-/// A run that was planned, and is to be loaded.
+/// A planned run before loading.
 struct TrainerBuilder<'a> {
     config: &'a Config,
     prepared: &'a RunInputs,
     plan: &'a Plan,
     start: RunDirPolicy,
-    /// What the folder's last run was asked for, if it is continued.
+    /// Config of the folder's last run, if resumed.
     earlier: Option<Config>,
 }
 
-/// What was loaded.
+/// Loaded state.
 struct Loaded {
     profiler: Option<Profiler>,
     scorer: TrainStep,
     learner: TrainState,
     saver: Saver,
     files: Option<Files>,
-    /// The file of what is generated, on the first rank.
+    /// Samples file, on rank 0.
     samples: Option<MetricsFile>,
     cursor: Cursor,
     resumed_from: Option<PathBuf>,
@@ -167,7 +168,8 @@ impl TrainerBuilder<'_> {
             resumed_from = Some(checkpoint.path().to_path_buf());
             resume::warn_of_changes(config, earlier.as_ref(), observer);
         }
-        // Only now: a run that is refused leaves the folder, and the config to compare the next attempt with, as it was.
+        // Only now: a run that is refused leaves the folder, and the config to compare the next
+        // attempt with, as it was.
         let mut samples = None;
         let files = match run_dir {
             None => None,
@@ -190,7 +192,7 @@ impl TrainerBuilder<'_> {
     }
 }
 
-/// Where the pairs of an online run come from.
+/// Creates the source of pairs of an online run.
 fn online(
     config: &Config,
     prepared: &Arc<RunInputs>,
@@ -228,10 +230,10 @@ fn online(
     Ok(Some(Online::new(config, prepared, answering, judging, samples, state, total_steps)))
 }
 
-/// The judges, who tell `lines` of what their commands write to stderr.
+/// Opens the judges; `lines` receives their commands' stderr.
 fn panel(config: &Config, homes: &MemoryPlacement, lines: mpsc::Sender<String>) -> Result<Panel> {
     let on_line: JudgeLine = Arc::new(move |judge, line| {
-        // Nobody listens when the run is over.
+        // The receiver is gone when the run is over.
         let _ = lines.send(format!("judge `{judge}`: {line}"));
     });
     let device = homes.judges().unwrap_or(&homes.device);

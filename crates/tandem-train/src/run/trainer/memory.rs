@@ -1,4 +1,4 @@
-//! A run that finds too little memory: refused before anything is loaded, or told what it was about when it happens.
+//! Out-of-memory handling: refusal before loading, or an explained error later.
 
 use tandem_comm::{ProcessGroup, Reduction};
 use tandem_kernels::KernelError;
@@ -10,7 +10,8 @@ use crate::plan::estimate::device::{DeviceKind, DeviceTable};
 use crate::plan::{self, Plan, PlanInputs};
 use crate::{Result, TrainError, size};
 
-/// Refuses a run of which a rank needs more than `compute.memory` or its GPU has: all ranks alike, before anything is loaded.
+/// Refuses a run if a rank needs more than `compute.memory` or its GPU has. Collective, before
+/// anything is loaded.
 pub(super) fn refuse_too_large(
     config: &Config,
     prepared: &RunInputs,
@@ -48,8 +49,8 @@ pub(super) fn refuse_too_large(
     Err(TrainError::TooLarge { story })
 }
 
-/// An error of a rank of `num_ranks` that has loaded or trains. If memory ran out that the plan had counted on, or that it had
-/// not, the picture and what would make room come with it; `held` is what the rank's arena still has of its device.
+/// Explains an out-of-memory error of one of `num_ranks` ranks with the plan's picture and advice;
+/// `held` is the arena's device memory.
 pub(super) fn explained(
     error: TrainError,
     config: &Config,
@@ -69,7 +70,7 @@ pub(super) fn explained(
         let plan = Plan::make(config, prepared, rank, num_ranks)?;
         let gpu = Gpu::of_rank(&config.compute, rank)?;
         let free = gpu.as_ref().map_or(u64::MAX, |gpu| gpu.usable + held as u64);
-        // What is free now may hide what was missing a moment ago.
+        // Memory free now may have been taken a moment ago.
         let room = free.min(plan.arena_bytes().saturating_sub(missing) as u64);
         let kind = kind_of(gpu)?;
         let kind = DeviceKind { memory_gib: Some(room as f64 / (1u64 << 30) as f64), ..kind };
@@ -77,15 +78,15 @@ pub(super) fn explained(
     };
     match story() {
         Ok(story) => TrainError::OutOfMemory { error: Box::new(error), story },
-        // That memory ran out is what matters.
+        // Report the missing memory, not a failed query.
         Err(_) => error,
     }
 }
 
-/// Bytes that are counted as missing where nobody says how many were asked for.
+/// Missing bytes assumed where the failed size is unknown.
 const UNKNOWN: usize = 256 << 20;
 
-/// What a plan knows of the rank's device.
+/// Device-table row of the rank's device.
 fn kind_of(gpu: Option<Gpu>) -> Result<DeviceKind> {
     gpu.map_or_else(|| Ok(DeviceTable::built_in().find("cpu")?.clone()), |gpu| Ok(gpu.kind))
 }

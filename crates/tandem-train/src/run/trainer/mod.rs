@@ -1,4 +1,5 @@
-//! The run: prepare, plan, load, then steps with evaluations and checkpoints between them, then the final model.
+//! The run: prepare, plan, load, then steps with evaluations and checkpoints between them, then the
+//! final model.
 
 mod build;
 mod memory;
@@ -37,7 +38,7 @@ pub struct Trainer {
     config: Config,
     mesh: DeviceMesh,
     prepared: Arc<RunInputs>,
-    /// Before the run's folder, whose lock is held until nothing is written any more.
+    /// Dropped before the run folder, whose lock is held until all writes have ended.
     saver: Saver,
     /// The run's folder and its log, on the first rank alone.
     files: Option<Files>,
@@ -45,12 +46,13 @@ pub struct Trainer {
     learner: TrainState,
     batches: BatchSampler,
     batcher: MicroBatcher,
-    /// Where pairs come from, if rows are prompts alone.
+    /// Source of pairs of an online run.
     online: Option<Online>,
     schedule: Schedule,
     cursor: Cursor,
     resumed_from: Option<PathBuf>,
-    /// Step of the newest checkpoint, which may still be under way, and its folder where this rank tells of it.
+    /// Step of the newest checkpoint, perhaps still being written, and its folder if this rank
+    /// reports it.
     saved: Option<(u64, Option<PathBuf>)>,
     /// Seconds of earlier processes of this run.
     seconds_before: f64,
@@ -58,10 +60,10 @@ pub struct Trainer {
     profiler: Option<Profiler>,
 }
 
-/// How a run is to go, besides what its config says.
+/// Options of a run besides its config.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// What to do with a folder that already holds a run.
+    /// Policy for a folder that already holds a run.
     pub start: RunDirPolicy,
     /// Whether to profile some steps.
     pub profile: bool,
@@ -73,7 +75,7 @@ impl From<RunDirPolicy> for Options {
     }
 }
 
-/// What the first rank writes besides checkpoints.
+/// Files that rank 0 writes besides checkpoints.
 struct Files {
     _run_dir: RunDir,
     metrics: MetricsFile,
@@ -83,26 +85,29 @@ struct Files {
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// All steps are done; the first rank has written the model to this folder.
+    /// All steps are done; rank 0 has written the model to this folder.
     Finished(PathBuf),
-    /// Asked to stop; the state is in this checkpoint (`None`: no step had been taken, or another rank saved it).
+    /// Asked to stop; the state is in this checkpoint (`None`: no step had been taken, or another
+    /// rank saved it).
     Stopped(Option<PathBuf>),
 }
 
 impl Trainer {
-    /// Takes the remaining steps. `stop` is looked at between steps, and while an online run's answers are generated or judged: when
-    /// set on any rank, the state is saved and the run ends. A checkpoint under way is completed before this returns, unless a rank is
-    /// lost: then it is given up.
+    /// Runs the remaining steps. `stop` is polled between steps and during generation and judging:
+    /// set on any rank, it saves and ends the run. A checkpoint in progress is completed first,
+    /// unless a rank is lost.
     ///
     /// # Errors
-    /// If a pass fails, another rank failed, too many steps in a row were not finite, the first loss is not what equal policy and
-    /// reference give, or something cannot be written. Earlier checkpoints stay as they are.
+    /// A pass or another rank fails, too many steps in a row are not finite, the first loss is
+    /// wrong for equal policy and reference, or a file cannot be written. Earlier checkpoints are
+    /// unchanged.
     pub fn run(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Outcome> {
         let outcome = self.run_steps(observer, stop);
         if let Err(error) = &outcome
             && (self.mesh.world().size() == 1 || matches!(error, TrainError::NotFinite { .. }))
         {
-            // All ranks stop here alike, so the checkpoint under way can still be completed. What is told is the first error.
+            // All ranks stop here, so the checkpoint in progress can be completed. The first error
+            // is reported.
             let _ = self.finish_saving(observer);
         }
         if outcome.is_ok()
@@ -159,7 +164,7 @@ impl Trainer {
         self.write_model(observer)
     }
 
-    /// Saves what there is, if anything, where the run was asked to stop.
+    /// Saves the run's state, if any, after a stop request.
     fn stopped(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Outcome> {
         self.end_profile()?;
         if self.cursor.step == 0 {
@@ -193,13 +198,13 @@ impl Trainer {
         } else {
             snapshot::hand_over(&self.mesh, part, policy)?;
         }
-        // No rank says that the run is finished before the model is there.
+        // No rank reports success before the model is written.
         self.mesh.world().barrier()?;
         Ok(Outcome::Finished(folder))
     }
 
-    /// Whether any rank was asked to stop: all of them stop after the same step. Here ranks also tell one another how far
-    /// they are with a checkpoint, so that it costs no call of its own.
+    /// Returns whether any rank was asked to stop; all stop after the same step. The same exchange
+    /// reports checkpoint progress, so that needs no call of its own.
     fn is_to_stop(&mut self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<bool> {
         let mut votes = [u8::from(stop.load(Ordering::Relaxed)), u8::from(self.saver.is_writing()?)];
         let group = self.mesh.world();
@@ -234,7 +239,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Begins a checkpoint of this step, unless there is one; one that is under way is completed before.
+    /// Starts a checkpoint of this step unless one exists; completes the one in progress first.
     fn save(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<()> {
         if self.saved.as_ref().is_some_and(|(step, _)| *step == self.cursor.step) {
             return Ok(());
@@ -243,7 +248,7 @@ impl Trainer {
         self.device().enter("checkpoint");
         self.finish_saving(observer)?;
         if let Some(online) = &mut self.online {
-            // What is not judged yet is kept as it is.
+            // Unjudged completions are kept as they are.
             online.settle(&mut self.mesh, stop)?;
             self.cursor.online = Some(online.state().clone());
         }
@@ -260,7 +265,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Waits for the checkpoint under way, if there is one.
+    /// Waits for the checkpoint in progress, if any.
     fn finish_saving(&mut self, observer: &mut dyn Observer) -> Result<()> {
         if let Some(path) = self.saver.finish(self.mesh.world())? {
             observer.event(&Event::Saved(&path));
@@ -268,11 +273,11 @@ impl Trainer {
         Ok(())
     }
 
-    /// Answers from elsewhere, judged, for the next steps of an online run in their order: what is trained on instead of what would
-    /// have been generated. Every rank is to be given the same.
+    /// Supplies judged completions for the next steps of an online run, in order, instead of
+    /// generated ones. Every rank must be given the same.
     ///
     /// # Panics
-    /// If the run is not online, or its next step has answers already.
+    /// The run is not online, or its next step has completions already.
     pub fn answered(&mut self, batches: impl IntoIterator<Item = Batch>) {
         let online = self.online.as_mut().expect("an online run");
         online.give(batches, self.cursor.step);
@@ -288,7 +293,7 @@ impl Trainer {
         &self.scorer.homes.device
     }
 
-    /// All of its memories.
+    /// All memories of the rank.
     pub fn homes(&self) -> &MemoryPlacement {
         &self.scorer.homes
     }

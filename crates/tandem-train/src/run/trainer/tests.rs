@@ -182,7 +182,8 @@ fn training_goes_on_while_a_checkpoint_is_written() {
     }
 }
 
-/// All ranks stop alike, so what they had begun can be completed: here, the checkpoint from before the first bad step.
+/// All ranks stop alike, so what they had begun can be completed: here, the checkpoint from before
+/// the first bad step.
 #[test]
 fn a_run_that_ends_with_an_error_completes_its_checkpoint() {
     let folder = TempDir::new().expect("a temporary folder");
@@ -192,7 +193,8 @@ fn a_run_that_ends_with_an_error_completes_its_checkpoint() {
         let gate = Arc::new(Gate::default());
         let mut disks = real(num_ranks);
         disks[num_ranks - 1] = gate.clone();
-        // The weights are lost in step 1, so steps 2, 3 and 4 are left out, and with the last of them the run ends.
+        // The weights are lost in step 1, so steps 2, 3 and 4 are left out, and with the last of
+        // them the run ends.
         let config =
             Config { train: crate::config::TrainConfig { save_every: Some(3), ..config.train }, ..config };
         let mut log = Log { lines: Vec::new(), gate: &gate, opens: "skipped 3" };
@@ -204,8 +206,8 @@ fn a_run_that_ends_with_an_error_completes_its_checkpoint() {
     }
 }
 
-/// Whichever rank's disk is full, and wherever in its file: that rank says so, the others name it, the older checkpoint
-/// stays and nothing else.
+/// Whichever rank's disk is full, and wherever in its file: that rank says so, the others name it,
+/// the older checkpoint stays and nothing else.
 #[test]
 fn a_full_disk_of_one_rank_ends_all_and_leaves_the_checkpoint_before() {
     let folder = TempDir::new().expect("a temporary folder");

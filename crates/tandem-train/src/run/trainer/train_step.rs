@@ -1,4 +1,4 @@
-//! One step of a run: what it trains on, its checks, and its line in the log.
+//! One step of a run: its batch, its checks and its log line.
 
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -14,7 +14,8 @@ use crate::step::{StepOptions, StepOutcome};
 use crate::{Result, TrainError};
 
 impl Trainer {
-    /// One step, its checks and its line in the log; `false` if an online step was left out because any rank was to stop.
+    /// One step, its checks and its line in the log; `false` if an online step was left out because
+    /// any rank was to stop.
     pub(super) fn step(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<bool> {
         let began = Instant::now();
         self.device().enter("data");
@@ -89,7 +90,7 @@ impl Trainer {
         Ok(true)
     }
 
-    /// What there is to tell of a step.
+    /// Log record of a step.
     fn record(
         &mut self,
         outcome: &StepOutcome,
@@ -140,7 +141,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Where policy and reference are the same weights, the first loss has one right value.
+    /// Checks the first loss, which is known where policy and reference are equal.
     fn check_start(&self, outcome: &StepOutcome, observer: &mut dyn Observer) -> Result<()> {
         if self.config.reference.kind == ReferenceKind::None {
             return Ok(());
@@ -153,10 +154,10 @@ impl Trainer {
         let Some(expected) = exact_at_start(&self.config.objective) else { return Ok(()) };
         let found = outcome.sums.loss();
         if !found.is_finite() {
-            // No wrong start but a broken row: the step is left out, and the rows are named.
+            // A non-finite loss is a broken row: the step is skipped and the rows are reported.
             return Ok(());
         }
-        // The same weights give the same numbers up to rounding, which depends on what a row is packed with.
+        // Equal weights give equal numbers up to rounding, which depends on the packing of a row.
         let tolerance = match self.config.compute.compute_type() {
             tandem_kernels::DType::F32 => 1e-3,
             tandem_kernels::DType::Bf16 => 3e-2,

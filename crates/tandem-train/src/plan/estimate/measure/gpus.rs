@@ -1,7 +1,9 @@
 //! What GPUs can do, alone and together.
 //!
-//! A plan multiplies rates by the shares that programs reach of them. The links here are measured as a run uses them, so their share is
-//! 1. What cannot be measured keeps what a plan counted with before: the rate of the built-in table by its share.
+//! A plan multiplies rates by the shares that programs reach of them. The links here are measured
+//! as a run uses them, so their share is
+//! 1. What cannot be measured keeps what a plan counted with before: the rate of the built-in table
+//!    by its share.
 
 use std::time::{Duration, Instant};
 
@@ -26,8 +28,9 @@ const ROUNDS: usize = 8;
 /// How long GPUs wait for each other.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// A row for each kind among these GPUs, the first of each measured as [`super::processor`] measures the processor, and the link between
-/// all of them, if there are several. Links to other machines are the table's.
+/// A row for each kind among these GPUs, the first of each measured as [`super::processor`]
+/// measures the processor, and the link between all of them, if there are several. Links to other
+/// machines are the table's.
 ///
 /// # Errors
 /// If one cannot be used or has too little memory, or they do not reach each other.
@@ -82,8 +85,8 @@ fn host_rate(device: &Device, sizes: &Sizes) -> Result<f64> {
     Ok(to_gpu.min(to_host))
 }
 
-/// Bytes that each of these GPUs sends in a second while all of them add up `numbers` f32: of `n` ranks each sends `2 (n - 1) / n` of them,
-/// in each direction of its link as many. They exchange them as the ranks of a run would.
+/// Bytes per second that each GPU sends while all of them all-reduce `numbers` f32: of `n` ranks
+/// each sends `2 (n - 1) / n` of them. They use the engine of a run.
 fn bus_rate(ordinals: &[usize], numbers: usize) -> Result<f64> {
     let ranks = ordinals.len();
     let sent = (2 * (ranks - 1) * 4 * numbers) as f64 / ranks as f64;

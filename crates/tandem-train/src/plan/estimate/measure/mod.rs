@@ -1,5 +1,5 @@
-//! What this machine's processor, or a GPU of it, can do, measured in a few seconds: a row of the table of devices, and what a profile
-//! holds operations against.
+//! Measured rates of this machine's CPU or a GPU: a row of the device table, and the yardstick of
+//! profiles.
 
 mod gpus;
 
@@ -18,11 +18,11 @@ use crate::plan::estimate::device::{DeviceKind, DeviceTable, host_memory};
 /// How long each thing is measured.
 const PATIENCE: Duration = Duration::from_millis(600);
 
-/// What a step reaches of the rates measured here, which are the best of many runs on factors that caches hold: docs/results/estimates.md
-/// compares both.
+/// Fraction of the measured best-of-many, cache-resident rates that a step reaches;
+/// docs/results/estimates.md compares both.
 const OF_THE_BEST: f64 = 0.75;
 
-/// What is computed to measure a device: large enough to keep it busy, as training does.
+/// Problem sizes of the measurement: large enough to keep a device as busy as training does.
 #[derive(Clone, Debug)]
 pub struct Sizes {
     /// Rows, columns and depth of the products.
@@ -114,8 +114,8 @@ fn tflops(rate: f64) -> f64 {
     (rate / 1e9).round().max(1.0) / 1000.0
 }
 
-/// What so many threads can do at best: multiply-adds in registers, and copies of more than caches hold, but of no more than
-/// `memory` bytes in all.
+/// What so many threads can do at best: multiply-adds in registers, and copies of more than caches
+/// hold, but of no more than `memory` bytes in all.
 pub fn machine(threads: usize, memory: Option<u64>) -> Result<Machine> {
     let copied = memory.map_or(COPIED, |bytes| COPIED.min(bytes as usize / 8).max(1));
     let device = Device::cpu(threads, 2 * 4 * copied + (1 << 21))?;
@@ -167,8 +167,8 @@ fn product_rate(device: &Device, sizes: &Sizes, dtype: DType) -> Result<f64> {
     })
 }
 
-/// Numbers between -1 and 1, no two neighbours alike: a processor may multiply zeros faster than what a model has (AMX of
-/// Emerald Rapids by a fifth), as it then draws less power.
+/// Numbers between -1 and 1, no two neighbours alike: a processor may multiply zeros faster than
+/// what a model has (AMX of Emerald Rapids by a fifth), as it then draws less power.
 fn numbers(device: &Device, rows: usize, cols: usize, dtype: DType) -> Result<Tensor> {
     let mut numbers = device.zeros(MemoryKind::Scratch, rows, cols, DType::F32)?;
     let mut state = 1u32;
