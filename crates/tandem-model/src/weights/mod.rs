@@ -3,8 +3,8 @@
 //!
 //! # The protocol
 //!
-//! [`LayerExecutor`](crate::Walk) makes these calls, and makes them in the same order on every rank whether
-//! it has a batch or not ([`LayerExecutor::idle_forward`](crate::Walk::idle_forward)). So a [`WeightSource`]
+//! [`LayerExecutor`](crate::LayerExecutor) makes these calls, and makes them in the same order on every rank whether
+//! it has a batch or not ([`LayerExecutor::idle_forward`](crate::LayerExecutor::idle_forward)). So a [`WeightSource`]
 //! may gather a layer from all ranks, and a [`GradientSink`] may reduce one, with no other
 //! agreement between ranks.
 //!

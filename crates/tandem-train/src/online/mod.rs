@@ -9,7 +9,7 @@
 //! With `[online.server]`, rank 0 requests all completions from a server ([`server`]).
 //!
 //! With `online.overlap`, a round is generated and judged on background threads while the step
-//! before it trains ([`aside`]). It uses the weights before that step's update.
+//! before it trains ([`async_round`]). It uses the weights before that step's update.
 
 pub mod answers;
 pub mod async_round;

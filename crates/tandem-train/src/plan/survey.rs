@@ -325,7 +325,7 @@ impl BatchStatistics {
     }
 
     /// Distinct micro-batch counts of a stage as rank `data.0` of `data.1` of its data group: those
-    /// that change memory offsets. `in_rounds` as in [`crate::recipe::micro_batch::MicroBatcher::new`].
+    /// that change memory offsets. `in_rounds` as in [`crate::recipe::MicroBatcher::new`].
     pub fn turns(
         &self,
         stage: PipelineStage,
@@ -349,7 +349,7 @@ impl BatchStatistics {
     }
 
     /// Work of one of `num_data` ranks; `in_rounds` as in
-    /// [`crate::recipe::micro_batch::MicroBatcher::new`].
+    /// [`crate::recipe::MicroBatcher::new`].
     pub fn load(&self, num_data: usize, in_rounds: bool) -> RankLoad {
         let mut load = RankLoad { most_rounds: 1, rounds: 0.0, tokens: 0.0 };
         let steps = &self.steps[..self.measured];

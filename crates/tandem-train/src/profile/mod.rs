@@ -2,7 +2,7 @@
 //! One per rank, in the run folder.
 //!
 //! The device recorder ([`tandem_kernels::profile`]) and the process groups
-//! ([`tandem_comm::Watch`]) log events; [`Report`] adds them up, [`trace`] writes a timeline. Only
+//! ([`tandem_comm::CollectiveObserver`]) log events; [`Report`] adds them up, [`trace`] writes a timeline. Only
 //! a few steps are recorded, so long runs profile like short ones.
 
 mod report;

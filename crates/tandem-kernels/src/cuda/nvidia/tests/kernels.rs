@@ -3,7 +3,7 @@
 use super::Folder;
 use crate::cuda::driver::{Arg, Drivers, Grid, Source};
 use crate::cuda::nvidia::cache::Cache;
-use crate::cuda::nvidia::fake::{Fake, MemoryKind, num_compiled};
+use crate::cuda::nvidia::fake::{Fake, Kind, num_compiled};
 
 static SOURCE: Source =
     Source { name: "norm.cu", text: "KERNEL(first, …) { }\nKERNEL(second, …) { }", fused: true };
@@ -11,7 +11,7 @@ static BROKEN: Source = Source { name: "head.cu", text: "#error", fused: true };
 
 /// Opens a new GPU with the cache in that folder; gives the driver and what was compiled by `act`.
 fn compiled(folder: &Folder, act: impl FnOnce(&Drivers)) -> usize {
-    let driver = Fake::new(MemoryKind::default()).open_with(Cache::at(&folder.0)).unwrap();
+    let driver = Fake::new(Kind::default()).open_with(Cache::at(&folder.0)).unwrap();
     let before = num_compiled();
     act(&driver);
     num_compiled() - before
@@ -73,7 +73,7 @@ fn mistakes_are_told_in_the_compilers_words() {
 
 #[test]
 fn arguments_and_shared_memory_reach_the_kernel() {
-    let fake = Fake::new(MemoryKind::default());
+    let fake = Fake::new(Kind::default());
     let driver = fake.open();
     let stream = driver.new_stream().unwrap();
     let region = driver.reserve(1 << 20).unwrap();
@@ -102,7 +102,7 @@ fn arguments_and_shared_memory_reach_the_kernel() {
 
 #[test]
 fn a_gpu_later_than_the_compiler_gets_what_its_driver_compiles() {
-    let fake = Fake::new(MemoryKind { capability: (10, 0), ..MemoryKind::default() });
+    let fake = Fake::new(Kind { capability: (10, 0), ..Kind::default() });
     assert!(fake.open().function(&SOURCE, "second").is_ok());
     assert_eq!(fake.held(), [0; 8], "modules are given back");
 }

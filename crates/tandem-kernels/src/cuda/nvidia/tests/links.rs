@@ -2,12 +2,12 @@
 
 use crate::cuda::failed;
 use crate::cuda::nvidia::Link;
-use crate::cuda::nvidia::fake::{Fake, MemoryKind, UNKNOWN, nvml};
+use crate::cuda::nvidia::fake::{Fake, Kind, UNKNOWN, nvml};
 use crate::cuda::nvidia::links::links_of;
 
 /// GPUs of these boards and bridges.
 fn gpus<const N: usize>(places: [(u32, u32); N]) -> [usize; N] {
-    places.map(|(board, bridge)| Fake::new(MemoryKind { board, bridge, ..MemoryKind::default() }).ordinal)
+    places.map(|(board, bridge)| Fake::new(Kind { board, bridge, ..Kind::default() }).ordinal)
 }
 
 #[test]

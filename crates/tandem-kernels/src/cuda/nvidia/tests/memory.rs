@@ -1,6 +1,6 @@
 //! Regions of both kinds, and copies between them.
 
-use crate::cuda::nvidia::fake::{Fake, GRANULARITY, MemoryKind};
+use crate::cuda::nvidia::fake::{Fake, GRANULARITY, Kind};
 use crate::cuda::{Options, nvidia::cache::Cache};
 use crate::{DType, Device, MemoryKind, ops};
 
@@ -8,7 +8,7 @@ const MIB: usize = 1 << 20;
 
 #[test]
 fn a_region_grows_in_pages_and_gives_everything_back_when_nothing_runs() {
-    let fake = Fake::new(MemoryKind::default());
+    let fake = Fake::new(Kind::default());
     let driver = fake.open();
     let region = driver.reserve(20 * MIB).unwrap();
     assert_eq!((region.mapped(), driver.free_memory().unwrap()), (0, 1 << 30), "address space is no memory");
@@ -41,7 +41,7 @@ fn a_region_grows_in_pages_and_gives_everything_back_when_nothing_runs() {
 
 #[test]
 fn the_context_stays_until_the_last_region_is_gone() {
-    let fake = Fake::new(MemoryKind::default());
+    let fake = Fake::new(Kind::default());
     let driver = fake.open();
     let stream = driver.new_stream().unwrap();
     let (region, pinned) = (driver.reserve(1).unwrap(), driver.pinned(1).unwrap());
@@ -56,7 +56,7 @@ fn the_context_stays_until_the_last_region_is_gone() {
 
 #[test]
 fn memory_that_is_not_there_is_told_with_what_is() {
-    let fake = Fake::new(MemoryKind { memory: 10 * MIB, ..MemoryKind::default() });
+    let fake = Fake::new(Kind { memory: 10 * MIB, ..Kind::default() });
     let driver = fake.open();
     let region = driver.reserve(100 * MIB).unwrap();
     region.grow(4 * MIB).unwrap();
@@ -74,7 +74,7 @@ fn memory_that_is_not_there_is_told_with_what_is() {
 
 #[test]
 fn host_memory_that_cannot_be_pinned_is_told() {
-    let fake = Fake::new(MemoryKind { host: 4 * MIB, ..MemoryKind::default() });
+    let fake = Fake::new(Kind { host: 4 * MIB, ..Kind::default() });
     let driver = fake.open();
     let region = driver.pinned(100 * MIB).unwrap();
     region.grow(3 * MIB).unwrap();
@@ -83,7 +83,7 @@ fn host_memory_that_cannot_be_pinned_is_told() {
         error.starts_with("pinned memory: the host gives no 6291456 bytes more beside the 4194304"),
         "{error}"
     );
-    let foreign = Fake::new(MemoryKind { host_pointers: false, ..MemoryKind::default() });
+    let foreign = Fake::new(Kind { host_pointers: false, ..Kind::default() });
     let error = foreign.open().pinned(1).err().unwrap().to_string();
     assert!(error.contains("knows host memory by other addresses"), "{error}");
 }
@@ -96,7 +96,7 @@ fn bytes<'a>(address: u64, len: usize) -> &'a mut [u8] {
 
 #[test]
 fn copies_stop_where_pieces_of_pinned_memory_meet() {
-    let fake = Fake::new(MemoryKind::default());
+    let fake = Fake::new(Kind::default());
     let driver = fake.open();
     let stream = driver.new_stream().unwrap();
     let (host, other, device) =
@@ -137,7 +137,7 @@ fn copies_stop_where_pieces_of_pinned_memory_meet() {
 
 #[test]
 fn rows_are_copied_at_once_where_that_can_be() {
-    let fake = Fake::new(MemoryKind::default());
+    let fake = Fake::new(Kind::default());
     let driver = fake.open();
     let stream = driver.new_stream().unwrap();
     let (host, device) = (driver.pinned(4 * MIB).unwrap(), driver.reserve(4 * MIB).unwrap());
@@ -173,7 +173,7 @@ fn rows_are_copied_at_once_where_that_can_be() {
 
 #[test]
 fn every_thread_has_the_context() {
-    let fake = Fake::new(MemoryKind::default());
+    let fake = Fake::new(Kind::default());
     let driver = fake.open();
     let stream = driver.new_stream().unwrap();
     let region = driver.reserve(MIB).unwrap();
@@ -186,7 +186,7 @@ fn every_thread_has_the_context() {
         });
     });
     // And it is this GPU's, whatever else the thread did.
-    let other = Fake::new(MemoryKind::default());
+    let other = Fake::new(Kind::default());
     let _open = other.open();
     // SAFETY: as above.
     unsafe { driver.clear(stream, region.base(), MIB).unwrap() };
@@ -198,7 +198,7 @@ fn every_thread_has_the_context() {
 
 #[test]
 fn events_tell_time() {
-    let fake = Fake::new(MemoryKind::default());
+    let fake = Fake::new(Kind::default());
     let driver = fake.open();
     let (stream, other) = (driver.new_stream().unwrap(), driver.new_stream().unwrap());
     let [from, to] = [0; 2].map(|_| driver.new_event().unwrap());
@@ -216,7 +216,7 @@ fn events_tell_time() {
 
 #[test]
 fn a_device_over_it_moves_numbers_and_gives_everything_back() {
-    let fake = Fake::new(MemoryKind { memory: 64 * MIB, ..MemoryKind::default() });
+    let fake = Fake::new(Kind { memory: 64 * MIB, ..Kind::default() });
     let device = Device::cuda(fake.open_with(Cache::none()).unwrap(), 48 * MIB, Options::default()).unwrap();
     let values: Vec<f32> = (0..12).map(|i| i as f32 / 4.0).collect();
     for dtype in [DType::F32, DType::Bf16] {

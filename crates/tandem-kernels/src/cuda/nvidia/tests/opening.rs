@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use tandem_dlopen::Folders;
 
 use super::Folder;
-use crate::cuda::nvidia::fake::{ANSWERS, Answers, Fake, MemoryKind, OK, compiler};
+use crate::cuda::nvidia::fake::{ANSWERS, Answers, Fake, Kind, OK, compiler};
 use crate::cuda::nvidia::libraries::{BLAS, NVRTC, Wanted};
 use crate::cuda::nvidia::{cache::Cache, device};
 
@@ -39,7 +39,7 @@ fn a_driver_that_cannot_be_used_is_told_why() {
 
 #[test]
 fn a_gpu_that_is_not_there_or_too_old_is_refused() {
-    let old = Fake::new(MemoryKind { capability: (7, 5), ..MemoryKind::default() });
+    let old = Fake::new(Kind { capability: (7, 5), ..Kind::default() });
     assert_eq!(
         refusal(&old),
         format!(
@@ -48,7 +48,7 @@ fn a_gpu_that_is_not_there_or_too_old_is_refused() {
         )
     );
     // With others, a list has it; alone, or among its like, it is the reason why there is none.
-    let old_and_new = [old, Fake::new(MemoryKind::default())];
+    let old_and_new = [old, Fake::new(Kind::default())];
     let list = |count: usize| {
         let before = ANSWERS.replace(Answers { count: count as i32, ..ANSWERS.get() });
         let list = device::list_of(&Fake::cuda().unwrap());
@@ -72,7 +72,7 @@ fn a_gpu_that_is_not_there_or_too_old_is_refused() {
 
 #[test]
 fn gpus_are_listed_and_opened_with_what_they_are() {
-    let fake = Fake::new(MemoryKind { capability: (9, 0), memory: 80 << 30, ..MemoryKind::default() });
+    let fake = Fake::new(Kind { capability: (9, 0), memory: 80 << 30, ..Kind::default() });
     // The one of this test is the last.
     let before = ANSWERS.replace(Answers { count: fake.ordinal as i32 + 1, ..ANSWERS.get() });
     let all = device::list_of(&Fake::cuda().unwrap());

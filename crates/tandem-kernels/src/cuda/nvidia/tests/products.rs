@@ -4,7 +4,7 @@ use half::bf16;
 
 use crate::DType;
 use crate::cuda::driver::{Drivers, Factor, Matmul, Region, Stream};
-use crate::cuda::nvidia::fake::{Fake, MemoryKind, num_chosen, num_described};
+use crate::cuda::nvidia::fake::{Fake, Kind, num_chosen, num_described};
 
 /// A GPU's memory that the host can look into.
 struct Bench {
@@ -130,7 +130,7 @@ fn case(bench: &mut Bench, size: [usize; 3], along: [bool; 2], types: [DType; 2]
 
 #[test]
 fn every_layout_gives_the_plain_product() {
-    let fake = Fake::new(MemoryKind::default());
+    let fake = Fake::new(Kind::default());
     let described = num_described();
     for size in [[4, 3, 5], [1, 6, 2], [7, 1, 9], [2, 5, 1], [1, 1, 1], [16, 8, 24]] {
         let mut bench = Bench::new(&fake);
@@ -167,7 +167,7 @@ fn plain(bench: &mut Bench, [m, n, k]: [usize; 3], offset: u64) -> Matmul {
 
 #[test]
 fn an_algorithm_is_chosen_once_for_a_shape_and_an_alignment() {
-    let mut bench = Bench::new(&Fake::new(MemoryKind::default()));
+    let mut bench = Bench::new(&Fake::new(Kind::default()));
     let mut chosen = |size, offset| {
         let before = num_chosen();
         let product = plain(&mut bench, size, offset);
@@ -182,7 +182,7 @@ fn an_algorithm_is_chosen_once_for_a_shape_and_an_alignment() {
 
 #[test]
 fn each_stream_has_room_of_its_own_until_it_ends() {
-    let fake = Fake::new(MemoryKind::default());
+    let fake = Fake::new(Kind::default());
     let mut bench = Bench::new(&fake);
     let product = plain(&mut bench, [2, 2, 16], 0);
     let other = bench.driver.new_stream().unwrap();
@@ -203,7 +203,7 @@ fn each_stream_has_room_of_its_own_until_it_ends() {
 
 #[test]
 fn nothing_is_multiplied_into_nothing_and_what_cannot_be_is_told() {
-    let mut bench = Bench::new(&Fake::new(MemoryKind::default()));
+    let mut bench = Bench::new(&Fake::new(Kind::default()));
     let product = plain(&mut bench, [2, 3, 4], 0);
     let before = num_chosen();
     for size in [[0, 3, 4], [2, 0, 4]] {
