@@ -142,7 +142,7 @@ fn a_reward_model_judges_and_long_texts_have_no_score() {
     }
 }
 
-const COMMAND: &str = "[[judges]]\nkind = \"command\"\nseconds = 30\nrestarts = 1\nfirst_pause_s = 0.01\n";
+const COMMAND: &str = "[[judges]]\nkind = \"command\"\ntimeout_s = 30\nrestarts = 1\nfirst_pause_s = 0.01\n";
 
 #[test]
 fn a_judge_that_dies_ends_it_and_one_that_says_nothing_gives_no_score() {

@@ -174,7 +174,7 @@ fn a_stage_refuses_what_is_not_for_it() {
         PolicyAndReferenceScores::one(scores),
         true,
     );
-    says(first.err().unwrap(), "nor the first with it");
+    says(first.err().unwrap(), "every stage but the first");
     let (_, saved) = walks[0]
         .stage_forward(&mut ranks[0].source(), &forest, None, PolicyAndReferenceScores::one(scores), true)
         .unwrap();
