@@ -162,7 +162,7 @@ fn a_stage_refuses_what_is_not_for_it() {
         Streams::one(scores),
         true,
     );
-    says(first.err().unwrap(), "nor the first with it");
+    says(first.err().unwrap(), "every stage but the first");
     let (_, saved) =
         walks[0].stage_forward(&mut ranks[0].source(), &forest, None, Streams::one(scores), true).unwrap();
     let mut sink = ResidentGradients::zeros(&ranks[0].decoder, &device).unwrap();
