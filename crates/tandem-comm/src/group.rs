@@ -245,7 +245,7 @@ impl ProcessGroup {
             Memory::Device(mut numbers) => {
                 let (ordinal, address) = numbers.address();
                 if self.engine.takes_device(ordinal) {
-                    numbers.settle().map_err(failed)?;
+                    numbers.synchronize().map_err(failed)?;
                     return self.make(call, |engine| made(engine, Data::Device(address)));
                 }
                 let len = call.len * call.kind.size();

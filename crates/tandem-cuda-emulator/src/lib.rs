@@ -27,7 +27,7 @@ pub fn device(capacity: usize) -> Result<Device> {
 /// Installs this many GPUs of this many bytes each for the process.
 pub fn install(num_gpus: usize, memory: usize) {
     let gpus = (0..num_gpus).map(|ordinal| Emulated::new(memory).with_ordinal(ordinal)).collect();
-    tandem_kernels::cuda::stand_in(Machine { gpus });
+    tandem_kernels::cuda::install_emulator(Machine { gpus });
 }
 
 /// A machine with emulated GPUs. Each open returns another driver of the same memory.

@@ -73,7 +73,7 @@ pub trait DeviceNumbers {
     fn address(&self) -> (usize, u64);
 
     /// Waits for the device's queued work, so that others may access the numbers.
-    fn settle(&mut self) -> Result<(), String>;
+    fn synchronize(&mut self) -> Result<(), String>;
 
     /// Copies bytes to the host, after the device's queued work.
     fn read(&mut self, range: Range<usize>, to: &mut [u8]) -> Result<(), String>;

@@ -38,7 +38,7 @@ pub trait Engine: Send {
     /// Waits for all.
     fn barrier(&mut self, call: Call) -> Result<()>;
     /// Sends a copy to a peer and returns when `data` may be reused. Blocks at the limits of
-    /// [`ProcessGroup::send`](crate::Group::send).
+    /// [`ProcessGroup::send`](crate::ProcessGroup::send).
     fn send(&mut self, to: usize, data: &[u8]) -> Result<()>;
     /// Receives a peer's next message.
     fn recv(&mut self, from: usize, data: &mut [u8]) -> Result<()>;

@@ -103,7 +103,7 @@ impl Progress {
     }
 
     /// Reports the begin of a phase.
-    pub fn enter(&self, phase: Phase) {
+    pub fn begin_phase(&self, phase: Phase) {
         self.say(Place { phase, ..self.place() });
     }
 
@@ -138,16 +138,16 @@ mod tests {
         assert_eq!(watched.place().to_string(), "before the first step, in start");
         for phase in Phase::ALL {
             let before = watched.reports();
-            progress.enter(*phase);
+            progress.begin_phase(*phase);
             assert_eq!((watched.place().phase, watched.place().step), (*phase, 0));
             assert_ne!(watched.reports(), before);
         }
         progress.step(1 << 40);
-        progress.enter(Phase::Reduce);
+        progress.begin_phase(Phase::Reduce);
         assert_eq!(watched.place(), Place { step: 1 << 40, phase: Phase::Reduce });
         assert_eq!(watched.place().to_string(), "at step 1099511627776, in reduce");
         let before = watched.reports();
-        progress.enter(Phase::Reduce);
+        progress.begin_phase(Phase::Reduce);
         assert_ne!(watched.reports(), before, "the same phase again is progress too");
     }
 }

@@ -93,7 +93,7 @@ impl CommandBatch {
                 item.verdict = Some(verdict);
             }
             Some(Item { verdict: Some(_), .. }) => {}
-            _ if self.in_flight.contains(&index) => self.settle(index, verdict),
+            _ if self.in_flight.contains(&index) => self.record_verdict(index, verdict),
             _ => return false,
         }
         true
@@ -102,7 +102,7 @@ impl CommandBatch {
     /// Records an invalid line, attributed to the oldest item.
     pub(super) fn garbage(&mut self, why: String) {
         if let Some(index) = self.in_flight.front().copied() {
-            self.settle(index, Verdict::none(why));
+            self.record_verdict(index, Verdict::none(why));
             self.items[index].is_guess = true;
         }
     }
@@ -111,7 +111,7 @@ impl CommandBatch {
     /// asked again.
     pub(super) fn hung(&mut self, why: String) {
         if let Some(index) = self.in_flight.front().copied() {
-            self.settle(index, Verdict::none(why));
+            self.record_verdict(index, Verdict::none(why));
         }
         self.asked_again += self.in_flight.len() as u64;
         while let Some(index) = self.in_flight.pop_back() {
@@ -123,7 +123,7 @@ impl CommandBatch {
     /// Records the command's end. An item that was asked alone as a suspect gets no score.
     pub(super) fn died(&mut self, how: &str) {
         if let Some(index) = self.in_flight.front().copied().filter(|index| self.items[*index].is_suspect) {
-            self.settle(
+            self.record_verdict(
                 index,
                 Verdict::none(format!("the command ended twice while it had this item ({how})")),
             );
@@ -136,7 +136,7 @@ impl CommandBatch {
         self.look_at_oldest();
     }
 
-    fn settle(&mut self, index: usize, verdict: Verdict) {
+    fn record_verdict(&mut self, index: usize, verdict: Verdict) {
         self.items[index].verdict = Some(verdict);
         self.in_flight.retain(|other| *other != index);
         self.num_open -= 1;

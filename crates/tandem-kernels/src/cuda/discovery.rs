@@ -21,11 +21,11 @@ pub trait Gpus: Send + Sync {
 static STAND_INS: OnceLock<Box<dyn Gpus>> = OnceLock::new();
 
 /// Replaces NVIDIA's GPUs for this process, for tests. The first call counts.
-pub fn stand_in(gpus: impl Gpus + 'static) {
+pub fn install_emulator(gpus: impl Gpus + 'static) {
     let _ = STAND_INS.set(Box::new(gpus));
 }
 
-/// Returns whether [`stand_in`] was called.
+/// Returns whether [`install_emulator`] was called.
 pub fn is_stand_in() -> bool {
     STAND_INS.get().is_some()
 }

@@ -109,7 +109,7 @@ impl Tables {
                     // writes in the stream.
                     self.driver.finish(oldest.sent)?;
                     self.driver.end_event(oldest.sent);
-                    state.free.give_back(oldest.cut);
+                    state.free.free(oldest.cut);
                 }
             }
         };

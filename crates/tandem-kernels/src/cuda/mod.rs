@@ -29,7 +29,7 @@ mod rows;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-pub use discovery::{Gpus, is_stand_in, list, open, stand_in};
+pub use discovery::{Gpus, install_emulator, is_stand_in, list, open};
 pub use driver::Driver;
 pub use launch::{HEADERS, SOURCES};
 pub use mark::StreamEvent;
@@ -117,7 +117,7 @@ impl Cuda {
 
     /// Shares the memory with a second stream. Memory freed in one stream and allocated in the
     /// other may still be in use: see [`StreamEvent`].
-    pub(crate) fn beside(&self) -> Result<Self> {
+    pub(crate) fn with_own_stream(&self) -> Result<Self> {
         Ok(Self { profile: self.profile.clone(), ..self.streaming_beside(self.arena.clone())? })
     }
 

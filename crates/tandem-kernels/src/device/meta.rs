@@ -25,7 +25,7 @@ pub struct Cost {
 /// Place and operation of the memory peak.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeakLocation {
-    /// Place given to [`crate::Device::note`]; empty if none was.
+    /// Place given to [`crate::Device::set_place`]; empty if none was.
     pub place: String,
     /// First operation that ran with that much memory in use; empty if none did.
     pub operation: &'static str,
@@ -83,7 +83,7 @@ impl Ledger {
     }
 
     /// Names the place in the step.
-    pub fn note(&self, place: Arguments<'_>) {
+    pub fn set_place(&self, place: Arguments<'_>) {
         let mut state = self.lock();
         state.place.clear();
         // A string takes everything.
@@ -164,7 +164,7 @@ impl MetaBlock {
 
 impl Drop for MetaBlock {
     fn drop(&mut self) {
-        self.ledger.lock().memory.give_back(self.cut);
+        self.ledger.lock().memory.free(self.cut);
     }
 }
 
@@ -180,11 +180,11 @@ mod tests {
         let alloc = |cols| device.alloc(MemoryKind::Scratch, 1, cols, DType::F32).unwrap();
         let kept = alloc(16);
         ledger.record("first", 1.0, 2.0);
-        device.note(format_args!("layer {}", 7));
+        device.set_place(format_args!("layer {}", 7));
         let large = alloc(160);
         ledger.record("second", 3.0, 4.0);
         drop(large);
-        device.note(format_args!("layer 8"));
+        device.set_place(format_args!("layer 8"));
         drop(alloc(32));
         ledger.record("second", 3.0, 4.0);
         let moment = |place: &str, operation| PeakLocation { place: place.to_owned(), operation };

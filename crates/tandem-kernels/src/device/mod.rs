@@ -129,7 +129,7 @@ impl Device {
     /// Creates a device for concurrent work: a second memory of at most `capacity` bytes and, on a
     /// GPU, a second stream (see [`Device::mark`]). On a CPU both share the threads in turn. It is
     /// not profiled.
-    pub fn beside(&self, capacity: usize) -> Result<Self> {
+    pub fn with_own_stream_and_arena(&self, capacity: usize) -> Result<Self> {
         Ok(match self {
             Self::Cpu(cpu) => Self::Cpu(Arc::new(cpu.untimed_over(Arena::new(capacity)?))),
             Self::Cuda(cuda) => Self::Cuda(Arc::new(cuda.beside_in(capacity)?)),
@@ -155,7 +155,7 @@ impl Device {
     pub fn on_one_thread(&self) -> Result<Self> {
         Ok(match self {
             Self::Cpu(cpu) => Self::Cpu(Arc::new(cpu.alone()?)),
-            Self::Cuda(cuda) => Self::Cuda(Arc::new(cuda.beside()?)),
+            Self::Cuda(cuda) => Self::Cuda(Arc::new(cuda.with_own_stream()?)),
             Self::Meta(ledger) => Self::Meta(ledger.clone()),
         })
     }
@@ -323,26 +323,26 @@ impl Device {
 
     /// Names the place in the step. A dry run reports it for the memory peak, a profile for the
     /// operations that follow.
-    pub fn note(&self, place: std::fmt::Arguments<'_>) {
+    pub fn set_place(&self, place: std::fmt::Arguments<'_>) {
         match self {
-            Self::Meta(ledger) => ledger.note(place),
+            Self::Meta(ledger) => ledger.set_place(place),
             _ => {
                 if let Some(profile) = self.profile() {
-                    profile.note(place);
+                    profile.set_place(place);
                 }
             }
         }
     }
 
     /// Begins a phase of the step in the profile, if there is one.
-    pub fn enter(&self, phase: &'static str) {
+    pub fn begin_phase(&self, phase: &'static str) {
         if let Some(profile) = self.profile() {
-            profile.enter(phase);
+            profile.begin_phase(phase);
         }
     }
 
     /// Runs host work and records its time in the profile, if there is one.
-    pub fn aside<T>(&self, name: &'static str, bytes: u64, work: impl FnOnce() -> T) -> T {
+    pub fn time_host_work<T>(&self, name: &'static str, bytes: u64, work: impl FnOnce() -> T) -> T {
         let Some(profile) = self.profile() else { return work() };
         let began = Instant::now();
         let result = work();

@@ -2,8 +2,8 @@
 //!
 //! A profiled device ([`crate::Device::profiled`]) records every operation that it launches. Other
 //! work (messages between ranks, waiting, files) is recorded by its caller. The training thread
-//! announces the step ([`Profile::step`]), the phase ([`Profile::enter`]) and the place
-//! ([`Profile::note`]); each lasts until the next of its kind, so places nest in phases, phases in
+//! announces the step ([`Profile::step`]), the phase ([`Profile::begin_phase`]) and the place
+//! ([`Profile::set_place`]); each lasts until the next of its kind, so places nest in phases, phases in
 //! steps, and operations in places.
 //!
 //! Nothing is recorded between [`Profile::end`] and [`Profile::begin`], and never more than
@@ -138,14 +138,14 @@ impl Profile {
     }
 
     /// Begins a phase and ends the one before.
-    pub fn enter(&self, phase: &'static str) {
+    pub fn begin_phase(&self, phase: &'static str) {
         if self.is_on() {
             self.lock().open_phase(Some(phase), Instant::now());
         }
     }
 
     /// Begins a place and ends the one before.
-    pub fn note(&self, place: Arguments<'_>) {
+    pub fn set_place(&self, place: Arguments<'_>) {
         if self.is_on() {
             let mut state = self.lock();
             let index = state.place_of(place);
@@ -272,11 +272,11 @@ mod tests {
         profile.begin(0);
         for step in 7..9 {
             profile.step(step);
-            profile.enter("forward");
-            device.note(format_args!("block {}", 2));
+            profile.begin_phase("forward");
+            device.set_place(format_args!("block {}", 2));
             ops::scale(&device, x.view_mut(), 2.0).unwrap();
             profile.other("barrier", 3, Instant::now());
-            profile.enter("update");
+            profile.begin_phase("update");
         }
         let recording = profile.end();
         ops::scale(&device, x.view_mut(), 2.0).unwrap();

@@ -110,7 +110,7 @@ impl Arena {
                 if let Backing::Region(region) = &self.backing
                     && let Err(error) = region.grow(cut.end())
                 {
-                    state.give_back(cut);
+                    state.free(cut);
                     return Err(error);
                 }
                 Ok(Block { arena: Arc::clone(self), cut })
@@ -174,13 +174,13 @@ impl Block {
     }
 
     /// Starts reading the pages from the file (`MADV_WILLNEED`); no effect in memory.
-    pub(crate) fn announce(&self) {
+    pub(crate) fn prefetch_pages(&self) {
         self.advise(libc::MADV_WILLNEED);
     }
 
     /// Drops the file's pages from memory (`MADV_DONTNEED`); the file keeps the contents. No effect
     /// in memory.
-    pub(crate) fn let_go(&self) {
+    pub(crate) fn evict_pages(&self) {
         self.advise(libc::MADV_DONTNEED);
     }
 
@@ -199,7 +199,7 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        self.arena.lock().give_back(self.cut);
+        self.arena.lock().free(self.cut);
     }
 }
 
@@ -267,8 +267,8 @@ mod tests {
         for (i, tensor) in tensors.iter_mut().enumerate() {
             tensor.view_mut().into_slice::<f32>().fill(i as f32);
         }
-        tensors[1].let_go();
-        tensors[1].announce();
+        tensors[1].evict_pages();
+        tensors[1].prefetch_pages();
         for (i, tensor) in tensors.iter().enumerate() {
             assert!(tensor.view().as_slice::<f32>().iter().all(|&x| x == i as f32), "{i}");
         }
@@ -279,7 +279,7 @@ mod tests {
         let mut here =
             device.with_memory(1 << 21).unwrap().zeros(MemoryKind::Master, 1, 5000, DType::F32).unwrap();
         here.view_mut().into_slice::<f32>().fill(7.0);
-        here.let_go();
+        here.evict_pages();
         assert!(here.view().as_slice::<f32>().iter().all(|&x| x == 7.0));
         // More than any disk has is refused before anything is mapped.
         assert!(matches!(device.in_file(&file, 1 << 60), Err(KernelError::System { .. })));

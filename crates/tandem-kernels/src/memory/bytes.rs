@@ -64,14 +64,14 @@ impl Bytes {
         self.words.is_meta()
     }
 
-    /// Does the same as [`Tensor::announce`].
-    pub fn announce(&self) {
-        self.words.announce();
+    /// Does the same as [`Tensor::prefetch_pages`].
+    pub fn prefetch_pages(&self) {
+        self.words.prefetch_pages();
     }
 
-    /// Does the same as [`Tensor::let_go`].
-    pub fn let_go(&self) {
-        self.words.let_go();
+    /// Does the same as [`Tensor::evict_pages`].
+    pub fn evict_pages(&self) {
+        self.words.evict_pages();
     }
 
     /// Returns a view of all elements.

@@ -61,7 +61,7 @@ impl FreeList {
     }
 
     /// Frees a range and merges it with its neighbours.
-    pub(crate) fn give_back(&mut self, cut: Cut) {
+    pub(crate) fn free(&mut self, cut: Cut) {
         self.usage.remove(cut.kind, cut.length);
         let (mut offset, mut length) = (cut.offset, cut.length);
         if let Some((&before, &free)) = self.free.range(..offset).next_back()
@@ -110,7 +110,7 @@ mod tests {
             let cuts = [0; 3].map(|_| list.cut(MemoryKind::Scratch, ALIGNMENT).unwrap());
             assert!(list.cut(MemoryKind::Scratch, 1).is_none());
             for i in order {
-                list.give_back(cuts[i]);
+                list.free(cuts[i]);
             }
             let whole = list.cut(MemoryKind::Scratch, 3 * ALIGNMENT).expect("one range again");
             assert_eq!(whole.offset, 0, "{order:?}");
@@ -121,7 +121,7 @@ mod tests {
     fn a_gap_is_filled_by_what_fits_and_passed_by_what_does_not() {
         let mut list = FreeList::new(1 << 20);
         let [_first, gap, _last] = [0; 3].map(|_| list.cut(MemoryKind::Scratch, 1000).unwrap());
-        list.give_back(gap);
+        list.free(gap);
         let large = list.cut(MemoryKind::Scratch, 1025).unwrap();
         assert_eq!(large.offset, 3 * 1024, "1000 bytes take 1024, a multiple of the alignment");
         assert_eq!(list.cut(MemoryKind::Scratch, 1024).unwrap().offset, gap.offset);

@@ -229,7 +229,7 @@ impl<'a> Remote<'a> {
     }
 
     /// Waits until all work so far is done.
-    pub fn settle(&self) -> Result<()> {
+    pub fn flush(&self) -> Result<()> {
         self.cuda.synchronize()
     }
 

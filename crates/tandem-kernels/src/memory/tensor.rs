@@ -157,17 +157,17 @@ impl Tensor {
     }
 
     /// Starts reading the tensor's pages if it is in a file; otherwise does nothing.
-    pub fn announce(&self) {
+    pub fn prefetch_pages(&self) {
         if let Storage::Block(block) = &self.storage {
-            block.announce();
+            block.prefetch_pages();
         }
     }
 
     /// Drops the tensor's pages from memory if it is in a file; a later use reads them again.
     /// Otherwise does nothing.
-    pub fn let_go(&self) {
+    pub fn evict_pages(&self) {
         if let Storage::Block(block) = &self.storage {
-            block.let_go();
+            block.evict_pages();
         }
     }
 

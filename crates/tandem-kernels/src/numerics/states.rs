@@ -149,16 +149,16 @@ impl<'a> From<&'a [f32]> for StatesView<'a> {
 }
 
 impl States {
-    /// Does the same as [`Tensor::announce`].
-    pub fn announce(&self) {
-        self.values.announce();
-        self.scales.iter().for_each(Tensor::announce);
+    /// Does the same as [`Tensor::prefetch_pages`].
+    pub fn prefetch_pages(&self) {
+        self.values.prefetch_pages();
+        self.scales.iter().for_each(Tensor::prefetch_pages);
     }
 
-    /// Does the same as [`Tensor::let_go`].
-    pub fn let_go(&self) {
-        self.values.let_go();
-        self.scales.iter().for_each(Tensor::let_go);
+    /// Does the same as [`Tensor::evict_pages`].
+    pub fn evict_pages(&self) {
+        self.values.evict_pages();
+        self.scales.iter().for_each(Tensor::evict_pages);
     }
 
     /// Allocates `len` zeros.

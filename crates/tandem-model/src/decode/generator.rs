@@ -202,7 +202,7 @@ impl<'a> Generator<'a> {
                 token.request -= first;
                 on_token(token)
             })?);
-            if !meet.goes_on().inspect_err(|_| self.cancel_all())? {
+            if !meet.any_rank_active().inspect_err(|_| self.cancel_all())? {
                 self.cancel_all();
                 break;
             }

@@ -13,7 +13,7 @@ pub trait Lockstep {
     /// Returns whether [`Generator::generate_with`](super::Generator::generate_with) continues; it
     /// asks after each step. If not, running completions are cancelled. Ranks in lockstep ask at
     /// the same time, and must get the same result.
-    fn goes_on(&mut self) -> Result<bool> {
+    fn any_rank_active(&mut self) -> Result<bool> {
         Ok(true)
     }
 }

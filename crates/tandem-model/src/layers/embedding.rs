@@ -18,7 +18,7 @@ impl LayerExecutor<'_> {
         positions: &[u32],
         both: bool,
     ) -> Result<PolicyAndReferenceScores<Tensor>> {
-        self.device.note(format_args!("forward {}", LayerId::Embedding));
+        self.device.set_place(format_args!("forward {}", LayerId::Embedding));
         let layer = StreamWeights::fetch(weights, LayerId::Embedding, both)?;
         let tokens = self.own_tokens(tokens)?;
         let streams = PolicyAndReferenceScores { policy: (), reference: both.then_some(()) };
@@ -71,7 +71,7 @@ impl LayerExecutor<'_> {
         dx: Tensor,
     ) -> Result<()> {
         let scale = self.decoder.spec().embedding.scale;
-        self.device.note(format_args!("backward {}", LayerId::Embedding));
+        self.device.set_place(format_args!("backward {}", LayerId::Embedding));
         let shares = self.shares(forest.num_tokens());
         let whole = self.whole(dx.view(), &shares, DType::F32)?;
         let dx = whole.unwrap_or(dx);

@@ -98,7 +98,7 @@ impl LayerExecutor<'_> {
             self.idle_head_forward(weights)?;
             return Ok(SavedHead { index, scored: None, logits: None });
         }
-        self.device.note(format_args!("forward {}", LayerId::Head));
+        self.device.set_place(format_args!("forward {}", LayerId::Head));
         let shares = self.shares_of(&rows, forest.num_tokens());
         let PolicyAndReferenceScores { policy: mut normed, reference } =
             self.of_head().final_norm(weights, &hidden, &shares)?;
@@ -182,7 +182,7 @@ impl LayerExecutor<'_> {
             restore(&self.of_head(), &final_norm, FINAL_NORM, hidden.view(), &shares, &mut normed)?;
             weights.release(LayerId::Head);
         }
-        self.device.note(format_args!("backward {}", LayerId::Head));
+        self.device.set_place(format_args!("backward {}", LayerId::Head));
         let mut dn = self.alloc(shares.all(), hidden_size, DType::F32)?;
         if self.decoder.spec().head.is_score() {
             let head = weights.fetch(layer)?;

@@ -164,7 +164,7 @@ impl LayerExecutor<'_> {
         let mut saved = Vec::with_capacity(if keep == SavePolicy::Nothing { 0 } else { own.len() });
         for index in own.clone() {
             let layer = LayerId::Block(index);
-            self.device.note(format_args!("forward {layer}"));
+            self.device.set_place(format_args!("forward {layer}"));
             self.prefetch_after(weights, index)?;
             let layer_weights = StreamWeights::fetch(weights, layer, x.reference.is_some())?;
             x = x.try_map(|x, is_reference| {

@@ -123,7 +123,7 @@ impl LayerExecutor<'_> {
         while let Some(saved) = blocks.pop() {
             let index = first + blocks.len();
             let layer = LayerId::Block(index);
-            self.device.note(format_args!("backward {layer}"));
+            self.device.set_place(format_args!("backward {layer}"));
             // The embedding's backward reads no weights.
             if index > first {
                 weights.prefetch(LayerId::Block(index - 1))?;

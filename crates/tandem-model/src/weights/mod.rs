@@ -307,7 +307,7 @@ pub trait WeightSource {
     fn release(&mut self, layer: LayerId);
 
     /// Says that nothing is fetched for a while: prefetched layers may be dropped. May do nothing.
-    fn rest(&mut self) {}
+    fn release_all(&mut self) {}
 }
 
 /// Storage of gradients: an accumulator, a reduction over ranks. The [module](self) lists the order

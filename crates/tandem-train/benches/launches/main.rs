@@ -76,7 +76,7 @@ fn run(mut arguments: impl Iterator<Item = String>) -> Result<()> {
     // Neither checkpoints nor evaluations.
     (config.train.save_every, config.train.eval_every) = (None, None);
     let counts = Arc::new(Counts::default());
-    tandem_kernels::cuda::stand_in(Machine { counts: counts.clone(), name: gpu.clone() });
+    tandem_kernels::cuda::install_emulator(Machine { counts: counts.clone(), name: gpu.clone() });
     let plan = Plan::make(&config, &RunInputs::open(&config, &mut Silent)?, 0, 1)?;
     let planned = Estimate::of(&plan, &DeviceTable::built_in().of_gpu(&gpu)).step_seconds;
     println!(

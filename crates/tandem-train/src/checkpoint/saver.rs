@@ -121,15 +121,15 @@ impl Saver {
             let pieces = self.share.of_run(state);
             let part = checkpoints.write_part(step, rank, num_ranks, &pieces, &self.give_up)?;
             self.stage = Stage::Written { cursor, part };
-            state.let_go();
+            state.evict_pages();
             return Ok(());
         };
         snapshot.fill(device, state)?;
-        state.let_go();
+        state.evict_pages();
         let (give_up, device) = (self.give_up.clone(), device.clone());
         let thread = spawn(move || {
             let write = || checkpoints.write_part(step, rank, num_ranks, &snapshot.pieces(), &give_up);
-            let part = device.aside("write", 0, write);
+            let part = device.time_host_work("write", 0, write);
             (snapshot, part)
         })?;
         self.stage = Stage::Writing { cursor, thread };

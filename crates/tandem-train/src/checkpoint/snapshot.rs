@@ -33,7 +33,7 @@ const POLICY: &str = "policy";
 /// And of a reference's that follows the policy.
 const REFERENCE: &str = "reference";
 
-/// A whole layer's masters, on the first rank; the others [`hand_over`].
+/// A whole layer's masters, on the first rank; the others [`participate_in_gathers`].
 pub fn read_whole(
     mesh: &DeviceMesh,
     decoder: &Decoder,
@@ -51,12 +51,12 @@ pub fn read_whole(
 }
 
 /// Takes this rank's part in the first one's reading of every layer, in their order.
-pub fn hand_over(mesh: &DeviceMesh, decoder: &Decoder, policy: &mut Policy) -> Result<()> {
+pub fn participate_in_gathers(mesh: &DeviceMesh, decoder: &Decoder, policy: &mut Policy) -> Result<()> {
     // A layer without trainable parameters is skipped.
     let is_asked = |layer: &LayerId| decoder.owns(*layer) && decoder.trained(*layer).len > 0;
     for layer in decoder.layers().into_iter().filter(is_asked) {
-        if !mesh.serves_first() {
-            policy.hand_over(decoder.index(layer))?;
+        if !mesh.sends_to_rank_zero() {
+            policy.participate_in_gather(decoder.index(layer))?;
             continue;
         }
         let flat = join(mesh, decoder, policy, layer)?;
@@ -68,7 +68,7 @@ pub fn hand_over(mesh: &DeviceMesh, decoder: &Decoder, policy: &mut Policy) -> R
 }
 
 /// Writes the adapter that trains as a folder that the peft library loads, on the first rank; the
-/// others [`hand_over`].
+/// others [`participate_in_gathers`].
 pub fn write_adapter(
     folder: &Path,
     prepared: &RunInputs,

@@ -46,15 +46,15 @@ impl<'a> CheckpointState<'a> {
     pub fn of(policy: &'a Policy, reference: &'a Reference, optimizer: &'a Optimizer) -> Self {
         let follower = match reference {
             Reference::Followed(weights) => Some(MasterWeights::of(weights)),
-            _ => policy.follower().map(MasterWeights::of_adapter),
+            _ => policy.ema_reference().map(MasterWeights::of_adapter),
         };
         Self { policy: MasterWeights::of(policy), optimizer, follower }
     }
 
     /// Evicts file-backed pages from memory.
-    pub fn let_go(&self) {
-        self.optimizer.let_go();
+    pub fn evict_pages(&self) {
+        self.optimizer.evict_pages();
         let masters = [self.policy].into_iter().chain(self.follower);
-        masters.flat_map(|masters| &masters.weights.layers).for_each(Tensor::let_go);
+        masters.flat_map(|masters| &masters.weights.layers).for_each(Tensor::evict_pages);
     }
 }

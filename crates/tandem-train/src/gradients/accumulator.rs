@@ -107,7 +107,7 @@ impl Accumulator {
             Some(_) => partition.owned(layer).len(),
             None => partition.len(layer),
         });
-        let (device, home) = (&homes.device, homes.sums());
+        let (device, home) = (&homes.device, homes.gradient_device());
         let floats = |device: &Device, len| device.alloc(MemoryKind::Gradients, 1, len, DType::F32);
         let fixed = |device: &Device, len| FixedPointSum::new(device, MemoryKind::Gradients, len);
         let forms_apart = sharded.is_some() || homes.is_offloaded();
@@ -154,7 +154,7 @@ impl Accumulator {
     /// # Errors
     /// The last step was aborted and a rank is lost.
     pub fn begin(&mut self, num_micro_batches: usize) -> Result<()> {
-        self.settle()?;
+        self.finish_pending()?;
         self.begun.fill(false);
         self.open = None;
         // A tied table is emitted twice.
@@ -180,8 +180,8 @@ impl Accumulator {
 
     /// Reduces the sums over all ranks; afterwards every rank holds its shard's.
     pub fn reduce(&mut self, mesh: &mut DeviceMesh) -> Result<ReducedGradients<'_>> {
-        self.settle()?;
-        let (shard, mut replicas) = mesh.in_sum();
+        self.finish_pending()?;
+        let (shard, mut replicas) = mesh.reduction_groups();
         let Self { home, partition, sums, begun, sharded, .. } = self;
         for (index, begun) in begun.iter().enumerate() {
             if !begun {
@@ -288,7 +288,7 @@ fn counted(decoder: &Decoder, layer: LayerId) -> Vec<Range<usize>> {
 impl Accumulator {
     /// Starts reducing the shared buffer over all ranks.
     fn emit_sharded(&mut self, index: usize) -> ModelResult<()> {
-        self.settle()?;
+        self.finish_pending()?;
         let Some(reducer) = &mut self.sharded else { return Ok(()) };
         match (&mut self.sums, reducer.room()) {
             (Sums::Exact { layer, .. }, Buffer::Fixed(terms)) => {
@@ -303,7 +303,7 @@ impl Accumulator {
     }
 
     /// Waits for the reduction of [`Accumulator::emit_sharded`] and adds this rank's part.
-    fn settle(&mut self) -> ModelResult<()> {
+    fn finish_pending(&mut self) -> ModelResult<()> {
         let Self { home, partition, sharded: Some(reducer), sums, begun, .. } = self else { return Ok(()) };
         reducer.end(|Terms { index, buffer }| {
             let owned = partition.owned(*index);

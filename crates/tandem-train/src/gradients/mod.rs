@@ -10,9 +10,9 @@
 //! | `fetch(layer)` | pass | the layer is on the device; its pages elsewhere are let go |
 //! | `open(layer)` | backward | lends a buffer for the layer's gradient; once more for the same layer, to add to it |
 //! | `emit(layer)` | backward | the gradient is complete: added to the sums, or, in parts, its reduction begins |
-//! | (`settle`) | the next `emit` | the reduction that is under way ends, and this rank's part is added |
+//! | (`finish_pending`) | the next `emit` | the reduction that is under way ends, and this rank's part is added |
 //! | `release(layer)` | pass | the layer is not read any more in this pass |
-//! | `rest()` | step | after each pass: layers on the device are forgotten |
+//! | `release_all()` | step | after each pass: layers on the device are forgotten |
 //! | [`Accumulator::take_in_range`] | step | after the last micro-batch: whether every gradient was finite |
 //! | [`Accumulator::reduce`] | step | settles; sums over ranks, and over the stages of a tied table |
 //! | [`ReducedGradients::norm`] | step | the norm of what is reduced |

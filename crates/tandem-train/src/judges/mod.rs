@@ -40,7 +40,7 @@ pub fn memory(sections: &[JudgeSection], backend: Backend, dtype: DType) -> Resu
         Some(RewardJudge::open(&section.name, model, &device, dtype))
     };
     let mut judges = sections.iter().filter_map(open).collect::<Result<Vec<_>, _>>()?;
-    judges.iter_mut().try_for_each(RewardJudge::rehearse)?;
+    judges.iter_mut().try_for_each(RewardJudge::dry_run)?;
     Ok((!judges.is_empty()).then_some(device))
 }
 

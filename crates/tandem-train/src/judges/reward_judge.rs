@@ -54,8 +54,8 @@ impl RewardJudge {
     }
 
     /// Takes the memory that judging takes, on a device that computes nothing.
-    pub fn rehearse(&mut self) -> Result<(), JudgeError> {
-        self.model.rehearse(self.micro_batch_tokens).map_err(|error| failed(&self.name, error))
+    pub fn dry_run(&mut self) -> Result<(), JudgeError> {
+        self.model.dry_run(self.micro_batch_tokens).map_err(|error| failed(&self.name, error))
     }
 
     /// The tokens of each answer of a group, after its prompt.

@@ -66,7 +66,7 @@ impl RewardModel {
     }
 
     /// Dry run of scoring texts of `tokens` tokens in total, or of the longest one.
-    pub fn rehearse(&mut self, tokens: usize) -> Result<()> {
+    pub fn dry_run(&mut self, tokens: usize) -> Result<()> {
         let longest = self.decoder.positions();
         let tokens = tokens.max(longest);
         let any = u32::from(self.decoder.spec().head.pad() == Some(0));

@@ -70,7 +70,7 @@ impl AsyncRound {
     ) -> Result<()> {
         let Some(At::Rest(mut answerer)) = self.at.take() else { panic!("another round is under way") };
         match &mut answerer {
-            GenerationBackend::Borrower(borrower) => borrower.borrow(scorer)?,
+            GenerationBackend::Borrower(borrower) => borrower.acquire(scorer)?,
             GenerationBackend::Server(server, _) => {
                 server.publish(round[0].answered_after, scorer, mesh, prepared)?
             }
@@ -115,7 +115,7 @@ impl AsyncRound {
             // Waiting ranks see that this rank is alive.
             let reports = self.progress.reports();
             if std::mem::replace(&mut seen, reports) != reports {
-                progress.enter(Phase::Generate);
+                progress.begin_phase(Phase::Generate);
             }
             Ok(())
         })?;

@@ -45,7 +45,7 @@ impl BackgroundGenerator {
         device: Device,
         mesh: &mut DeviceMesh,
     ) -> Result<Self> {
-        let mut mesh = mesh.beside(&config.compute)?;
+        let mut mesh = mesh.duplicate_groups(&config.compute)?;
         let shard = mesh.shard();
         let TrainStep { homes, decoder, dtype, checkpointing, policy, reference, .. } = scorer;
         let (decoder, dtype, checkpointing) = (decoder.clone(), *dtype, *checkpointing);
@@ -56,9 +56,9 @@ impl BackgroundGenerator {
     }
 
     /// Is lent the weights as they are.
-    pub fn borrow(&mut self, scorer: &TrainStep) -> Result<()> {
-        scorer.policy.lend(&mut self.policy);
-        scorer.reference.lend(&mut self.reference);
+    pub fn acquire(&mut self, scorer: &TrainStep) -> Result<()> {
+        scorer.policy.share_with(&mut self.policy);
+        scorer.reference.share_with(&mut self.reference);
         Ok(self.device.after(&scorer.homes.device.mark()?)?)
     }
 
@@ -80,28 +80,28 @@ impl BackgroundGenerator {
         let answers = generation.answer(&on, &mut sources, together.as_mut(), mesh, stop, asked);
         // Synchronise: a GPU may still read the weights.
         let read = self.device.synchronize();
-        self.give_back();
+        self.release_shared();
         let (answers, ()) = (answers?, read?);
         Ok(answers)
     }
 
     /// Dry run of generation: allocates for the largest number of completions in progress and the
     /// longest prompts.
-    pub fn rehearse(&mut self, scorer: &TrainStep, longest: usize) -> Result<()> {
-        self.borrow(scorer)?;
+    pub fn dry_run(&mut self, scorer: &TrainStep, longest: usize) -> Result<()> {
+        self.acquire(scorer)?;
         let Self { generation, device, decoder, dtype, checkpointing, policy, reference, mesh, .. } = self;
         let walk = LayerExecutor {
             split: mesh.split(),
             ..LayerExecutor::new(decoder, device, *dtype, *checkpointing)
         };
-        device.note(format_args!("generation"));
-        generation.rehearse(&walk, &mut PolicyAndReference::of(policy, reference), longest)?;
-        self.give_back();
+        device.set_place(format_args!("generation"));
+        generation.dry_run(&walk, &mut PolicyAndReference::of(policy, reference), longest)?;
+        self.release_shared();
         Ok(())
     }
 
-    fn give_back(&mut self) {
-        self.policy.give_back();
-        self.reference.give_back();
+    fn release_shared(&mut self) {
+        self.policy.release_shared();
+        self.reference.release_shared();
     }
 }

@@ -114,7 +114,7 @@ impl Generation {
         let mut watches: Vec<_> = (0..asked.len() * at_once(&self.options)).map(|_| None).collect();
         let mut failure = None;
         let answers = author.generate(on.walk, &self.within, sources, meet, requests, &mut |new| {
-            on.progress.enter(Phase::Generate);
+            on.progress.begin_phase(Phase::Generate);
             if self.options.stop.is_empty() {
                 return Flow::Continue;
             }
@@ -138,12 +138,7 @@ impl Generation {
 
     /// Dry run of generation: allocates for the largest number of completions in progress and the
     /// longest prompts.
-    pub fn rehearse(
-        &self,
-        walk: &LayerExecutor<'_>,
-        sources: &mut dyn Sources,
-        longest: usize,
-    ) -> Result<()> {
+    pub fn dry_run(&self, walk: &LayerExecutor<'_>, sources: &mut dyn Sources, longest: usize) -> Result<()> {
         let GeneratorOptions { max_batch, prefill_tokens, .. } = self.within;
         let num_answers = at_once(&self.options);
         let prompts = max_batch.div_ceil(num_answers);
@@ -238,9 +233,9 @@ impl CompletionModel {
             }
             Self::Policy | Self::Mixture(_) => generator.generate_with(sources, meet, requests, on_token),
         }?;
-        sources.policy().rest();
+        sources.policy().release_all();
         if let Some(reference) = sources.reference() {
-            reference.rest();
+            reference.release_all();
         }
         Ok(answers)
     }
@@ -273,12 +268,12 @@ impl Lockstep for Ranks<'_, '_> {
         self.together.as_mut().map_or(Ok(mine), |together| together.any(mine))
     }
 
-    fn goes_on(&mut self) -> ModelResult<bool> {
+    fn any_rank_active(&mut self) -> ModelResult<bool> {
         self.steps += 1;
         if !self.company.is_alone() && !self.steps.is_multiple_of(STEPS) {
             return Ok(true);
         }
-        self.company.goes_on().map_err(|error| ModelError::Store(Box::new(error)))
+        self.company.heartbeat().map_err(|error| ModelError::Store(Box::new(error)))
     }
 }
 

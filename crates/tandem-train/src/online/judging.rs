@@ -80,7 +80,7 @@ impl Judging {
         if let Some(at) = self.panel.take() {
             let At::Work(work) = at else { panic!("nothing is being judged") };
             let (panel, verdicts) = work.end(|| {
-                let goes_on = company.goes_on()?;
+                let goes_on = company.heartbeat()?;
                 self.stop.store(!goes_on, Ordering::Relaxed);
                 Ok(())
             })?;

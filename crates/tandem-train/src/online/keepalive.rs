@@ -37,9 +37,9 @@ impl<'a> KeepAlive<'a> {
     }
 
     /// Sends a keep-alive and returns whether to continue.
-    pub fn goes_on(&mut self) -> Result<bool> {
+    pub fn heartbeat(&mut self) -> Result<bool> {
         if !self.is_stopped {
-            self.say(GOES_ON)?;
+            self.vote(GOES_ON)?;
         }
         Ok(!self.is_stopped)
     }
@@ -60,7 +60,7 @@ impl<'a> KeepAlive<'a> {
                 || thread.join(),
                 || {
                     if outcome.is_ok() {
-                        let goes_on = self.goes_on();
+                        let goes_on = self.heartbeat();
                         stop.store(!matches!(goes_on, Ok(true)), Ordering::Relaxed);
                         outcome = goes_on.map(drop);
                     }
@@ -73,11 +73,11 @@ impl<'a> KeepAlive<'a> {
 
     /// Waits until all are through; `false` if they were stopped before.
     pub fn end(mut self) -> Result<bool> {
-        while !self.is_stopped && self.say(THROUGH)? == GOES_ON {}
+        while !self.is_stopped && self.vote(THROUGH)? == GOES_ON {}
         Ok(!self.is_stopped)
     }
 
-    fn say(&mut self, own: u8) -> Result<u8> {
+    fn vote(&mut self, own: u8) -> Result<u8> {
         let mut said = [if self.stop.load(Ordering::Relaxed) { STOPS } else { own }];
         if !self.is_alone() {
             self.group.all_reduce(&mut said, Reduction::Max)?;
@@ -125,7 +125,7 @@ mod tests {
             }
             1 => (0..20).for_each(|_| {
                 sleep(deadline / 10);
-                assert!(company.goes_on().unwrap());
+                assert!(company.heartbeat().unwrap());
             }),
             _ => {}
         };
@@ -143,7 +143,7 @@ mod tests {
                     }
                 })
                 .unwrap(),
-            1 => while company.goes_on().unwrap() {},
+            1 => while company.heartbeat().unwrap() {},
             _ => stop.store(true, Ordering::Relaxed),
         };
         assert_eq!(ends(Duration::from_secs(600), asked), [false; 3]);

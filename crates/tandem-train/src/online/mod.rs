@@ -176,7 +176,7 @@ impl Online {
         self.took = RoundTimings::default();
         if self.state.pending.is_empty() {
             let is_begun = self.round.is_some() || self.begin(step, step, scorer, mesh, batches, stop)?;
-            if !is_begun || !self.answered(mesh, stop)? || !self.settle(mesh, stop)? {
+            if !is_begun || !self.answered(mesh, stop)? || !self.finish_pending(mesh, stop)? {
                 return Ok(None);
             }
         }
@@ -247,9 +247,9 @@ impl Online {
         let GenerationMode::Before { generation, together } = &mut self.answering else {
             unreachable!("others answer aside")
         };
-        scorer.progress.enter(Phase::Generate);
-        scorer.homes.device.enter("generate");
-        scorer.homes.device.note(format_args!("generation"));
+        scorer.progress.begin_phase(Phase::Generate);
+        scorer.homes.device.begin_phase("generate");
+        scorer.homes.device.set_place(format_args!("generation"));
         let TrainStep { homes, decoder, dtype, checkpointing, policy, reference, progress, .. } = scorer;
         let walk = LayerExecutor::new(decoder, &homes.device, *dtype, *checkpointing);
         let RunInputs { train: prompts, tokenizer, .. } = &*self.prepared;
@@ -266,7 +266,7 @@ impl Online {
         if let (Some(RoundState::Asked), GenerationMode::Aside(aside)) = (&self.round, &mut self.answering) {
             let began = Instant::now();
             let progress = mesh.world().progress();
-            progress.enter(Phase::Generate);
+            progress.begin_phase(Phase::Generate);
             let answered = aside.end(progress, stop)?;
             self.took.generate += began.elapsed().as_secs_f64();
             self.took.tokens += answered.as_deref().map_or(0, num_tokens);
@@ -281,11 +281,11 @@ impl Online {
 
     /// Waits for judging in progress. False if any rank was stopped before: unjudged completions
     /// are kept.
-    pub fn settle(&mut self, mesh: &mut DeviceMesh, stop: &AtomicBool) -> Result<bool> {
+    pub fn finish_pending(&mut self, mesh: &mut DeviceMesh, stop: &AtomicBool) -> Result<bool> {
         self.commit();
         let Some(RoundState::Answered(mut round)) = self.round.take() else { return Ok(true) };
         let began = Instant::now();
-        mesh.world().progress().enter(Phase::Judge);
+        mesh.world().progress().begin_phase(Phase::Judge);
         let prompts = round.iter_mut().flat_map(|batch| &mut batch.prompts);
         let is_judged = self.judging.end(prompts, mesh.world(), stop)?;
         match is_judged {
@@ -311,7 +311,7 @@ impl Online {
         self.num_trained
     }
 
-    /// State for a checkpoint. No round may be in progress ([`Online::settle`]).
+    /// State for a checkpoint. No round may be in progress ([`Online::finish_pending`]).
     pub fn state(&self) -> &OnlineState {
         &self.state
     }

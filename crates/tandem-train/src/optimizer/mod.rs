@@ -69,7 +69,7 @@ impl Optimizer {
         let zeros = |moment| -> Result<Vec<States>> {
             let owned = (0..partition.num_layers()).map(|layer| partition.owned(layer).len());
             let of = |len| States::zeros(home, MemoryKind::Optimizer, moment, config.optimizer_state, len);
-            let layers = owned.map(of).inspect(|layer| layer.iter().for_each(States::let_go));
+            let layers = owned.map(of).inspect(|layer| layer.iter().for_each(States::evict_pages));
             Ok(layers.collect::<Result<_, _>>()?)
         };
         let layers = decoder.layers().into_iter().enumerate();
@@ -115,7 +115,7 @@ impl Optimizer {
     /// updates, for Adam's bias correction. Master weights and compute copies are written in the
     /// same pass. For states in a file, one layer is prefetched while the one before it is updated.
     /// Gradients must be complete: the CPU does not wait for a GPU.
-    pub fn update(
+    pub fn step(
         &mut self,
         learning_rate: f64,
         grad_scale: f32,
@@ -129,8 +129,8 @@ impl Optimizer {
         let mut layers = weights.layers_mut();
         for index in 0..layers.len() {
             if let Some((next, _)) = layers.get(index + 1) {
-                next.announce();
-                self.of_layer(index + 1).for_each(States::announce);
+                next.prefetch_pages();
+                self.of_layer(index + 1).for_each(States::prefetch_pages);
             }
             let (master, copy) = &mut layers[index];
             let start = self.partition.owned(index).start;
@@ -164,15 +164,15 @@ impl Optimizer {
                     }
                 }
             }
-            layers[index].0.let_go();
-            self.of_layer(index).for_each(States::let_go);
+            layers[index].0.evict_pages();
+            self.of_layer(index).for_each(States::evict_pages);
         }
         Ok(())
     }
 
-    /// Tells that the states are not needed for now, as [`States::let_go`].
-    pub fn let_go(&self) {
-        self.states().into_iter().flat_map(|(_, layers)| layers).for_each(States::let_go);
+    /// Tells that the states are not needed for now, as [`States::evict_pages`].
+    pub fn evict_pages(&self) {
+        self.states().into_iter().flat_map(|(_, layers)| layers).for_each(States::evict_pages);
     }
 
     /// The states of a layer.

@@ -67,8 +67,8 @@ impl DeviceNumbers for OnGpu<'_> {
         self.0.address()
     }
 
-    fn settle(&mut self) -> Result<(), String> {
-        self.0.settle().map_err(|error| crate::chain(&error))
+    fn synchronize(&mut self) -> Result<(), String> {
+        self.0.flush().map_err(|error| crate::chain(&error))
     }
 
     fn read(&mut self, range: Range<usize>, to: &mut [u8]) -> Result<(), String> {

@@ -82,7 +82,7 @@ impl DeviceMesh {
 
     /// The same ranks once more, for calls that go on beside those of this mesh. All of them call
     /// this.
-    pub fn beside(&mut self, compute: &ComputeConfig) -> Result<Self> {
+    pub fn duplicate_groups(&mut self, compute: &ComputeConfig) -> Result<Self> {
         Self::new(self.world.split(0)?, compute)
     }
 
@@ -98,18 +98,18 @@ impl DeviceMesh {
 
     /// The ranks that hold the same slice of the same stage as this one.
     pub fn data(&mut self) -> &mut ProcessGroup {
-        self.in_walk().0
+        self.forward_groups().0
     }
 
     /// The ranks among which this rank's slice is divided: all that hold it, or some.
     pub fn shard(&mut self) -> &mut ProcessGroup {
-        self.in_sum().0
+        self.reduction_groups().0
     }
 
     /// The ranks among which this rank's slice is divided, and, if they are not all that hold it,
     /// those of the others that hold the same part: a sum over the data group is one over the
     /// first, then one over the second.
-    pub fn in_sum(&mut self) -> (&mut ProcessGroup, Option<&mut ProcessGroup>) {
+    pub fn reduction_groups(&mut self) -> (&mut ProcessGroup, Option<&mut ProcessGroup>) {
         match (&mut self.hybrid, &mut self.axes) {
             (Some(Hybrid { shard, replicas }), _) => (shard, Some(replicas)),
             (None, Some(Axes { data, .. })) => (data, None),
@@ -130,7 +130,9 @@ impl DeviceMesh {
 
     /// The ranks that hold the same, those that hold the other slices, and those that hold the
     /// other stages: who meets in a walk.
-    pub fn in_walk(&mut self) -> (&mut ProcessGroup, Option<&dyn TensorParallelOps>, Option<&PipelineGroup>) {
+    pub fn forward_groups(
+        &mut self,
+    ) -> (&mut ProcessGroup, Option<&dyn TensorParallelOps>, Option<&PipelineGroup>) {
         match &mut self.axes {
             Some(Axes { data, tensor, stages }) => {
                 (data, tensor.as_ref().map(|tensor| tensor as &dyn TensorParallelOps), stages.as_ref())
@@ -183,7 +185,7 @@ impl DeviceMesh {
 
     /// Whether this rank speaks for those that compute a micro-batch together: its stage has the
     /// scores, which all of its slices know.
-    pub fn leads(&self) -> bool {
+    pub fn is_reporting_rank(&self) -> bool {
         self.slice().index == 0 && self.stage().is_last()
     }
 
@@ -227,7 +229,7 @@ impl DeviceMesh {
 
     /// Whether this rank is of the same model as the first one, which writes: it has to put its
     /// layers together for that.
-    pub fn serves_first(&self) -> bool {
+    pub fn sends_to_rank_zero(&self) -> bool {
         self.world.rank() < self.slice().count * self.stage().count
     }
 }

@@ -16,7 +16,7 @@ pub enum PipelineAction {
 }
 
 /// Schedule of a stage for one step. A single stage computes micro-batches one after another.
-pub fn turns(stage: PipelineStage, num_micro_batches: usize) -> impl Iterator<Item = PipelineAction> {
+pub fn schedule_1f1b(stage: PipelineStage, num_micro_batches: usize) -> impl Iterator<Item = PipelineAction> {
     let ahead = most_under_way(stage, num_micro_batches);
     (0..2 * num_micro_batches).map(move |turn| {
         // The first `ahead` turns go forward, the last `ahead` back; between them back and forth,
@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn one_stage_goes_back_with_each_micro_batch_at_once() {
-        let found: Vec<_> = turns(PipelineStage::WHOLE, 2).collect();
+        let found: Vec<_> = schedule_1f1b(PipelineStage::WHOLE, 2).collect();
         assert_eq!(
             found,
             [
@@ -55,7 +55,7 @@ mod tests {
                 PipelineAction::Backward(1)
             ]
         );
-        let found: Vec<_> = turns(PipelineStage { index: 1, count: 3 }, 3).collect();
+        let found: Vec<_> = schedule_1f1b(PipelineStage { index: 1, count: 3 }, 3).collect();
         let (f, b) = (PipelineAction::Forward, PipelineAction::Backward);
         assert_eq!(found, [f(0), f(1), b(0), f(2), b(1), b(2)]);
     }
@@ -67,7 +67,7 @@ mod tests {
                 for num in 0..=9 {
                     let stage = PipelineStage { index, count };
                     let (mut forward, mut backward, mut most) = (0, 0, 0);
-                    for turn in turns(stage, num) {
+                    for turn in schedule_1f1b(stage, num) {
                         let (found, expected) = match turn {
                             PipelineAction::Forward(n) => (n, &mut forward),
                             PipelineAction::Backward(n) => (n, &mut backward),
@@ -101,7 +101,7 @@ mod tests {
         }
         let program = |index: usize| {
             let mut program = VecDeque::new();
-            for turn in turns(PipelineStage { index, count }, num).filter(|&turn| computes(turn)) {
+            for turn in schedule_1f1b(PipelineStage { index, count }, num).filter(|&turn| computes(turn)) {
                 let (below, above) = (index.checked_sub(1), Some(index + 1).filter(|&n| n < count));
                 let (from, to, times) = match turn {
                     PipelineAction::Forward(_) => (below, above, models),

@@ -126,7 +126,8 @@ impl<C: Send + 'static> AsyncTransfer<C> {
                     return None;
                 }
                 let from = &there.as_ref().expect(ALIVE).from;
-                let Ok((group, cargo, outcome, done)) = self.device.aside("wait", 0, || from.recv()) else {
+                let Ok((group, cargo, outcome, done)) = self.device.time_host_work("wait", 0, || from.recv())
+                else {
                     let thread = there.take().expect(ALIVE).thread;
                     let panic = thread.join().expect_err("it goes on as long as it is listened to");
                     std::panic::resume_unwind(panic);

@@ -107,7 +107,7 @@ impl MemoryPlacement {
             if own == 0 {
                 return Ok(None);
             }
-            let beside = homes.device.beside(capacity(own))?;
+            let beside = homes.device.with_own_stream_and_arena(capacity(own))?;
             beside.reserve(own)?;
             Ok(Some(beside))
         };
@@ -179,37 +179,37 @@ impl MemoryPlacement {
 
     /// Device of master weights, frozen weights and optimizer states.
     pub fn state(&self) -> &Device {
-        self.file.as_ref().unwrap_or_else(|| self.sums())
+        self.file.as_ref().unwrap_or_else(|| self.gradient_device())
     }
 
     /// Device of optimizer states. A GPU must be able to read adapter states: they are in host
     /// memory where those of full training are in a file.
     pub fn optimizer(&self, has_adapter: bool) -> &Device {
-        if has_adapter && self.staged().is_some() { self.sums() } else { self.state() }
+        if has_adapter && self.staging_pair().is_some() { self.gradient_device() } else { self.state() }
     }
 
     /// Device that quantises frozen weights. For weights stored in a file on a GPU run, this is the
     /// CPU.
-    pub fn packer(&self) -> &Device {
-        self.staged().map_or_else(|| self.sums(), |(file, _)| file)
+    pub fn pack_device(&self) -> &Device {
+        self.staging_pair().map_or_else(|| self.gradient_device(), |(file, _)| file)
     }
 
     /// The file that a GPU cannot read, and the host memory that it can.
-    pub fn staged(&self) -> Option<(&Device, &Device)> {
+    pub fn staging_pair(&self) -> Option<(&Device, &Device)> {
         let both = self.file.as_ref().zip(self.host.as_ref());
         both.filter(|_| self.device.backend() == Backend::Cuda)
     }
 
     /// Device of the checkpoint copy: memory that the host reads.
-    pub fn copies(&self) -> &Device {
+    pub fn checkpoint_device(&self) -> &Device {
         match self.device.backend() {
-            Backend::Cpu => self.sums(),
+            Backend::Cpu => self.gradient_device(),
             Backend::Cuda => self.host.as_ref().expect("a GPU's ranks have host memory"),
         }
     }
 
     /// Device of the gradient sums.
-    pub fn sums(&self) -> &Device {
+    pub fn gradient_device(&self) -> &Device {
         self.host.as_ref().filter(|_| self.is_offloaded()).unwrap_or(&self.device)
     }
 
@@ -220,12 +220,12 @@ impl MemoryPlacement {
 
     /// Bytes of the device's arenas that were ever handed out.
     pub fn high_water(&self) -> usize {
-        let arenas = [Some(&self.device), self.beside(), self.judges()];
+        let arenas = [Some(&self.device), self.background_device(), self.judges()];
         arenas.into_iter().flatten().map(Device::high_water).sum()
     }
 
     /// Device of background generation, if used.
-    pub fn beside(&self) -> Option<&Device> {
+    pub fn background_device(&self) -> Option<&Device> {
         self.beside.as_ref()
     }
 

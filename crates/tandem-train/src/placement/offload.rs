@@ -57,7 +57,7 @@ impl OffloadedStorage {
         if !homes.is_offloaded() {
             return Ok(None);
         }
-        let staging = homes.staged().map(|(file, host)| Staging::new(file, host, SLOT)).transpose()?;
+        let staging = homes.staging_pair().map(|(file, host)| Staging::new(file, host, SLOT)).transpose()?;
         Ok(Some(Self { home: homes.state().clone(), staging }))
     }
 

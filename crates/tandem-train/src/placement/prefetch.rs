@@ -14,13 +14,13 @@ use crate::placement::async_transfer::AsyncTransfer;
 /// Loader of a layer's parts.
 pub(crate) trait LayerLoader<C> {
     /// Tells where this rank keeps its part of a layer that it will be read.
-    fn announce(&self, layer: LayerId);
+    fn prefetch_pages(&self, layer: LayerId);
 
     /// A layer as it sets out: room for it.
     fn begin(&self, layer: LayerId) -> ModelResult<C>;
 
     /// Completes a layer that has arrived.
-    fn arrive(&self, layer: LayerId, cargo: &mut C) -> ModelResult<()>;
+    fn on_loaded(&self, layer: LayerId, cargo: &mut C) -> ModelResult<()>;
 }
 
 /// The layers that are here, and the one on its way.
@@ -45,7 +45,7 @@ impl<C: Send + 'static> LayerPrefetcher<C> {
 
     /// The group, for calls on this thread; waits for a transfer in progress.
     pub(crate) fn group(&mut self, bring: &impl LayerLoader<C>) -> ModelResult<&mut ProcessGroup> {
-        self.arrive(bring)?;
+        self.on_loaded(bring)?;
         Ok(self.courier.group())
     }
 
@@ -64,7 +64,7 @@ impl<C: Send + 'static> LayerPrefetcher<C> {
             return Ok(());
         }
         self.announced = Some(layer);
-        bring.announce(layer);
+        bring.prefetch_pages(layer);
         self.go_ahead(bring)
     }
 
@@ -90,11 +90,11 @@ impl<C: Send + 'static> LayerPrefetcher<C> {
     }
 
     /// Waits for the layer in transfer, if any.
-    fn arrive(&mut self, bring: &impl LayerLoader<C>) -> ModelResult<()> {
+    fn on_loaded(&mut self, bring: &impl LayerLoader<C>) -> ModelResult<()> {
         let Some((mut cargo, outcome)) = self.courier.end() else { return Ok(()) };
         let layer = self.under_way.take().expect("something was under way");
         outcome.map_err(lost)?;
-        bring.arrive(layer, &mut cargo)?;
+        bring.on_loaded(layer, &mut cargo)?;
         self.ahead = Some((layer, cargo));
         Ok(())
     }
@@ -103,11 +103,11 @@ impl<C: Send + 'static> LayerPrefetcher<C> {
     fn bring(&mut self, layer: LayerId, bring: &impl LayerLoader<C>) -> ModelResult<()> {
         // The old one is freed before there is a new one.
         self.current = None;
-        self.arrive(bring)?;
+        self.on_loaded(bring)?;
         if self.ahead.as_ref().is_none_or(|(ahead, _)| *ahead != layer) {
             let other = self.ahead.take();
             self.begin(layer, bring)?;
-            self.arrive(bring)?;
+            self.on_loaded(bring)?;
             self.current = std::mem::replace(&mut self.ahead, other);
         } else {
             self.current = self.ahead.take();

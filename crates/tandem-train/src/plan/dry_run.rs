@@ -31,7 +31,7 @@ pub fn reference_pass(
 ) -> Result<()> {
     let decoders = ModelSpecs::of(config, &outline.decoder)?;
     let decoder = mesh.part(&decoders.policy)?;
-    homes.device.note(format_args!("loading of the reference"));
+    homes.device.set_place(format_args!("loading of the reference"));
     let mut frozen;
     let mut policy;
     let mut shared;
@@ -57,11 +57,11 @@ pub fn reference_pass(
     let walk = StagedExecutor { walk, stages: mesh.stages() };
     for batch in batches {
         walk.forward(weights, &batch?.forest, PolicyAndReferenceScores::one(&mut Default::default()), false)?;
-        weights.rest();
+        weights.release_all();
     }
     if idles {
         walk.walk.idle_forward(weights)?;
-        weights.rest();
+        weights.release_all();
     }
     Ok(())
 }
@@ -118,7 +118,7 @@ pub fn scorer(
     homes: &MemoryPlacement,
     mesh: &mut DeviceMesh,
 ) -> Result<TrainStep> {
-    homes.device.note(format_args!("loading"));
+    homes.device.set_place(format_args!("loading"));
     let decoders = ModelSpecs::of(config, &outline.decoder)?;
     let decoder = &mesh.part(&decoders.policy)?;
     let shard = mesh.shard();

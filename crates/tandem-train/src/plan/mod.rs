@@ -144,7 +144,7 @@ impl Plan {
         let stage = mesh.stage();
         let blocks = stage.blocks(outline.decoder.spec())?;
         let under_way = most_under_way(stage, load.most_rounds);
-        let turns = survey.turns(stage, data, in_rounds);
+        let turns = survey.micro_batch_counts(stage, data, in_rounds);
         let (work, work_of_two) = rehearsal.run(&turns)?;
         let DryRun { phases, .. } = rehearsal;
         let data = DataShape {
@@ -282,17 +282,17 @@ impl DryRun<'_> {
             let longest = outline.longest_prompt(config);
             let generation = Generation::of(config, longest, mesh.data().size());
             if online.overlap {
-                let device = homes.device.beside(0)?;
+                let device = homes.device.with_own_stream_and_arena(0)?;
                 BackgroundGenerator::new(generation, config, &scorer, device.clone(), &mut mesh)?
-                    .rehearse(&scorer, longest)?;
+                    .dry_run(&scorer, longest)?;
                 beside = Some(device);
             } else {
                 begin(&homes);
-                homes.device.note(format_args!("generation"));
+                homes.device.set_place(format_args!("generation"));
                 let TrainStep { decoder, dtype, checkpointing, policy, reference, .. } = &mut scorer;
                 let walk = LayerExecutor::new(decoder, &homes.device, *dtype, *checkpointing);
                 let walk = LayerExecutor { split: mesh.split(), ..walk };
-                generation.rehearse(&walk, &mut PolicyAndReference::of(policy, reference), longest)?;
+                generation.dry_run(&walk, &mut PolicyAndReference::of(policy, reference), longest)?;
                 self.phases.push(PhasePlan::of("generate", &homes, 0.0));
             }
         }
@@ -310,13 +310,13 @@ impl DryRun<'_> {
         }
         self.phases.push(PhasePlan::of("train", &homes, flops));
 
-        homes.device.note(format_args!("between steps"));
+        homes.device.set_place(format_args!("between steps"));
         begin(&homes);
         self.phases.push(PhasePlan::of("save", &homes, 0.0));
 
         if self.outline.eval_rows.is_some() {
             for batch in &survey.evaluation.largest {
-                homes.device.note(format_args!("evaluation"));
+                homes.device.set_place(format_args!("evaluation"));
                 scorer.evaluate(&mut mesh, &RankBatch::of(batch, 1), &mut |_| Ok(batch.clone()))?;
             }
             let flops = total_flops(&homes) / survey.evaluation.largest.len() as f64;

@@ -326,7 +326,7 @@ impl BatchStatistics {
 
     /// Distinct micro-batch counts of a stage as rank `data.0` of `data.1` of its data group: those
     /// that change memory offsets. `in_rounds` as in [`crate::recipe::MicroBatcher::new`].
-    pub fn turns(
+    pub fn micro_batch_counts(
         &self,
         stage: PipelineStage,
         data: (usize, usize),

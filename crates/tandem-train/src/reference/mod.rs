@@ -56,7 +56,7 @@ impl Reference {
     }
 
     /// Weights of its own that follow the policy.
-    pub fn follower(&mut self) -> Option<&mut Policy> {
+    pub fn ema_reference(&mut self) -> Option<&mut Policy> {
         match self {
             Self::Followed(weights) => Some(weights.as_mut()),
             _ => None,
@@ -93,11 +93,11 @@ impl Reference {
             }
             Self::Model(_) | Self::Followed(_) => {
                 if split == Split::Train {
-                    walk.walk.device.enter("reference pass");
+                    walk.walk.device.begin_phase("reference pass");
                 }
                 let weights = self.weights().expect("it has some");
                 walk.forward(weights, &batch.forest, PolicyAndReferenceScores::one(scores), false)?;
-                weights.rest();
+                weights.release_all();
                 Ok(walk.is_last().then(|| sequence_log_probs(&batch.forest, scores)))
             }
         }
@@ -119,16 +119,16 @@ impl Reference {
     }
 
     /// Lends a reference's weights to a reader of them.
-    pub fn lend(&self, reader: &mut Self) {
+    pub fn share_with(&self, reader: &mut Self) {
         if let (Self::Followed(own), Self::Followed(reader)) = (self, reader) {
-            own.lend(reader);
+            own.share_with(reader);
         }
     }
 
     /// Releases the shared weights of a reader.
-    pub fn give_back(&mut self) {
+    pub fn release_shared(&mut self) {
         if let Self::Followed(weights) = self {
-            weights.give_back();
+            weights.release_shared();
         }
     }
 
@@ -136,7 +136,7 @@ impl Reference {
     pub fn idle(&mut self, walk: &LayerExecutor<'_>) -> Result<()> {
         let Some(weights) = self.weights() else { return Ok(()) };
         walk.idle_forward(weights)?;
-        weights.rest();
+        weights.release_all();
         Ok(())
     }
 }
@@ -285,7 +285,7 @@ pub fn share_base(
     };
     let copy = ReplicatedWeights::new(device, decoder, masters, config.compute.compute_type())?;
     match config.reference.kind {
-        ReferenceKind::Sync => policy.lead(copy),
+        ReferenceKind::Sync => policy.attach_ema_reference(copy),
         _ => policy.share_base(Some(copy)),
     }
     Ok(())

@@ -108,7 +108,7 @@ impl Precompute<'_> {
             world.broadcast(scores.0.as_flattened_mut(), 0)?;
             return Ok(found.expect("just put there"));
         }
-        let (data, split_over, stages) = mesh.in_walk();
+        let (data, split_over, stages) = mesh.forward_groups();
         let walk = StagedExecutor { walk: to_walk(config, decoder, homes, split_over), stages };
         let mut batcher = prepared.batcher(config);
         let rows: Vec<u32> = (0..cache.num_rows() as u32).collect();

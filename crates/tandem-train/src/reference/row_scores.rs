@@ -81,7 +81,7 @@ impl RowScores {
         for batch in batches {
             let batch = batch?;
             walk.forward(weights, &batch.forest, PolicyAndReferenceScores::one(&mut scores), false)?;
-            weights.rest();
+            weights.release_all();
             if walk.is_last() {
                 let sums = sequence_log_probs(&batch.forest, &scores);
                 for (&row, pair) in batch.rows.iter().zip(sums.chunks_exact(2)) {
@@ -94,7 +94,7 @@ impl RowScores {
         }
         for _ in 0..idle_rounds {
             walk.walk.idle_forward(weights)?;
-            weights.rest();
+            weights.release_all();
         }
         if group.size() > 1 {
             group.all_reduce(rows.as_flattened_mut(), Reduction::Sum)?;

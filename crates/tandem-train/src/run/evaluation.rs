@@ -44,7 +44,7 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
     let mut step = 0;
     if let Some(path) = checkpoint {
         let checkpoint = Checkpoint::open(path)?;
-        let mut follower = reference.follower();
+        let mut follower = reference.ema_reference();
         snapshot::restore_weights(&checkpoint, &prepared.decoder, &mut policy, follower.as_deref_mut())?;
         policy.refresh(&homes.device)?;
         follower.map_or(Ok(()), |follower| follower.refresh(&homes.device))?;

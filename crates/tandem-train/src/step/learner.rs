@@ -45,7 +45,7 @@ impl TrainState {
         let snapshot = if copies || homes.device.backend() == Backend::Cuda {
             let share = snapshot::CheckpointShard::new(decoder, mesh.share());
             let follows = config.reference.kind == ReferenceKind::Sync;
-            Some(Snapshot::new(homes.copies(), share, &optimizer, follows)?)
+            Some(Snapshot::new(homes.checkpoint_device(), share, &optimizer, follows)?)
         } else {
             None
         };

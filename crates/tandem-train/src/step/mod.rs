@@ -8,7 +8,7 @@
 //! optimiser step
 //! ```
 //!
-//! [`TrainStep::differentiate`] is all of it but the optimiser step, [`TrainStep::update`] the
+//! [`TrainStep::forward_backward`] is all of it but the optimiser step, [`TrainStep::optimizer_step`] the
 //! rest. Between them no weight has changed. A recipe ([`crate::recipe`]) differs in the forest
 //! that comes in and in the loss; the order of passes is here alone.
 
@@ -33,7 +33,7 @@ use crate::metrics::{MetricSums, Split};
 use crate::objective::{Loss, ObjectiveConfig};
 use crate::optimizer::clip_coefficient;
 use crate::parallel::DeviceMesh;
-use crate::parallel::pipeline::{PipelineAction, turns};
+use crate::parallel::pipeline::{PipelineAction, schedule_1f1b};
 use crate::placement::MemoryPlacement;
 use crate::recipe::{self, MicroBatch, RankBatch, Recipe};
 use crate::reference::Reference;
@@ -152,13 +152,13 @@ impl TrainStep {
         build: Build<'_>,
         options: &StepOptions,
     ) -> Result<StepOutcome> {
-        let outcome = self.differentiate(learner, mesh, share, build, options)?;
-        self.update(learner, mesh, &outcome, options)?;
+        let outcome = self.forward_backward(learner, mesh, share, build, options)?;
+        self.optimizer_step(learner, mesh, &outcome, options)?;
         Ok(outcome)
     }
 
     /// Computes loss and gradients of a batch, reduced over all ranks. No weight changes.
-    pub fn differentiate(
+    pub fn forward_backward(
         &mut self,
         learner: &mut TrainState,
         mesh: &mut DeviceMesh,
@@ -191,7 +191,7 @@ impl TrainStep {
         let key = |index: usize| draw(&[seed, update, index as u64]);
         let mut stats = StepStats::new(share.cuts.len());
         let (mut under_way, mut last) = (VecDeque::new(), None);
-        for turn in turns(mesh.stage(), self.rounds(share)) {
+        for turn in schedule_1f1b(mesh.stage(), self.rounds(share)) {
             match turn {
                 PipelineAction::Forward(round) => match share.mine.get(round) {
                     Some(&index) => {
@@ -220,16 +220,16 @@ impl TrainStep {
                     Some((index, micro, (saved, compared))) => {
                         self.enter(StepPhase::Backward);
                         self.backward(learner, &micro, saved, mesh, key(index))?;
-                        self.policy.rest();
+                        self.policy.release_all();
                         // Only now: a GPU has its work and does not wait for the metrics.
                         let report = self.report(&micro, compared, beta);
-                        stats.set(index, &report, mesh.leads());
+                        stats.set(index, &report, mesh.is_reporting_rank());
                         last = Some((index, report));
                     }
                     None => {
                         self.enter(StepPhase::IdleBackward);
                         self.idle_backward(learner)?;
-                        self.policy.rest();
+                        self.policy.release_all();
                     }
                 },
             }
@@ -237,13 +237,13 @@ impl TrainStep {
         if let Some((index, mut report)) = last {
             // Asked once per step: it synchronises a GPU.
             report.in_range = learner.gradients.take_in_range()?;
-            stats.set(index, &report, mesh.leads());
+            stats.set(index, &report, mesh.is_reporting_rank());
         }
         Ok(stats)
     }
 
     /// Clips the gradient and changes the weights, if loss and gradient are finite.
-    pub fn update(
+    pub fn optimizer_step(
         &mut self,
         learner: &mut TrainState,
         mesh: &mut DeviceMesh,
@@ -256,11 +256,11 @@ impl TrainStep {
         self.enter(StepPhase::Update);
         let scale = clip_coefficient(outcome.grad_norm, options.max_grad_norm) as f32;
         // What lies in a GPU's file the CPU updates, which no stream waits for.
-        if self.homes.staged().is_some() {
+        if self.homes.staging_pair().is_some() {
             self.homes.device.synchronize()?;
         }
         let TrainState { gradients, optimizer, .. } = learner;
-        optimizer.update(options.learning_rate, scale, options.update, gradients, &mut self.policy)?;
+        optimizer.step(options.learning_rate, scale, options.update, gradients, &mut self.policy)?;
         self.policy.gather(&self.homes.device, optimizer.partition(), mesh.shard())
     }
 
@@ -277,26 +277,26 @@ impl TrainStep {
         for round in 0..self.rounds(share) {
             let Some(&index) = share.mine.get(round) else {
                 self.idle_forward()?;
-                self.policy.rest();
+                self.policy.release_all();
                 continue;
             };
             let micro = build(share.rows_of(index))?;
             let (_, compared) = self.forward(Split::Eval, &micro, &share.totals, mesh, beta, None, None)?;
             let report = self.report(&micro, compared, beta);
-            self.policy.rest();
-            stats.set(index, &report, mesh.leads());
+            self.policy.release_all();
+            stats.set(index, &report, mesh.is_reporting_rank());
         }
         stats.exchange(mesh.world())?;
-        Ok(stats.together().sums)
+        Ok(stats.total().sums)
     }
 
     /// Pulls a reference that follows the policy towards it: `weight · policy + (1 − weight) ·
     /// reference`.
-    pub fn pull_follower(&mut self, weight: f32) -> Result<()> {
+    pub fn update_ema_reference(&mut self, weight: f32) -> Result<()> {
         let Self { homes, policy, reference, .. } = self;
         match reference {
             Reference::Followed(weights) => weights.follow(&homes.device, policy, weight),
-            _ => policy.pull_follower(&homes.device, weight),
+            _ => policy.update_ema_reference(&homes.device, weight),
         }
     }
 

@@ -77,7 +77,7 @@ impl TrainStep {
         let batch = ScoredBatch { micro, log_probs: &compared, scores, reference_scores: of_reference };
         let weight = self.recipe.loss(&batch, totals, &self.objective, beta, loss);
         if let Some(derivative) = derivative {
-            differentiate(loss, forest, weight, derivative);
+            scale_derivative(loss, forest, weight, derivative);
         }
         Ok((saved, Some(compared)))
     }
@@ -129,7 +129,7 @@ impl TrainStep {
 /// Writes the derivative of the loss by each prediction's log-probability. The loss is a mean over
 /// the whole batch, of weight `weight`, so the derivative is divided here, before anything is
 /// summed.
-fn differentiate(loss: &Loss, forest: &Forest, weight: u64, derivative: &mut Vec<f32>) {
+fn scale_derivative(loss: &Loss, forest: &Forest, weight: u64, derivative: &mut Vec<f32>) {
     let scale = 1.0 / weight as f64;
     let of = |sequence: u32| loss.d_log_prob[sequence as usize];
     derivative.clear();

@@ -31,13 +31,13 @@ impl StepPhase {
             Self::Update => (Some(Phase::Update), Some("update"), Some("update")),
         };
         if let Some(phase) = watched {
-            progress.enter(phase);
+            progress.begin_phase(phase);
         }
         if let Some(name) = profiled {
-            device.enter(name);
+            device.begin_phase(name);
         }
         if let Some(text) = noted {
-            device.note(format_args!("{text}"));
+            device.set_place(format_args!("{text}"));
         }
     }
 }

@@ -59,10 +59,10 @@ impl StepStats {
 
     /// Returns whether every rank's gradient was finite and in the range of the sums.
     pub(super) fn is_in_range(&self) -> bool {
-        self.together().in_range
+        self.total().in_range
     }
 
-    pub(super) fn together(&self) -> MicroBatchStats {
+    pub(super) fn total(&self) -> MicroBatchStats {
         let mut whole = MicroBatchStats {
             sums: MetricSums::default(),
             log_ratio: 0.0,
@@ -81,7 +81,7 @@ impl StepStats {
     /// Returns what the step did, of which all gradients are reduced. A dry run has no numbers, and
     /// counts as a good step.
     pub(super) fn outcome(&self, share: &RankBatch, grad_norm: f64, is_dry: bool) -> StepOutcome {
-        let whole = self.together();
+        let whole = self.total();
         let is_broken = |index: &usize| !self.get(*index).sums.loss().is_finite();
         let broken = (0..share.cuts.len()).filter(is_broken);
         let mut suspects: Vec<u32> = broken.flat_map(|index| share.rows_of(index)).copied().collect();
@@ -114,7 +114,7 @@ mod tests {
                 reports.set(index, &report, slice == 0);
             }
             reports.exchange(&mut group).unwrap();
-            let whole = reports.together();
+            let whole = reports.total();
             assert!(!whole.in_range && reports.get(0).in_range && !reports.get(1).in_range);
             assert_eq!((whole.log_ratio, whole.scored_tokens), (4.0, 6.0), "counted once");
         };

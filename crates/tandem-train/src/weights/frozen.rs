@@ -120,7 +120,7 @@ impl FrozenWeights {
                 let start: usize = counts[..rank].iter().sum();
                 let place = bytes.range_mut(start..start + counts[rank]);
                 bring_bytes(&mut away, by, own.view(), place).map_err(not_made)?;
-                own.let_go();
+                own.evict_pages();
                 group.all_gather_numbers(collective_buffer::bytes(by, bytes), &counts)
             })?;
         let slots = LayerPrefetcher::new(courier, *travels);
@@ -129,8 +129,8 @@ impl FrozenWeights {
 }
 
 impl LayerLoader<Layer> for Parts {
-    fn announce(&self, id: LayerId) {
-        self.bytes[self.decoder.index(id)].announce();
+    fn prefetch_pages(&self, id: LayerId) {
+        self.bytes[self.decoder.index(id)].prefetch_pages();
     }
 
     fn begin(&self, id: LayerId) -> ModelResult<Layer> {
@@ -139,7 +139,7 @@ impl LayerLoader<Layer> for Parts {
         Ok(Layer { id, bytes, unpacked: None })
     }
 
-    fn arrive(&self, id: LayerId, layer: &mut Layer) -> ModelResult<()> {
+    fn on_loaded(&self, id: LayerId, layer: &mut Layer) -> ModelResult<()> {
         let packing = self.packings.of(id);
         if packing.unpacked_len() == 0 {
             return Ok(());
@@ -167,7 +167,7 @@ impl WeightSource for FrozenWeights {
     /// The layer stays until another is fetched.
     fn release(&mut self, _: LayerId) {}
 
-    fn rest(&mut self) {
+    fn release_all(&mut self) {
         self.slots.forget();
     }
 }

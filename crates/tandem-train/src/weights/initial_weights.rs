@@ -194,7 +194,7 @@ impl InitialWeights {
         let layers = decoder.layers();
         let lengths =
             layers.iter().flat_map(|&layer| packings.of(layer).pieces().map(|piece| piece.flat.len()));
-        let (scratch, packer, home) = (homes.sums(), homes.packer(), homes.state());
+        let (scratch, packer, home) = (homes.gradient_device(), homes.pack_device(), homes.state());
         let mut values = scratch.alloc(MemoryKind::Scratch, 1, lengths.max().unwrap_or(0), DType::F32)?;
         let mut drawn = Vec::new();
         let mut packed = Vec::with_capacity(layers.len());
@@ -245,7 +245,7 @@ impl InitialWeights {
                     packer.copy_bytes(whole.range(of_piece), bytes.range_mut(place))?;
                 }
             }
-            bytes.let_go();
+            bytes.evict_pages();
             packed.push(bytes);
         }
         Ok(packed)
@@ -294,7 +294,7 @@ impl InitialWeights {
                 }
                 see.iter_mut().for_each(|see| see(layer, &flat));
                 device.host_write(part.view_mut(), |part| part.copy_from_slice(&flat[owned]))?;
-                part.let_go();
+                part.evict_pages();
             }
             layers.push(part);
         }
@@ -341,7 +341,7 @@ pub fn adapter_masters(
             adapter::copy_base(decoder, device, &base.fetch(layer)?, layer, &mut flat)?;
             base.release(layer);
             // The masters are contiguous.
-            base.rest();
+            base.release_all();
         }
         layers.push(flat);
     }

@@ -71,28 +71,28 @@ impl Policy {
     ///
     /// # Panics
     /// It is not a reader of these weights.
-    pub fn lend(&self, reader: &mut Self) {
+    pub fn share_with(&self, reader: &mut Self) {
         match (&self.trained, &mut reader.trained) {
-            (Trained::Replicated(own), Trained::Replicated(reader)) => own.lend(reader),
-            (Trained::Sharded(own), Trained::Sharded(reader)) => own.lend(reader),
+            (Trained::Replicated(own), Trained::Replicated(reader)) => own.share_with(reader),
+            (Trained::Sharded(own), Trained::Sharded(reader)) => own.share_with(reader),
             _ => panic!("weights are lent to a reader of them"),
         }
         if let (Some(own), Some(BaseAndReferenceAdapter { reference: Some(reader), .. })) =
             (self.reference(), &mut reader.frozen)
         {
-            own.lend(reader);
+            own.share_with(reader);
         }
     }
 
     /// Releases the shared weights of a reader.
-    pub fn give_back(&mut self) {
+    pub fn release_shared(&mut self) {
         match &mut self.trained {
-            Trained::Replicated(weights) => weights.give_back(),
-            Trained::Sharded(weights) => weights.give_back(),
+            Trained::Replicated(weights) => weights.release_shared(),
+            Trained::Sharded(weights) => weights.release_shared(),
         }
         if let Some(frozen) = &mut self.frozen {
-            frozen.base.rest();
-            frozen.reference.iter_mut().for_each(ReplicatedWeights::give_back);
+            frozen.base.release_all();
+            frozen.reference.iter_mut().for_each(ReplicatedWeights::release_shared);
         }
     }
 
@@ -108,13 +108,13 @@ impl Policy {
     ///
     /// # Panics
     /// As [`Policy::share_base`].
-    pub fn lead(&mut self, copy: ReplicatedWeights) {
+    pub fn attach_ema_reference(&mut self, copy: ReplicatedWeights) {
         let frozen = self.frozen.as_mut().expect(SHARES);
         (frozen.reference, frozen.follows) = (Some(copy), true);
     }
 
     /// The adapter of a reference that shares the base and follows.
-    pub fn follower(&self) -> Option<&ReplicatedWeights> {
+    pub fn ema_reference(&self) -> Option<&ReplicatedWeights> {
         self.frozen.as_ref().filter(|frozen| frozen.follows)?.reference.as_ref()
     }
 
@@ -125,7 +125,7 @@ impl Policy {
 
     /// Pulls a reference that shares the base towards the policy: `weight · policy + (1 − weight) ·
     /// reference`.
-    pub fn pull_follower(&mut self, device: &Device, weight: f32) -> Result<()> {
+    pub fn update_ema_reference(&mut self, device: &Device, weight: f32) -> Result<()> {
         let Self {
             trained: Trained::Replicated(own),
             frozen: Some(BaseAndReferenceAdapter { reference: Some(theirs), .. }),
@@ -203,7 +203,7 @@ impl Policy {
         }
     }
 
-    /// Copies a whole layer's masters into host memory. The other ranks [`Policy::hand_over`] the
+    /// Copies a whole layer's masters into host memory. The other ranks [`Policy::participate_in_gather`] the
     /// same.
     pub fn read_layer(&mut self, index: usize, flat: &mut [f32]) -> Result<()> {
         match &mut self.trained {
@@ -217,7 +217,7 @@ impl Policy {
     }
 
     /// Participates in another rank's gather of a layer.
-    pub fn hand_over(&mut self, index: usize) -> Result<()> {
+    pub fn participate_in_gather(&mut self, index: usize) -> Result<()> {
         let Trained::Sharded(weights) = &mut self.trained else { return Ok(()) };
         if !weights.partition().is_divided() {
             return Ok(());
@@ -240,8 +240,8 @@ const SHARES: &str = "only an adapter leaves a base to share";
 fn mix(device: &Device, leader: &FlatWeights, weight: f32, follower: &mut FlatWeights) -> Result<()> {
     for (own, theirs) in leader.layers.iter().zip(&mut follower.layers) {
         ops::mix(device, own.view(), weight, theirs.view_mut())?;
-        own.let_go();
-        theirs.let_go();
+        own.evict_pages();
+        theirs.evict_pages();
     }
     Ok(())
 }
@@ -283,8 +283,8 @@ impl WeightSource for Policy {
         self.source().release(layer);
     }
 
-    fn rest(&mut self) {
-        self.source().rest();
+    fn release_all(&mut self) {
+        self.source().release_all();
     }
 }
 
@@ -304,7 +304,7 @@ impl WeightSource for SharedReference<'_> {
         self.0.release(layer);
     }
 
-    fn rest(&mut self) {
-        self.0.rest();
+    fn release_all(&mut self) {
+        self.0.release_all();
     }
 }

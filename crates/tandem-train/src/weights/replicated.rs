@@ -46,12 +46,12 @@ impl ReplicatedWeights {
     }
 
     /// Lends these weights to a reader of them.
-    pub fn lend(&self, reader: &mut Self) {
+    pub fn share_with(&self, reader: &mut Self) {
         (reader.masters, reader.compute) = (self.masters.clone(), self.compute.clone());
     }
 
     /// Releases the shared weights of a reader.
-    pub fn give_back(&mut self) {
+    pub fn release_shared(&mut self) {
         (self.masters, self.compute) = (Arc::default(), None);
     }
 

@@ -126,12 +126,12 @@ impl ShardedWeights {
     }
 
     /// Lends these weights to a reader of them.
-    pub fn lend(&self, reader: &mut Self) {
+    pub fn share_with(&self, reader: &mut Self) {
         reader.parts.masters = self.parts.masters.clone();
     }
 
     /// Releases the shared weights of a reader.
-    pub fn give_back(&mut self) {
+    pub fn release_shared(&mut self) {
         self.slots.forget();
         self.parts.masters = Arc::default();
     }
@@ -166,7 +166,7 @@ impl ShardedWeights {
         let home = self.parts.home.clone();
         for (index, master) in self.parts_mut().layers.iter_mut().enumerate() {
             group.all_gather_numbers(collective_buffer::tensor(&home, master), updated.counts(index))?;
-            master.let_go();
+            master.evict_pages();
         }
         Ok(())
     }
@@ -200,7 +200,7 @@ impl Gathered {
         if let (Some(piece), Some(whole)) = (matrices, &mut self.matrices) {
             put(piece, whole)?;
         }
-        master.let_go();
+        master.evict_pages();
         Ok(())
     }
 
@@ -222,8 +222,8 @@ impl Gathered {
 }
 
 impl LayerLoader<Gathered> for Parts {
-    fn announce(&self, layer: LayerId) {
-        self.masters.layers[self.decoder.index(layer)].announce();
+    fn prefetch_pages(&self, layer: LayerId) {
+        self.masters.layers[self.decoder.index(layer)].prefetch_pages();
     }
 
     fn begin(&self, layer: LayerId) -> ModelResult<Gathered> {
@@ -236,7 +236,7 @@ impl LayerLoader<Gathered> for Parts {
         Ok(Gathered { index, masters: Some(masters.clone()), matrices, flat })
     }
 
-    fn arrive(&self, _: LayerId, gathered: &mut Gathered) -> ModelResult<()> {
+    fn on_loaded(&self, _: LayerId, gathered: &mut Gathered) -> ModelResult<()> {
         if let Gathered { index, matrices: Some(whole), flat, .. } = gathered
             && self.pieces[*index].matrices.is_none()
         {
@@ -300,7 +300,7 @@ impl WeightSource for ShardedWeights {
     /// The layer stays until another is fetched.
     fn release(&mut self, _: LayerId) {}
 
-    fn rest(&mut self) {
+    fn release_all(&mut self) {
         self.slots.forget();
     }
 }

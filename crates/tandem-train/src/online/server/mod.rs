@@ -79,7 +79,7 @@ impl Server {
     ) -> Result<()> {
         let TrainStep { policy, decoder: part, .. } = scorer;
         let Some(First { adapters, published, .. }) = &mut self.first else {
-            return snapshot::hand_over(mesh, part, policy);
+            return snapshot::participate_in_gathers(mesh, part, policy);
         };
         let folder = adapters.join(format!("step-{after:06}"));
         let io = |source| TrainError::Io { action: "create", path: adapters.clone(), source };
@@ -193,7 +193,7 @@ fn ask(
         }
         drop(send);
         for (index, found) in received {
-            progress.enter(Phase::Generate);
+            progress.begin_phase(Phase::Generate);
             answers[index] = found?;
         }
         Ok((!stop.load(Ordering::Relaxed)).then_some(answers))

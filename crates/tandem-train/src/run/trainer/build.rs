@@ -57,10 +57,10 @@ impl Trainer {
         let run_dir = if group.rank() == 0 { Some(RunDir::open(&config.output, start)?) } else { None };
         // The first rank tokenises; the others find the tokens in the cache.
         if run_dir.is_none() {
-            progress.enter(Phase::Wait);
+            progress.begin_phase(Phase::Wait);
             group.barrier()?;
         }
-        progress.enter(Phase::Tokenize);
+        progress.begin_phase(Phase::Tokenize);
         let prepared = Arc::new(RunInputs::open(&config, observer)?);
         if run_dir.is_some() {
             group.barrier()?;
@@ -136,14 +136,14 @@ impl TrainerBuilder<'_> {
         let progress = mesh.world().progress().clone();
         let make = |recorder| Profiler::new(recorder, config, mesh.world());
         let profiler = recorder.map(make).transpose()?;
-        progress.enter(Phase::Reference);
+        progress.begin_phase(Phase::Reference);
         let mut homes = MemoryPlacement::open(config, plan.needs(), plan.rooms, mesh.world().rank())?;
         if let Some(profiler) = &profiler {
             homes = homes.profiled(profiler.recording());
         }
         let splits = [Split::Train, Split::Eval];
         let (policy, reference) = reference::load(config, prepared, &homes, mesh, &splits, observer)?;
-        progress.enter(Phase::Load);
+        progress.begin_phase(Phase::Load);
         let decoder = &mesh.part(&prepared.decoder)?;
         let shard = mesh.shard();
         let partition = Arc::new(Partition::of_run(config.compute.sharded(), decoder, shard));
@@ -159,7 +159,7 @@ impl TrainerBuilder<'_> {
         if let Some(checkpoint) = resume::agree_on(newest, mesh.world())? {
             let data_hash = prepared.train.content_hash().to_string();
             let TrainStep { policy, reference, homes, .. } = &mut scorer;
-            let mut follower = reference.follower();
+            let mut follower = reference.ema_reference();
             let optimizer = &mut learner.optimizer;
             snapshot::restore(&checkpoint, &data_hash, decoder, policy, optimizer, follower.as_deref_mut())?;
             policy.refresh(&homes.device)?;
@@ -211,7 +211,7 @@ fn online(
     let answerer = if options.server.is_some() {
         let server = Server::of(config, mesh.world().rank() == 0)?;
         Some(GenerationBackend::Server(Box::new(server), mesh.world().split(0)?))
-    } else if let Some(device) = scorer.homes.beside() {
+    } else if let Some(device) = scorer.homes.background_device() {
         let device = device.clone();
         let borrower = BackgroundGenerator::new(generation(mesh), config, scorer, device, mesh)?;
         Some(GenerationBackend::Borrower(Box::new(borrower)))

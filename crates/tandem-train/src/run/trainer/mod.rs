@@ -137,8 +137,8 @@ impl Trainer {
             if let Some(profiler) = &mut self.profiler {
                 profiler.step(next, steps, self.mesh.world(), device)?;
             }
-            self.mesh.world().progress().enter(Phase::Agree);
-            device.enter("agree");
+            self.mesh.world().progress().begin_phase(Phase::Agree);
+            device.begin_phase("agree");
             if self.is_to_stop(stop, observer)? || !self.step(observer, stop)? {
                 return self.stopped(observer, stop);
             }
@@ -159,7 +159,7 @@ impl Trainer {
                  and what the judges said; answers that differ need online.temperature above 0",
             ));
         }
-        self.mesh.world().progress().enter(Phase::Save);
+        self.mesh.world().progress().begin_phase(Phase::Save);
         self.finish_saving(observer)?;
         self.write_model(observer)
     }
@@ -183,7 +183,7 @@ impl Trainer {
 
     /// Writes the final model.
     fn write_model(&mut self, observer: &mut dyn Observer) -> Result<Outcome> {
-        self.mesh.world().progress().enter(Phase::Finish);
+        self.mesh.world().progress().begin_phase(Phase::Finish);
         let folder = run_dir::final_path(&self.config.output);
         let RunInputs { folder: template, decoder, .. } = &*self.prepared;
         let TrainStep { policy, decoder: part, .. } = &mut self.scorer;
@@ -196,7 +196,7 @@ impl Trainer {
             save.write(&folder, &mut |layer, flat| snapshot::copy_whole(mesh, part, policy, layer, flat))?;
             observer.event(&Event::Finished(&folder));
         } else {
-            snapshot::hand_over(&self.mesh, part, policy)?;
+            snapshot::participate_in_gathers(&self.mesh, part, policy)?;
         }
         // No rank reports success before the model is written.
         self.mesh.world().barrier()?;
@@ -223,8 +223,8 @@ impl Trainer {
 
     fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<()> {
         let Some(cache) = &self.prepared.eval else { return Ok(()) };
-        self.mesh.world().progress().enter(Phase::Evaluate);
-        self.scorer.homes.device.enter("evaluation");
+        self.mesh.world().progress().begin_phase(Phase::Evaluate);
+        self.scorer.homes.device.begin_phase("evaluation");
         let step = self.cursor.step;
         let mut record = evaluation_record(&mut self.scorer, &mut self.mesh, &mut self.batcher, cache, step)?;
         record.set("epoch", step as f64 / self.batches.steps_per_epoch() as f64);
@@ -244,12 +244,12 @@ impl Trainer {
         if self.saved.as_ref().is_some_and(|(step, _)| *step == self.cursor.step) {
             return Ok(());
         }
-        self.mesh.world().progress().enter(Phase::Save);
-        self.device().enter("checkpoint");
+        self.mesh.world().progress().begin_phase(Phase::Save);
+        self.device().begin_phase("checkpoint");
         self.finish_saving(observer)?;
         if let Some(online) = &mut self.online {
             // Unjudged completions are kept as they are.
-            online.settle(&mut self.mesh, stop)?;
+            online.finish_pending(&mut self.mesh, stop)?;
             self.cursor.online = Some(online.state().clone());
         }
         let per_epoch = self.batches.steps_per_epoch();

@@ -18,7 +18,7 @@ impl Trainer {
     /// any rank was to stop.
     pub(super) fn step(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<bool> {
         let began = Instant::now();
-        self.device().enter("data");
+        self.device().begin_phase("data");
         let (step, per_epoch) = (self.cursor.step, self.batches.steps_per_epoch());
         let options = StepOptions {
             learning_rate: self.schedule.at(step),
@@ -54,7 +54,7 @@ impl Trainer {
             StepOutcome::default()
         } else {
             let build = &mut |rows: &[u32]| batcher.build(of, rows);
-            scorer.differentiate(learner, mesh, &share, build, &options)?
+            scorer.forward_backward(learner, mesh, &share, build, &options)?
         };
         // Background generation reads the current weights: wait for it before they are updated.
         if let Some(online) = online
@@ -62,15 +62,15 @@ impl Trainer {
         {
             return Ok(false);
         }
-        scorer.update(learner, mesh, &outcome, &options)?;
-        self.scorer.homes.device.enter("metrics");
+        scorer.optimizer_step(learner, mesh, &outcome, &options)?;
+        self.scorer.homes.device.begin_phase("metrics");
         if self.cursor.step == 0 && share.totals.pairs > 0 {
             self.check_start(&outcome, observer)?;
         }
         self.cursor.step += 1;
         let Sync { steps, alpha } = self.config.reference.sync;
         if self.config.reference.kind == ReferenceKind::Sync && self.cursor.step.is_multiple_of(steps) {
-            self.scorer.pull_follower(alpha as f32)?;
+            self.scorer.update_ema_reference(alpha as f32)?;
         }
         self.cursor.num_tokens += share.sequence_tokens;
         let mut record = self.record(&outcome, ready.as_ref(), &options);
