@@ -150,7 +150,7 @@ pub struct LaunchArguments {
 
 impl LaunchArguments {
     /// Launch options for a launcher that started one process per machine, to start `ranks` there.
-    pub fn of(launch: &Launch, ranks: usize, command: Vec<String>) -> Self {
+    pub fn for_ranks(launch: &Launch, ranks: usize, command: Vec<String>) -> Self {
         let Launch { num_processes, process, meeting_point, .. } = launch;
         let address = meeting_point.as_ref().map(|point| format!("{}:{}", point.host, point.port));
         Self { ranks, nodes: *num_processes, node: *process, address, command }

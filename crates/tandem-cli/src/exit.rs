@@ -32,22 +32,22 @@ pub enum Exit {
 
 impl Exit {
     /// Returns the outcome for `error`, decided by the first cause in its chain that is known.
-    pub fn of(error: &anyhow::Error) -> Self {
-        error.chain().find_map(Self::of_cause).unwrap_or(Self::OwnFault)
+    pub fn from_error(error: &anyhow::Error) -> Self {
+        error.chain().find_map(Self::from_cause).unwrap_or(Self::OwnFault)
     }
 
-    fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Self> {
+    fn from_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Self> {
         if cause.is::<Mistake>() || cause.is::<ConfigError>() || cause.is::<LaunchError>() {
             Some(Self::UserMistake)
         } else if let Some(error) = cause.downcast_ref::<TrainError>() {
             Some(error.fault().into())
         } else {
-            cause.downcast_ref::<io::Error>().map(Self::of_io)
+            cause.downcast_ref::<io::Error>().map(Self::from_io)
         }
     }
 
     /// A missing or forbidden path is the user's mistake; a full or failing disk is not.
-    fn of_io(error: &io::Error) -> Self {
+    fn from_io(error: &io::Error) -> Self {
         use io::ErrorKind::{AlreadyExists, IsADirectory, NotADirectory, NotFound, PermissionDenied};
         match error.kind() {
             AlreadyExists | IsADirectory | NotADirectory | NotFound | PermissionDenied => Self::UserMistake,
@@ -58,7 +58,7 @@ impl Exit {
 
 impl Exit {
     /// Returns the outcome of a rank's process. A rank killed by a signal counts as a lost peer.
-    pub fn of_code(code: Option<i32>) -> Self {
+    pub fn from_code(code: Option<i32>) -> Self {
         let Some(code) = code else { return Self::PeerLost };
         let all = [Self::Done, Self::OwnFault, Self::UserMistake, Self::PeerLost, Self::Interrupted];
         all.into_iter().find(|exit| i32::from(exit.code()) == code).unwrap_or(Self::OwnFault)

@@ -30,7 +30,7 @@ fn main() -> ExitCode {
         Ok(Err(error)) => {
             eprintln!("error: {}", tandem_train::chain(&*error));
             agent::report(&error);
-            Exit::of(&error)
+            Exit::from_error(&error)
         }
         Err(_) => Exit::OwnFault,
     };

@@ -30,7 +30,7 @@ impl std::fmt::Display for Place {
 
 impl Place {
     /// Resolves an origin, given the files in the order of [`Origin::file`].
-    pub fn of(origin: Origin, files: &[impl AsRef<Path>]) -> Self {
+    pub fn new(origin: Origin, files: &[impl AsRef<Path>]) -> Self {
         Self { path: files[origin.file as usize].as_ref().to_path_buf(), line: origin.line }
     }
 }

@@ -129,7 +129,7 @@ impl Report {
         )];
         for (reason, AffectedRows { rows, first }) in &self.reasons {
             let mut places: Vec<_> =
-                first.iter().take(SHOWN).map(|&o| Place::of(o, files).to_string()).collect();
+                first.iter().take(SHOWN).map(|&o| Place::new(o, files).to_string()).collect();
             if first.len() > SHOWN {
                 places.push("…".into());
             }

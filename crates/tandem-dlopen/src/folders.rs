@@ -19,7 +19,7 @@ pub struct Folders {
 
 impl Folders {
     /// Reads the environment and lists the usual directories.
-    pub fn of_environment() -> Self {
+    pub fn from_environment() -> Self {
         let folders = |name| std::env::var_os(name).map(|list| std::env::split_paths(&list).collect());
         let given = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let first: Vec<PathBuf> = folders(FOLDERS).unwrap_or_default();
@@ -31,7 +31,7 @@ impl Folders {
         let home = given("HOME").map(|home| home.join(".local"));
         let prefixes = environments.chain(home).chain(["/usr/local".into(), "/usr".into()]);
         for prefix in prefixes {
-            last.extend(of_python(&prefix.join("lib")));
+            last.extend(python_folders(&prefix.join("lib")));
             last.push(prefix.join("lib"));
         }
         Self { first, last }
@@ -63,7 +63,7 @@ impl Folders {
 }
 
 /// Lists the directories of NVIDIA's PyPI packages of each Python below a `lib` directory.
-fn of_python(lib: &Path) -> Vec<PathBuf> {
+fn python_folders(lib: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(lib) else { return Vec::new() };
     let is_python = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with("python3");
     let mut pythons: Vec<PathBuf> = entries
@@ -88,10 +88,10 @@ mod tests {
         for name in ["python3.11", "python3.9", "perl5"] {
             std::fs::create_dir_all(lib.join(name)).unwrap();
         }
-        let found = of_python(&lib);
+        let found = python_folders(&lib);
         std::fs::remove_dir_all(&lib).unwrap();
         assert_eq!(found.len(), 2 * 2 * 4);
         assert!(found.contains(&lib.join("python3.9/dist-packages/nvidia/nccl/lib")), "{found:?}");
-        assert!(of_python(&lib).is_empty());
+        assert!(python_folders(&lib).is_empty());
     }
 }

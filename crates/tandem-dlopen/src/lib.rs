@@ -114,7 +114,7 @@ macro_rules! functions {
 
         impl $table {
             /// Looks up all functions; the error names a missing one.
-            $visible fn of(library: &$crate::Library) -> ::std::result::Result<Self, ::std::string::String> {
+            $visible fn load(library: &$crate::Library) -> ::std::result::Result<Self, ::std::string::String> {
                 $(
                     let $name = library.symbol($symbol)?.as_ptr();
                     // SAFETY: the symbol is a function of this signature, as the library's header
@@ -151,14 +151,14 @@ mod tests {
 
     #[test]
     fn functions_of_a_library_are_called() {
-        let present = Present::of(&Library::open(OF_C).unwrap()).unwrap();
+        let present = Present::load(&Library::open(OF_C).unwrap()).unwrap();
         // SAFETY: the text ends in zero.
         assert_eq!(unsafe { (present.length)(c"four".as_ptr()) }, 4);
     }
 
     #[test]
     fn what_is_missing_is_named() {
-        let absent = Absent::of(&Library::open(OF_C).unwrap()).err().unwrap();
+        let absent = Absent::load(&Library::open(OF_C).unwrap()).err().unwrap();
         assert_eq!(absent, "libc.so.6 has no ncclReduce");
         let missing = Library::open("libtandem-has-none.so.7").err().unwrap();
         assert!(missing.contains("libtandem-has-none.so.7"), "{missing}");

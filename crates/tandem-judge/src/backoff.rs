@@ -20,7 +20,7 @@ pub struct Backoff {
 
 impl Backoff {
     /// Creates pauses from seconds that are above 0 and below a year.
-    pub fn of_seconds(first: f64, longest: f64) -> Self {
+    pub fn from_seconds(first: f64, longest: f64) -> Self {
         let [first, longest] = [first, longest].map(Duration::from_secs_f64);
         Self { first, longest }
     }

@@ -72,7 +72,7 @@ pub struct Verdict {
 
 impl Verdict {
     /// Creates a verdict with a score.
-    pub fn of(score: f64, said: impl Into<Value>) -> Self {
+    pub fn new(score: f64, said: impl Into<Value>) -> Self {
         Self { score: Some(score), said: said.into() }
     }
 

@@ -95,7 +95,7 @@ fn compile(compiler: &Compiler, jobs: &[(&Source, &str)]) -> Vec<Outcome> {
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some(&(source, target)) = jobs.get(index) else { break };
             let compiled = compiler.compile(source, target, &["--ptxas-options=-v"]);
-            let outcome = compiled.map(|compiled| Usage::of_log(&compiled.log)).map_err(|e| e.to_string());
+            let outcome = compiled.map(|compiled| Usage::from_log(&compiled.log)).map_err(|e| e.to_string());
             outcomes.lock().expect("no other thread has panicked")[index] = outcome;
         }
     };

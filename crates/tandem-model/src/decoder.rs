@@ -59,9 +59,9 @@ impl Decoder {
             )));
         }
         Ok(Self {
-            embedding: LayerLayout::of(&spec, LayerId::Embedding),
-            block: LayerLayout::of(&spec, LayerId::Block(0)),
-            head: LayerLayout::of(&spec, LayerId::Head),
+            embedding: LayerLayout::from_spec(&spec, LayerId::Embedding),
+            block: LayerLayout::from_spec(&spec, LayerId::Block(0)),
+            head: LayerLayout::from_spec(&spec, LayerId::Head),
             adapter: None,
             rope: spec.rotary.map(|r| RopeTable::new(&r.inverse_frequencies(), positions)),
             layers: PipelineStage::WHOLE.layers(&spec)?,
@@ -123,9 +123,9 @@ impl Decoder {
         }
         let spec = slice.spec(&whole.spec)?;
         Ok(Arc::new(Self {
-            embedding: LayerLayout::of(&spec, LayerId::Embedding),
-            block: LayerLayout::of(&spec, LayerId::Block(0)),
-            head: LayerLayout::of(&spec, LayerId::Head),
+            embedding: LayerLayout::from_spec(&spec, LayerId::Embedding),
+            block: LayerLayout::from_spec(&spec, LayerId::Block(0)),
+            head: LayerLayout::from_spec(&spec, LayerId::Head),
             rope: whole.rope.clone(),
             adapter: None,
             positions: whole.positions,
@@ -173,7 +173,7 @@ impl Decoder {
 
     /// Returns the tokens whose rows of table and head this shard holds.
     pub fn tokens(&self) -> Range<usize> {
-        self.slice.of(self.whole().spec.vocab_size)
+        self.slice.range(self.whole().spec.vocab_size)
     }
 
     /// Returns the spec of the decoder, or of the shard.
@@ -264,7 +264,7 @@ impl Decoder {
 
     /// Returns the elements of a layer's flat buffer, by tensor-parallel rank.
     pub fn slice_lengths(&self, layer: LayerId) -> Vec<usize> {
-        self.slices().map(|(_, spec)| LayerLayout::of(&spec, layer).len).collect()
+        self.slices().map(|(_, spec)| LayerLayout::from_spec(&spec, layer).len).collect()
     }
 
     /// Copies this shard of a layer out of the whole layer's flat buffer; padding becomes zero.
@@ -284,7 +284,7 @@ impl Decoder {
     pub fn join(&self, layer: LayerId, parts: &[f32], whole: &mut [f32]) {
         let mut rest = parts;
         for (slice, spec) in self.slices() {
-            let layout = LayerLayout::of(&spec, layer);
+            let layout = LayerLayout::from_spec(&spec, layer);
             let (part, after) = rest.split_at(layout.len);
             let both = (self.whole().layout(layer), &layout);
             slice::copy_in(slice, &self.whole().spec, both, part, whole);

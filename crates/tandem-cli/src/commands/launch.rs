@@ -77,7 +77,7 @@ fn wait(mut running: Vec<Child>, stop: &std::sync::atomic::AtomicBool) -> Exit {
         running.retain_mut(|child| match child.try_wait() {
             Ok(None) => true,
             Ok(Some(status)) => {
-                let exit = Exit::of_code(status.code());
+                let exit = Exit::from_code(status.code());
                 if exit != Exit::Done {
                     // A rank that lost a peer knows less than the peer.
                     if matches!(outcome, Exit::Done | Exit::PeerLost) {

@@ -45,8 +45,8 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
         }
         None => {
             gpus::resolve(&mut config.compute)?;
-            let kind = match Gpu::of_rank(&config.compute, 0)? {
-                Some(gpu) => table.of_gpu(&gpu.kind.name),
+            let kind = match Gpu::for_rank(&config.compute, 0)? {
+                Some(gpu) => table.gpu(&gpu.kind.name),
                 None => table.find("cpu")?.clone(),
             };
             Devices { count: config.compute.devices.num_ranks(), kind }
@@ -69,7 +69,7 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
     }
     let prepared = RunInputs::open(&config, &mut watcher)?;
     watcher.finish();
-    show(arguments, &config, &PlanInputs::of(&prepared), &devices)
+    show(arguments, &config, &PlanInputs::new(&prepared), &devices)
 }
 
 /// Warning for a plan of other devices: this machine would refuse the run.

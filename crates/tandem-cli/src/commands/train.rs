@@ -18,7 +18,11 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<Exit> {
     if let LocalRanks::Count(ranks) = launch.ranks_here
         && ranks > 1
     {
-        return super::launch::run(&LaunchArguments::of(&launch, ranks, std::env::args().skip(1).collect()));
+        return super::launch::run(&LaunchArguments::for_ranks(
+            &launch,
+            ranks,
+            std::env::args().skip(1).collect(),
+        ));
     }
     let mut overrides = arguments.run.overrides.clone();
     overrides.extend(arguments.memory.iter().map(|size| format!("compute.memory={size}")));

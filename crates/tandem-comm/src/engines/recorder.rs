@@ -89,7 +89,7 @@ impl Recorder {
     }
 
     /// Creates this rank's engine in a group of `members`.
-    fn of(&self, members: Vec<usize>, rank: usize, apart: bool) -> Box<dyn Engine> {
+    fn engine(&self, members: Vec<usize>, rank: usize, apart: bool) -> Box<dyn Engine> {
         let (size, log) = (members.len(), self.log.clone());
         Box::new(Self { rank, size, id: log.new_group(members, apart), log })
     }
@@ -139,7 +139,7 @@ impl Engine for Recorder {
     /// Splits as if every rank gave the same colour.
     fn split(&mut self, call: Call, _: usize) -> Result<Box<dyn Engine>> {
         self.write(call)?;
-        Ok(self.of(self.log.members(self.id), self.rank, true))
+        Ok(self.engine(self.log.members(self.id), self.rank, true))
     }
 
     fn split_by(&mut self, call: Call, colors: &[usize]) -> Result<Box<dyn Engine>> {
@@ -150,7 +150,7 @@ impl Engine for Recorder {
         let members =
             |colors: &[usize]| colors.iter().enumerate().filter(is_own).map(|(i, _)| parent[i]).collect();
         let rank = Vec::len(&members(&colors[..self.rank]));
-        Ok(self.of(members(colors), rank, false))
+        Ok(self.engine(members(colors), rank, false))
     }
 
     fn abort(&mut self, _: &str) {}

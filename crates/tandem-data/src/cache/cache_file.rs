@@ -120,7 +120,7 @@ impl Header {
         let checksums = [header.data_checksum, header.rows_checksum, header.report_checksum];
         for (section, checksum) in ends.windows(2).zip(checksums) {
             let bytes = (section[1] - section[0]) as u64;
-            if checksum::of(file.by_ref().take(bytes))? != checksum {
+            if checksum::hash(file.by_ref().take(bytes))? != checksum {
                 return Ok(Err("its content is damaged"));
             }
         }

@@ -9,7 +9,7 @@ use std::io::{self, Read};
 const PORTION_BYTES: u64 = 8 << 20;
 
 /// Returns the BLAKE3 hash of the remaining input, computed on the current rayon pool.
-pub(crate) fn of(input: impl Read + Send) -> io::Result<blake3::Hash> {
+pub(crate) fn hash(input: impl Read + Send) -> io::Result<blake3::Hash> {
     with_portions(input, PORTION_BYTES)
 }
 

@@ -106,7 +106,7 @@ fn key(sources: &Sources, tokenizer: &Tokenizer, options: &RowOptions) -> Result
     hasher.update(blake3::hash(&options).as_bytes());
     // Files are hashed whole: size and time can be equal for files that differ.
     for Source { path, weight } in &sources.0 {
-        let content = File::open(path).and_then(checksum::of).map_err(DataError::io("reading", path))?;
+        let content = File::open(path).and_then(checksum::hash).map_err(DataError::io("reading", path))?;
         hasher.update(content.as_bytes()).update(&weight.to_bits().to_le_bytes());
     }
     Ok(hasher.finalize())
@@ -228,7 +228,7 @@ impl<'a> Builder<'a> {
     }
 
     fn check_shape(&mut self, shape: Shape, origin: Origin) -> Result<(), DataError> {
-        let place = || Place::of(origin, &self.sources.paths());
+        let place = || Place::new(origin, &self.sources.paths());
         match &self.first {
             None => self.first = Some((shape, place())),
             Some((first, _)) if *first == shape => {}

@@ -152,7 +152,7 @@ impl TokenCache {
             // Lengths suffice; the ids are not read.
             RowKind::Preference | RowKind::Reward => {
                 let row = self.rows()[i];
-                let counts = RowCounts::of_pair(
+                let counts = RowCounts::for_pair(
                     row.unseen.map(|unseen| (row.prompt - unseen) as usize),
                     [row.chosen, row.rejected].map(|n| n as usize),
                     row.shared as usize,
@@ -172,7 +172,7 @@ impl TokenCache {
     /// If the row does not exist.
     pub fn origin(&self, i: usize) -> Place {
         let RowEntry { file, line, .. } = self.rows()[i];
-        Place::of(Origin { file, line }, &self.files)
+        Place::new(Origin { file, line }, &self.files)
     }
 
     /// Returns the data set's files.

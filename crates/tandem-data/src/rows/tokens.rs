@@ -88,7 +88,7 @@ pub struct RowCounts {
 impl RowCounts {
     /// Counts a pair by lengths alone: the visible prompts, the responses, and
     /// [`PairTokens::shared`].
-    pub fn of_pair(prompts: [usize; 2], answers: [usize; 2], shared: usize, share_prefix: bool) -> Self {
+    pub fn for_pair(prompts: [usize; 2], answers: [usize; 2], shared: usize, share_prefix: bool) -> Self {
         let lengths = [prompts[0] + answers[0], prompts[1] + answers[1]];
         let both = lengths[0] + lengths[1];
         let counts =
@@ -113,7 +113,7 @@ impl RowCounts {
 impl RowCounts {
     /// Counts a prompt and non-empty responses by lengths alone
     /// ([`ForestBuilder::push_answers`](crate::batch::forest::ForestBuilder::push_answers)).
-    pub fn of_answers(prompt: usize, answers: &[usize], share_prefix: bool) -> Self {
+    pub fn for_answers(prompt: usize, answers: &[usize], share_prefix: bool) -> Self {
         let sum: usize = answers.iter().sum();
         let sequence_tokens = (answers.len() * prompt + sum) as u64;
         if !share_prefix {

@@ -98,7 +98,7 @@ fn random_pairs_are_read_back_with_and_without_sharing() {
             for (counts, share) in counts.iter_mut().zip([true, false]) {
                 let answers = [chosen.len(), rejected.len()];
                 let prompts = [first.len(), second.len()];
-                let pair_counts = RowCounts::of_pair(prompts, answers, pair.shared(), share);
+                let pair_counts = RowCounts::for_pair(prompts, answers, pair.shared(), share);
                 assert_eq!(pair_counts.tokens, pair.num_tokens(share));
                 *counts = [*counts, pair_counts].into_iter().sum();
             }
@@ -231,7 +231,7 @@ fn answers_to_a_prompt_are_segments_of_their_own() {
         let lengths = |answers: &[&[u32]]| answers.iter().map(|answer| answer.len()).collect::<Vec<_>>();
         let counts: RowCounts = cases
             .iter()
-            .map(|(prompt, answers)| RowCounts::of_answers(prompt.len(), &lengths(answers), share_prefix))
+            .map(|(prompt, answers)| RowCounts::for_answers(prompt.len(), &lengths(answers), share_prefix))
             .sum();
         let found = (forest.num_tokens(), forest.scored_rows().0.len(), forest.groups().len());
         assert_eq!((counts.tokens, counts.scored_rows, counts.trees), found);

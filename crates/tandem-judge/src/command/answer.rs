@@ -49,7 +49,7 @@ fn verdict(answer: &Value, line: &str) -> Verdict {
     let reason = answer["reason"].clone();
     match answer.get("score") {
         Some(Value::Number(score)) => match score.as_f64().filter(|score| score.is_finite()) {
-            Some(score) => Verdict::of(score, reason),
+            Some(score) => Verdict::new(score, reason),
             None => none("the score is too large", line),
         },
         Some(Value::Null) if reason.is_null() => Verdict::none("the command gave no score and no reason"),

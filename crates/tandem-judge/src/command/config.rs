@@ -66,6 +66,6 @@ impl CommandConfig {
     }
 
     pub(super) fn backoff(&self) -> Backoff {
-        Backoff::of_seconds(self.first_pause_s, self.longest_pause_s)
+        Backoff::from_seconds(self.first_pause_s, self.longest_pause_s)
     }
 }

@@ -164,7 +164,7 @@ mod tests {
     }
 
     fn yes() -> Verdict {
-        Verdict::of(1.0, "")
+        Verdict::new(1.0, "")
     }
 
     #[test]
@@ -208,7 +208,7 @@ mod tests {
         asked(&mut round, 2);
         round.garbage("noise".to_owned());
         assert!(round.answered(0, yes()));
-        assert!(round.answered(0, Verdict::of(7.0, "")));
+        assert!(round.answered(0, Verdict::new(7.0, "")));
         assert!(!round.is_done());
         round.garbage("noise".to_owned());
         assert!(round.is_done());

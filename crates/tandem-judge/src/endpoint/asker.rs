@@ -120,7 +120,7 @@ impl EndpointClient {
             return Err(JudgeError::Budget { judge: self.judge.clone(), budget });
         }
         match self.client.send(body) {
-            Outcome::Reply(said) => Ok(match Choice::of_reply(&said) {
+            Outcome::Reply(said) => Ok(match Choice::from_reply(&said) {
                 Some(choice) => Ok(Reply { choice, said: beginning(&said, KEPT) }),
                 None => Err((format!("the reply names neither A, B nor tie alone: {said:?}"), None)),
             }),

@@ -28,7 +28,7 @@ impl Choice {
 
     /// Reads the last non-blank line of a reply. It must name exactly one choice: `A is better than
     /// B` is not understood, because word order is no reliable sign.
-    pub(super) fn of_reply(reply: &str) -> Option<Self> {
+    pub(super) fn from_reply(reply: &str) -> Option<Self> {
         let line = reply.lines().rev().find(|line| !line.trim().is_empty())?;
         let words = || line.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
         // A lower-case `a` is an article, unless it stands alone.
@@ -66,7 +66,7 @@ mod tests {
             ("Verdict: B\nI hope this helps.", None),
         ];
         for (reply, expected) in cases {
-            assert_eq!(Choice::of_reply(reply), expected, "{reply:?}");
+            assert_eq!(Choice::from_reply(reply), expected, "{reply:?}");
         }
     }
 }

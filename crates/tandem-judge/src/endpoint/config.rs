@@ -108,7 +108,7 @@ impl EndpointConfig {
     }
 
     pub(super) fn backoff(&self) -> Backoff {
-        Backoff::of_seconds(self.first_pause_s, self.longest_pause_s)
+        Backoff::from_seconds(self.first_pause_s, self.longest_pause_s)
     }
 }
 

@@ -53,14 +53,14 @@ impl Judge for EndpointJudge {
         groups: &[PromptWithCompletions<'_>],
         stop: &AtomicBool,
     ) -> Result<Vec<Vec<Verdict>>> {
-        let mut pairs = pairs::of(groups);
+        let mut pairs = pairs::all_pairs(groups);
         let asked: Vec<usize> = (0..pairs.len()).filter(|index| !pairs[*index].is_same(groups)).collect();
         let bodies = asked.iter().flat_map(|index| pairs[*index].bodies(groups, &self.config)).collect();
         let replies = call::ask_all(&self.asker, bodies, self.config.concurrency, stop)?;
         let mut last = None;
         for (index, both) in asked.iter().zip(replies.as_chunks::<2>().0) {
             let Pair { said, .. } = &mut pairs[*index];
-            *said = pairs::PairVerdict::of(both);
+            *said = pairs::PairVerdict::from_replies(both);
             last = said.failure().map(str::to_owned).or(last);
         }
         let has_failed = |index: &usize| pairs[*index].said.failure().is_some();

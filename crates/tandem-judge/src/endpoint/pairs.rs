@@ -28,7 +28,7 @@ pub(super) enum PairVerdict {
 }
 
 /// Returns all pairs of each group.
-pub(super) fn of(groups: &[PromptWithCompletions<'_>]) -> Vec<Pair> {
+pub(super) fn all_pairs(groups: &[PromptWithCompletions<'_>]) -> Vec<Pair> {
     let mut pairs = Vec::new();
     for (group, answers) in groups.iter().map(|group| group.answers.len()).enumerate() {
         for first in 0..answers {
@@ -85,7 +85,7 @@ fn render(template: &str, places: &[(&str, &str)]) -> String {
 
 impl PairVerdict {
     /// Combines the replies to both orders.
-    pub(super) fn of(both: &[Result<Reply, String>; 2]) -> Self {
+    pub(super) fn from_replies(both: &[Result<Reply, String>; 2]) -> Self {
         match both {
             [Ok(forward), Ok(backward)] => Self::Chosen([forward.choice, backward.choice]),
             [Err(reason), _] | [_, Err(reason)] => Self::Failed(reason.clone()),

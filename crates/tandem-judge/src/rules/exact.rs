@@ -58,7 +58,7 @@ impl Exact {
         let expected = row.text(&self.config.field)?;
         if self.config.compare == Compare::Text {
             let is_equal = self.folded(&expected) == self.folded(answer.text);
-            return Ok(Verdict::of(f64::from(is_equal), json!({ "expected": expected })));
+            return Ok(Verdict::new(f64::from(is_equal), json!({ "expected": expected })));
         }
         let number = self.last_number(&expected).ok_or_else(|| JudgeError::Field {
             judge: row.judge.to_owned(),
@@ -67,7 +67,7 @@ impl Exact {
             found: "has no number in it".to_owned(),
         })?;
         let found = self.last_number(answer.text);
-        Ok(Verdict::of(f64::from(found == Some(number)), json!({ "found": found, "expected": number })))
+        Ok(Verdict::new(f64::from(found == Some(number)), json!({ "found": found, "expected": number })))
     }
 
     fn folded(&self, text: &str) -> String {

@@ -15,11 +15,11 @@ impl JsonConfig {
     pub(super) fn verdict(&self, answer: &Candidate<'_>) -> Verdict {
         let value: Value = match serde_json::from_str(answer.text) {
             Ok(value) => value,
-            Err(error) => return Verdict::of(0.0, format!("not JSON: {error}")),
+            Err(error) => return Verdict::new(0.0, format!("not JSON: {error}")),
         };
         match self.keys.iter().find(|key| value.get(key.as_str()).is_none()) {
-            Some(key) => Verdict::of(0.0, format!("no key `{key}`")),
-            None => Verdict::of(1.0, Value::Null),
+            Some(key) => Verdict::new(0.0, format!("no key `{key}`")),
+            None => Verdict::new(1.0, Value::Null),
         }
     }
 }

@@ -56,6 +56,6 @@ impl LengthConfig {
             Some(per_unit) => per_unit * limited as f64,
             None => f64::from(limited == length),
         };
-        Verdict::of(score, json!({ "length": length }))
+        Verdict::new(score, json!({ "length": length }))
     }
 }

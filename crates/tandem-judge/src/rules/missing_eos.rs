@@ -31,8 +31,8 @@ impl MissingEosConfig {
 
     pub(super) fn verdict(&self, answer: &Candidate<'_>) -> Verdict {
         match answer.is_ended {
-            true => Verdict::of(0.0, Value::Null),
-            false => Verdict::of(-self.penalty, "did not end"),
+            true => Verdict::new(0.0, Value::Null),
+            false => Verdict::new(-self.penalty, "did not end"),
         }
     }
 }

@@ -67,12 +67,12 @@ impl Pattern {
         let (expected, found) = found;
         let is_equal = found.is_some_and(|found| found.trim() == expected.trim());
         let said = json!({ "found": found, "expected": expected });
-        Ok(Verdict::of(f64::from(is_equal), said))
+        Ok(Verdict::new(f64::from(is_equal), said))
     }
 
     fn matches(&self, answer: &Candidate<'_>, expected: bool) -> Verdict {
         let found = self.regex.find(answer.text).map_or(Value::Null, |found| found.as_str().into());
-        Verdict::of(f64::from(found.is_null() != expected), json!({ "found": found }))
+        Verdict::new(f64::from(found.is_null() != expected), json!({ "found": found }))
     }
 
     fn first_group<'t>(&self, text: &'t str) -> Option<&'t str> {

@@ -22,7 +22,7 @@ impl<'a> StateStorage<'a> {
             StatesMut::F32(view) => Self::F32(flat(view)),
             StatesMut::Bf16(view, dither) => Self::Bf16(flat(view), dither),
             StatesMut::EightBit(view) => {
-                let map = Map::of(view.moment());
+                let map = Map::for_moment(view.moment());
                 let (codes, scales) = view.into_parts();
                 Self::EightBit { map, codes: RowsMut::from_slice(codes), scales: RowsMut::from_slice(scales) }
             }
@@ -104,7 +104,7 @@ pub(crate) fn read(states: StatesView<'_>, out: &mut [f32]) {
 
 /// Reads codes as f32 on the calling thread; `skipped` codes of the first block precede them.
 pub(crate) fn read_codes(moment: AdamMoment, codes: &[u8], scales: &[f32], skipped: usize, out: &mut [f32]) {
-    let (map, mut codes, mut out, mut room) = (Map::of(moment), codes, out, STATE_BLOCK - skipped);
+    let (map, mut codes, mut out, mut room) = (Map::for_moment(moment), codes, out, STATE_BLOCK - skipped);
     for scale in scales {
         let count = room.min(codes.len());
         let (mine, rest) = codes.split_at(count);
@@ -123,7 +123,7 @@ pub(crate) fn read_codes(moment: AdamMoment, codes: &[u8], scales: &[f32], skipp
 pub(crate) fn write_codes(moment: AdamMoment, values: &[f32], codes: &mut [u8], scales: &mut [f32]) {
     assert!(values.len() == codes.len() && values.len().div_ceil(STATE_BLOCK) == scales.len(), "states");
     // SAFETY: slices have one length, and there is a scale for each block.
-    unsafe { encode(Isa::Portable, Map::of(moment), values, codes, scales) };
+    unsafe { encode(Isa::Portable, Map::for_moment(moment), values, codes, scales) };
 }
 
 vector_kernel! {
@@ -189,7 +189,7 @@ static UNSIGNED: Map = Map::new(false);
 const SMALLEST_SCALE: f32 = 1.0 / (1u128 << 100) as f32;
 
 impl Map {
-    fn of(moment: AdamMoment) -> &'static Self {
+    fn for_moment(moment: AdamMoment) -> &'static Self {
         match moment {
             AdamMoment::First => &SIGNED,
             AdamMoment::Second => &UNSIGNED,

@@ -55,7 +55,7 @@ pub(crate) fn gated_backward(
 }
 
 pub(crate) fn activate(cuda: &Cuda, function: Activation, u: View, h: ViewMut) -> Result<()> {
-    let way = Elements::of(&[u, h.view()]);
+    let way = Elements::new(&[u, h.view()]);
     let operands = args![u, u.stride(), &h, h.stride()];
     // SAFETY: as above.
     unsafe { launch(cuda, by_type!("activate", u.dtype()), function, operands, way) }
@@ -68,7 +68,7 @@ pub(crate) fn activate_backward(
     dh: View,
     du: ViewMut,
 ) -> Result<()> {
-    let way = Elements::of(&[u, dh, du.view()]);
+    let way = Elements::new(&[u, dh, du.view()]);
     let operands = args![u, u.stride(), dh, dh.stride(), &du, du.stride()];
     // SAFETY: as above.
     unsafe { launch(cuda, by_type!("activate_backward", u.dtype()), function, operands, way) }

@@ -20,7 +20,7 @@ pub(crate) fn pack_stored_nf4(
     let parts = weight.chunks(PART / 2).zip(absmax.chunks(PART / NF4_BLOCK)).zip(nested_absmax.chunks(UNITS));
     for (index, ((codes, scales), largest)) in parts.enumerate() {
         let bytes = &mut bytes[..largest.len() * NF4_UNIT_LEN];
-        host.pack_stored_nf4(codes, scales, largest, mean, BytesMut::of_host(bytes));
+        host.pack_stored_nf4(codes, scales, largest, mean, BytesMut::from_host(bytes));
         let to = packed.view().address() + (index * UNITS * NF4_UNIT_LEN) as u64;
         // SAFETY: the view borrows room for all units, and this many precede.
         unsafe { cuda.write(bytes, to)? };
@@ -35,7 +35,7 @@ pub(crate) fn pack_stored_int8(cuda: &Cuda, weight: &[u8], scb: &[f32], packed: 
     let mut bytes = vec![0; num_rows * unit_len];
     for (index, (codes, scales)) in weight.chunks(num_rows * cols).zip(scb.chunks(num_rows)).enumerate() {
         let bytes = &mut bytes[..scales.len() * unit_len];
-        host.pack_stored_int8(codes, scales, BytesMut::of_host(bytes));
+        host.pack_stored_int8(codes, scales, BytesMut::from_host(bytes));
         let to = packed.view().address() + (index * num_rows * unit_len) as u64;
         // SAFETY: the view borrows room for a unit of each row.
         unsafe { cuda.write(bytes, to)? };

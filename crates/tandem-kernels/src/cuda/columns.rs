@@ -19,7 +19,7 @@ pub(crate) const BLOCK_ROWS: usize = 128;
 
 /// Returns a grid with one block per tile of columns and block of rows.
 fn grid((rows, cols): (usize, usize), rows_of_block: usize) -> Grid {
-    Grid::of([rows.div_ceil(rows_of_block), cols.div_ceil(TILE_COLUMNS), 1], THREADS)
+    Grid::with_dims([rows.div_ceil(rows_of_block), cols.div_ceil(TILE_COLUMNS), 1], THREADS)
 }
 
 /// Returns the grid of an element-wise kernel.

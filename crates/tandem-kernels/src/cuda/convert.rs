@@ -20,7 +20,7 @@ pub(crate) fn cast(cuda: &Cuda, src: View, dst: ViewMut) -> Result<()> {
     if src.dtype() == dst.dtype() {
         return copy(cuda, src, dst);
     }
-    let way = Elements::of(&[src, dst.view()]);
+    let way = Elements::new(&[src, dst.view()]);
     let name = if src.dtype() == DType::F32 { "cast_f32_bf16" } else { "cast_bf16_f32" };
     let args = args![src, src.stride(), &dst, dst.stride(), way.rows, way.cols, way.wide];
     // SAFETY: the operands are those of the kernel, of one shape, as the operation has checked.
@@ -43,14 +43,14 @@ fn copy(cuda: &Cuda, src: View, dst: ViewMut) -> Result<()> {
 }
 
 pub(crate) fn add(cuda: &Cuda, src: View, dst: ViewMut) -> Result<()> {
-    let way = Elements::of(&[src, dst.view()]);
+    let way = Elements::new(&[src, dst.view()]);
     let args = args![src, src.stride(), &dst, dst.stride(), way.rows, way.cols, way.wide];
     // SAFETY: as of `cast`.
     unsafe { cuda.launch(&SOURCE, by_type!("add", src.dtype()), way.grid(), args) }
 }
 
 pub(crate) fn scale(cuda: &Cuda, x: ViewMut, factor: f32) -> Result<()> {
-    let way = Elements::of(&[x.view()]);
+    let way = Elements::new(&[x.view()]);
     let args = args![&x, x.stride(), factor, way.rows, way.cols, way.wide];
     // SAFETY: the view borrows these elements.
     unsafe { cuda.launch(&SOURCE, by_type!("scale", x.dtype()), way.grid(), args) }

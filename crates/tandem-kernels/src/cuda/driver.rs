@@ -63,14 +63,14 @@ pub struct Grid {
 impl Grid {
     /// Creates a one-dimensional grid without dynamic shared memory.
     pub fn new(blocks: usize, threads: u32) -> Self {
-        Self::of([blocks, 1, 1], threads)
+        Self::with_dims([blocks, 1, 1], threads)
     }
 
     /// Creates a three-dimensional grid.
     ///
     /// # Panics
     /// If a grid cannot have as many blocks.
-    pub fn of(blocks: [usize; 3], threads: u32) -> Self {
+    pub fn with_dims(blocks: [usize; 3], threads: u32) -> Self {
         let blocks = blocks.map(|n| u32::try_from(n).expect("fewer than 2^32 blocks"));
         Self { blocks, threads, shared: 0 }
     }

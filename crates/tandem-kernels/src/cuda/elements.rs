@@ -23,7 +23,7 @@ pub(super) struct Elements {
 
 impl Elements {
     /// Iterates over matrices of one shape, as one long row if all are contiguous.
-    pub(super) fn of(operands: &[View]) -> Self {
+    pub(super) fn new(operands: &[View]) -> Self {
         let (rows, cols) = operands[0].shape();
         if operands.iter().all(View::is_contiguous) {
             return Self::over(1, rows * cols, operands, |_| true);
@@ -87,17 +87,17 @@ mod tests {
     #[test]
     fn vectors_are_used_where_every_row_is_aligned() {
         let (narrow, wide) = (matrix(3, 24, DType::Bf16), matrix(3, 24, DType::F32));
-        let flat = Elements::of(&[narrow.view()]);
+        let flat = Elements::new(&[narrow.view()]);
         assert_eq!((flat.rows, flat.cols, flat.wide, flat.per_vector), (1, 72, true, 8));
-        let both = Elements::of(&[narrow.view(), wide.view()]);
+        let both = Elements::new(&[narrow.view(), wide.view()]);
         assert_eq!((both.rows, both.cols, both.wide, both.per_vector), (1, 72, true, 4));
-        let part = Elements::of(&[narrow.view().col_range(8..24)]);
+        let part = Elements::new(&[narrow.view().col_range(8..24)]);
         assert_eq!((part.rows, part.cols, part.wide, part.per_vector), (3, 16, true, 8));
         // 8 bytes from what 16 could be moved from.
-        let odd = Elements::of(&[narrow.view().col_range(4..20)]);
+        let odd = Elements::new(&[narrow.view().col_range(4..20)]);
         assert_eq!((odd.rows, odd.cols, odd.wide, odd.per_vector), (3, 16, false, 1));
         let odd = matrix(3, 12, DType::Bf16);
-        assert!(!Elements::of(&[odd.view().col_range(0..8)]).wide, "rows 24 bytes apart");
+        assert!(!Elements::new(&[odd.view().col_range(0..8)]).wide, "rows 24 bytes apart");
     }
 
     #[test]

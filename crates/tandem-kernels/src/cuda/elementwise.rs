@@ -8,20 +8,20 @@ pub(super) static SOURCE: driver::Source = source!("elementwise.cu");
 
 /// Fills a matrix of either type, contiguous or not.
 pub(crate) fn fill(cuda: &Cuda, x: ViewMut, value: f32) -> Result<()> {
-    let way = Elements::of(&[x.view()]);
+    let way = Elements::new(&[x.view()]);
     let args = args![&x, x.stride(), value, way.rows, way.cols, way.wide];
     // SAFETY: the view borrows these elements.
     unsafe { cuda.launch(&SOURCE, by_type!("fill", x.dtype()), way.grid(), args) }
 }
 
 pub(crate) fn divide(cuda: &Cuda, a: View, b: View, y: ViewMut, add: bool) -> Result<()> {
-    let way = Elements::of(&[a, b, y.view()]);
+    let way = Elements::new(&[a, b, y.view()]);
     // SAFETY: rows of one length, as the operation has checked.
     unsafe { cuda.launch(&SOURCE, "divide_f32", way.grid(), args![a, b, &y, add, way.cols, way.wide]) }
 }
 
 pub(crate) fn mix(cuda: &Cuda, x: View, weight: f32, y: ViewMut) -> Result<()> {
-    let way = Elements::of(&[x, y.view()]);
+    let way = Elements::new(&[x, y.view()]);
     let args = args![x, weight, 1.0 - weight, &y, way.cols, way.wide];
     // SAFETY: as above.
     unsafe { cuda.launch(&SOURCE, "mix_f32", way.grid(), args) }

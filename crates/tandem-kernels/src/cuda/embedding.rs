@@ -39,7 +39,7 @@ pub(crate) fn embedding_backward(
     let (num_runs, runs) = runs(ids);
     let wide = are_aligned(4, &[dx, dtable.view()]);
     let columns = if wide { 4 * THREADS } else { THREADS };
-    let grid = Grid::of([num_runs, dx.cols().div_ceil(columns), 1], THREADS as u32);
+    let grid = Grid::with_dims([num_runs, dx.cols().div_ceil(columns), 1], THREADS as u32);
     let operands = args![cuda.table(&runs)?, num_runs as i32, scale, dx, dx.stride(), &dtable];
     let args = [operands, args![dtable.stride(), dx.cols(), wide]].concat();
     // SAFETY: the operation has checked that ids are rows of the table; tokens are rows of `dx`.

@@ -32,7 +32,7 @@ struct HeadInputs {
 }
 
 impl HeadInputs {
-    fn of(cuda: &Cuda, targets: &Targets, rows: usize) -> Result<Self> {
+    fn new(cuda: &Cuda, targets: &Targets, rows: usize) -> Result<Self> {
         let mut starts = vec![0u32; rows + 1];
         targets.rows.iter().for_each(|&row| starts[row as usize + 1] += 1);
         (0..rows).for_each(|row| starts[row + 1] += starts[row]);
@@ -137,7 +137,7 @@ impl Running {
         parts: &mut HeadParts,
         numbers: Option<ViewMut>,
     ) -> Result<Self> {
-        let asked = HeadInputs::of(cuda, targets, rows)?;
+        let asked = HeadInputs::new(cuda, targets, rows)?;
         let (numbers, own) = (numbers.expect("room for numbers"), parts.own_numbers_mut());
         let of_rows = numbers.address();
         assert!(numbers.num_bytes() >= size_of_val(own), "room for the numbers of rows and predictions");
@@ -177,7 +177,7 @@ pub(crate) fn backward(
     let Head { hidden, weights, targets, ref shape } = call;
     let (rows, vocabulary) = (hidden.rows(), weights.weight.rows());
     let (dtype, kept_rows) = (weights.weight.dtype(), memory.kept.rows());
-    let asked = HeadInputs::of(cuda, &targets, rows)?;
+    let asked = HeadInputs::new(cuda, &targets, rows)?;
     let rest = [cuda.table(d_log_prob)?, cuda.table(log_sum_exp)?].map(Arg::address);
     let unbiased = HeadWeights { bias: None, ..weights };
     for strip in strips(rows, memory.chunk, vocabulary, strip_width(vocabulary)) {

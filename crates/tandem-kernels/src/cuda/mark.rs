@@ -15,7 +15,7 @@ struct Recorded {
 
 impl StreamEvent {
     /// Marks all work in the stream so far.
-    pub(crate) fn of(cuda: &Cuda) -> Result<Self> {
+    pub(crate) fn record(cuda: &Cuda) -> Result<Self> {
         let driver = cuda.shared.driver.clone();
         let recorded = Recorded { event: driver.new_event()?, driver };
         recorded.driver.record(recorded.event, cuda.stream())?;

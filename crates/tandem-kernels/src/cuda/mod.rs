@@ -188,7 +188,7 @@ impl Cuda {
     /// Returns the device address of a table, valid for work put into the stream before the next
     /// table is requested, or while it is among the latest 256 MiB.
     pub(crate) fn table<T: bytes::Plain>(&self, values: &[T]) -> Result<u64> {
-        self.shared.tables.send(bytes::of(values))
+        self.shared.tables.send(bytes::as_bytes(values))
     }
 
     /// Returns the device address of a named table, created only if it is not on the device. The
@@ -200,7 +200,7 @@ impl Cuda {
     ) -> Result<u64> {
         match self.shared.tables.find(name) {
             Some(address) => Ok(address),
-            None => self.shared.tables.send_named(name, bytes::of(&make())),
+            None => self.shared.tables.send_named(name, bytes::as_bytes(&make())),
         }
     }
 
@@ -210,7 +210,7 @@ impl Cuda {
     /// There are as many numbers at the address.
     pub(crate) unsafe fn read<T: bytes::Plain>(&self, from: u64, to: &mut [T]) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.shared.window.read(self.stream(), from, bytes::of_mut(to)) }
+        unsafe { self.shared.window.read(self.stream(), from, bytes::as_bytes_mut(to)) }
     }
 
     /// Writes to the device, after all work so far.
@@ -219,7 +219,7 @@ impl Cuda {
     /// There is room for as many numbers at the address.
     pub(crate) unsafe fn write<T: bytes::Plain>(&self, from: &[T], to: u64) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.shared.window.write(self.stream(), bytes::of(from), to) }
+        unsafe { self.shared.window.write(self.stream(), bytes::as_bytes(from), to) }
     }
 }
 
@@ -253,12 +253,12 @@ pub mod bytes {
     // SAFETY: as above.
     unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
-    pub(crate) fn of<T: Plain>(values: &[T]) -> &[u8] {
+    pub(crate) fn as_bytes<T: Plain>(values: &[T]) -> &[u8] {
         // SAFETY: the numbers have no padding, so every byte is one of theirs.
         unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
     }
 
-    pub(crate) fn of_mut<T: Plain>(values: &mut [T]) -> &mut [u8] {
+    pub(crate) fn as_bytes_mut<T: Plain>(values: &mut [T]) -> &mut [u8] {
         // SAFETY: as above, and every pattern of bits is a number.
         unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
     }

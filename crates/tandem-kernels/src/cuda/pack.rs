@@ -61,12 +61,12 @@ fn pack_nf4<E: Element>(
         let part = &mut part[..PART.min(len - start)];
         // SAFETY: the view borrows as many weights from there on.
         unsafe { cuda.read(values.address() + (start * size_of::<E>()) as u64, part)? };
-        let row = View::of_host(part, 1, part.len());
-        if let Err(block) = host.pack_nf4_codes(row, scales, BytesMut::of_host(units)) {
+        let row = View::from_host(part, 1, part.len());
+        if let Err(block) = host.pack_nf4_codes(row, scales, BytesMut::from_host(units)) {
             return Ok(Err(rows_of_block(values.shape(), start + block)));
         }
     }
-    host.pack_nf4_scales(&scales, BytesMut::of_host(&mut bytes));
+    host.pack_nf4_scales(&scales, BytesMut::from_host(&mut bytes));
     // SAFETY: the view borrows room for as many bytes.
     unsafe { cuda.write(&bytes, packed.view().address())? };
     Ok(Ok(()))
@@ -87,7 +87,7 @@ fn pack_int8<E: Element>(
         let (part, bytes) = (&mut part[..count * cols], &mut bytes[..count * unit_len]);
         // SAFETY: the view borrows as many weights from there on.
         unsafe { cuda.read(values.address() + (first * cols * size_of::<E>()) as u64, part)? };
-        if let Err(row) = host.pack_int8(View::of_host(part, count, cols), BytesMut::of_host(bytes)) {
+        if let Err(row) = host.pack_int8(View::from_host(part, count, cols), BytesMut::from_host(bytes)) {
             return Ok(Err(first + row..=first + row));
         }
         // SAFETY: the view borrows room for a unit of each row.
@@ -110,7 +110,7 @@ pub(crate) fn unpack(cuda: &Cuda, packed: BytesView, format: Format, values: Vie
             unsafe { cuda.launch(&SOURCE, name, grid, args) }
         }
         _ => {
-            let grid = Grid::of([rows, cols.div_ceil(INT8_COLUMNS), 1], THREADS);
+            let grid = Grid::with_dims([rows, cols.div_ceil(INT8_COLUMNS), 1], THREADS);
             let args = args![packed, Format::Int8.unit_len(cols), &values, cols];
             // SAFETY: the operands are those of the kernel, with a unit for each row.
             unsafe { cuda.launch(&SOURCE, by_type!("unpack_int8", values.dtype()), grid, args) }

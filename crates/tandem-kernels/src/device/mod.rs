@@ -308,7 +308,7 @@ impl Device {
 
     /// Returns a mark after all work so far.
     pub fn mark(&self) -> Result<StreamEvent> {
-        if let Self::Cuda(cuda) = self { StreamEvent::of(cuda) } else { Ok(StreamEvent::default()) }
+        if let Self::Cuda(cuda) = self { StreamEvent::record(cuda) } else { Ok(StreamEvent::default()) }
     }
 
     /// Makes later work wait for `mark`, which may be of another stream of the same GPU.

@@ -171,7 +171,7 @@ impl<'a> BytesView<'a> {
 
 impl<'a> BytesMut<'a> {
     /// Borrows host memory for CPU kernels. It may be unaligned and cannot be read as a matrix.
-    pub(crate) fn of_host(bytes: &'a mut [u8]) -> Self {
+    pub(crate) fn from_host(bytes: &'a mut [u8]) -> Self {
         Self { pointer: bytes.as_mut_ptr(), len: bytes.len(), lifetime: PhantomData }
     }
 

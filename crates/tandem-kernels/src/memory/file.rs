@@ -27,7 +27,7 @@ pub struct FileSystem {
 
 impl FileSystem {
     /// Reads the file system of an open file or directory.
-    pub fn of(file: &File) -> io::Result<Self> {
+    pub fn map(file: &File) -> io::Result<Self> {
         // SAFETY: every pattern of bits, zeros too, is a value of this struct of integers.
         let mut found: libc::statfs = unsafe { std::mem::zeroed() };
         // SAFETY: the descriptor is open as long as `file` is borrowed, and the struct is ours to

@@ -131,7 +131,7 @@ impl Device {
                 let (words, scales, skipped) = view.blocks_of_words();
                 let codes = skipped..skipped + view.len();
                 self.host_read(words, |words: &[f32]| {
-                    let codes = &bytes::of(words)[codes];
+                    let codes = &bytes::as_bytes(words)[codes];
                     self.host_read(scales, |scales| {
                         cpu::states::read_codes(view.moment(), codes, scales, skipped, out);
                     })
@@ -158,7 +158,7 @@ impl Device {
                 let moment = view.moment();
                 let (words, scales) = view.into_tensors();
                 self.host_write(words, |words: &mut [f32]| {
-                    let (codes, rest) = bytes::of_mut(words).split_at_mut(values.len());
+                    let (codes, rest) = bytes::as_bytes_mut(words).split_at_mut(values.len());
                     rest.fill(0);
                     self.host_write(scales, |scales| {
                         cpu::states::write_codes(moment, values, codes, scales);
@@ -197,18 +197,18 @@ impl<'a> Remote<'a> {
     ///
     /// # Panics
     /// If it is not contiguous.
-    pub fn of(device: &'a Device, view: ViewMut<'a>) -> Option<Self> {
+    pub fn from_view(device: &'a Device, view: ViewMut<'a>) -> Option<Self> {
         assert!(view.is_contiguous(), "a remote range of a strided view");
         Self::new(device, view.address(), view.num_bytes())
     }
 
     /// Borrows bytes, if they are on a GPU.
-    pub fn of_bytes(device: &'a Device, bytes: BytesMut<'a>) -> Option<Self> {
+    pub fn from_bytes(device: &'a Device, bytes: BytesMut<'a>) -> Option<Self> {
         Self::new(device, bytes.view().address(), bytes.len())
     }
 
     /// Borrows a range of sums, if they are on a GPU.
-    pub fn of_sums(device: &'a Device, sums: &'a mut FixedPointSum, range: Range<usize>) -> Option<Self> {
+    pub fn from_sums(device: &'a Device, sums: &'a mut FixedPointSum, range: Range<usize>) -> Option<Self> {
         let sums = sums.view().range(range);
         Self::new(device, sums.address(), size_of::<i64>() * sums.len())
     }

@@ -251,7 +251,7 @@ impl<'a> View<'a> {
     }
 
     /// Views host memory as one row.
-    pub fn of_slice(values: &'a [f32]) -> Self {
+    pub fn from_slice(values: &'a [f32]) -> Self {
         let (pointer, cols) = (values.as_ptr().cast(), values.len());
         Self { pointer, rows: 1, room: 1, cols, stride: cols, dtype: DType::F32, lifetime: PhantomData }
     }
@@ -260,7 +260,7 @@ impl<'a> View<'a> {
     ///
     /// # Panics
     /// If the size differs.
-    pub(crate) fn of_host<E: Element>(values: &'a [E], rows: usize, cols: usize) -> Self {
+    pub(crate) fn from_host<E: Element>(values: &'a [E], rows: usize, cols: usize) -> Self {
         assert_eq!(values.len(), rows * cols, "a {rows}x{cols} matrix");
         // SAFETY: the slice is borrowed for 'a, aligned and as long as the matrix.
         unsafe { Self::from_pointer(values.as_ptr().cast(), rows, cols, E::DTYPE) }

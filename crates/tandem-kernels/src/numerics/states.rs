@@ -144,7 +144,7 @@ impl<'a> From<View<'a>> for StatesView<'a> {
 
 impl<'a> From<&'a [f32]> for StatesView<'a> {
     fn from(values: &'a [f32]) -> Self {
-        Self::F32(View::of_slice(values))
+        Self::F32(View::from_slice(values))
     }
 }
 

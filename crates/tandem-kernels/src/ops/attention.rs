@@ -100,7 +100,7 @@ impl Visible {
             ));
         }
         for query in 0..queries {
-            let ranges = self.of(query);
+            let ranges = self.ranges(query);
             if ranges.iter().all(std::ops::Range::is_empty) {
                 return Err(KernelError::invalid(op, format!("query {query} sees nothing")));
             }
@@ -115,7 +115,7 @@ impl Visible {
     }
 
     /// Returns the cache rows of a query.
-    pub(crate) fn of(&self, query: usize) -> &[std::ops::Range<u32>] {
+    pub(crate) fn ranges(&self, query: usize) -> &[std::ops::Range<u32>] {
         &self.ranges[self.offsets[query] as usize..self.offsets[query + 1] as usize]
     }
 }

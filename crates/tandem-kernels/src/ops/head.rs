@@ -122,7 +122,7 @@ pub struct HeadGradients<'a> {
 
 impl<'a> HeadGradients<'a> {
     /// Requests the gradient of the hidden rows alone.
-    pub fn of_hidden(hidden: ViewMut<'a>) -> Self {
+    pub fn from_hidden(hidden: ViewMut<'a>) -> Self {
         Self { hidden, weight: None, adds_to_weight: true, bias: None, h: None, b: None }
     }
 

@@ -40,7 +40,7 @@ impl Merged {
         let parted = spec.head.tied
             && [ParamKind::TokenTable, ParamKind::HeadWeight]
                 .into_iter()
-                .any(|part| adapter.of(part).is_some());
+                .any(|part| adapter.get(part).is_some());
         let mut merged = spec.clone();
         merged.head.tied &= !parted;
         let parts = Decoder::new(spec.clone(), positions)?.with_adapter(adapter);

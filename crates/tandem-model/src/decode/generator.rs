@@ -71,7 +71,7 @@ impl<'a> Generator<'a> {
     /// # Errors
     /// As [`Generator::new`]; if a shard has no tensor-parallel group.
     pub fn over(walk: LayerExecutor<'a>, options: GeneratorOptions) -> Result<Self> {
-        Self::of(walk, None, options)
+        Self::build(walk, None, options)
     }
 
     /// Samples from the geometric mixture of two models that share a tokenizer: the softmax of `(1
@@ -88,10 +88,10 @@ impl<'a> Generator<'a> {
         part: f32,
         options: GeneratorOptions,
     ) -> Result<Self> {
-        Self::of(policy, Some((reference, part)), options)
+        Self::build(policy, Some((reference, part)), options)
     }
 
-    fn of(
+    fn build(
         policy: LayerExecutor<'a>,
         reference: Option<(LayerExecutor<'a>, f32)>,
         options: GeneratorOptions,

@@ -103,7 +103,7 @@ impl Quantised {
             offset.ok_or_else(|| format!("malformed: {state_name} has no number for nested_offset"))?;
         let size = |key: &str| state[key].as_u64().unwrap_or(0) as usize;
         let found = Self::Nf4 { offset };
-        let small = Small::of(archive, name, found);
+        let small = Small::new(archive, name, found);
         let stored = StoredNf4 {
             blocksize: size("blocksize"),
             nested_blocksize: size("nested_blocksize"),
@@ -122,7 +122,7 @@ impl Quantised {
             let expected = [piece.rows, piece.cols];
             return Err(format!("wrong shape: {name} is {found:?}, expected {expected:?}"));
         }
-        let small = Small::of(archive, name, Self::Int8);
+        let small = Small::new(archive, name, Self::Int8);
         let stored = small.int8(archive, name);
         stored.check(piece.rows, piece.cols).map_err(|reason| format!("wrong shape: {name}: {reason}"))?;
         match archive.get(&layout).map(|stored| stored.bytes) {
@@ -148,7 +148,7 @@ impl Quantised {
         out: &mut [f32],
     ) {
         let name = &piece.name;
-        let small = Small::of(archive, name, self);
+        let small = Small::new(archive, name, self);
         let read = |first: usize, out: &mut [f32]| match self {
             Self::Nf4 { offset } => small.nf4(archive, name, offset).read(first, out),
             Self::Int8 => small.int8(archive, name).read(first, out),
@@ -173,7 +173,7 @@ impl Quantised {
         piece: &HfTensor,
         packed: BytesMut,
     ) -> Result<()> {
-        let (name, small) = (&piece.name, Small::of(archive, &piece.name, self));
+        let (name, small) = (&piece.name, Small::new(archive, &piece.name, self));
         match self {
             Self::Nf4 { offset } => {
                 let stored = small.nf4(archive, name, offset);
@@ -197,7 +197,7 @@ struct Small {
 }
 
 impl Small {
-    fn of(archive: &dyn TensorArchive, name: &str, quantised: Quantised) -> Self {
+    fn new(archive: &dyn TensorArchive, name: &str, quantised: Quantised) -> Self {
         let read = |name: &str| {
             let (numbers, _) = get(archive, name).bytes.as_chunks::<4>();
             numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()

@@ -23,8 +23,8 @@ impl LayerExecutor<'_> {
         let tokens = self.own_tokens(tokens)?;
         let streams = PolicyAndReferenceScores { policy: (), reference: both.then_some(()) };
         let x = streams.try_map(|(), is_reference| {
-            let walk = self.of_stream(is_reference);
-            let x = walk.look_up(layer.of(is_reference), &tokens, positions)?;
+            let walk = self.for_stream(is_reference);
+            let x = walk.look_up(layer.stream(is_reference), &tokens, positions)?;
             self.join(x, &self.shares(tokens.len()))
         })?;
         weights.release(LayerId::Embedding);
@@ -95,7 +95,7 @@ impl LayerExecutor<'_> {
 
     /// Returns whether the look-up has low-rank terms, so that its backward needs weights.
     pub(super) fn looks_up_terms(&self) -> bool {
-        self.decoder.adapter().is_some_and(|adapter| adapter.of(ParamKind::TokenTable).is_some())
+        self.decoder.adapter().is_some_and(|adapter| adapter.get(ParamKind::TokenTable).is_some())
     }
 
     /// Adds the gradients of the look-up's low-rank terms.

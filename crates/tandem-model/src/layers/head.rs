@@ -20,7 +20,7 @@ pub(super) struct ScoredRows {
 }
 
 impl ScoredRows {
-    pub(super) fn of(forest: &Forest) -> Self {
+    pub(super) fn new(forest: &Forest) -> Self {
         let (rows, index) = forest.scored_rows();
         Self { rows, index }
     }
@@ -73,7 +73,7 @@ impl LayerExecutor<'_> {
         let hidden =
             PolicyAndReferenceScores { policy: &hidden.policy, reference: hidden.reference.as_ref() };
         let normed = hidden.try_map(|hidden, is_reference| {
-            norm(self, layer.of(is_reference), FINAL_NORM, hidden.view(), shares)
+            norm(self, layer.stream(is_reference), FINAL_NORM, hidden.view(), shares)
         })?;
         weights.release(LayerId::Head);
         Ok(normed)
@@ -107,17 +107,17 @@ impl LayerExecutor<'_> {
         let (layer, _) = self.head_weight();
         let head = StreamWeights::fetch(weights, layer, reference.is_some())?;
         let logits = if self.decoder.spec().head.is_score() {
-            self.score_sequences(head.of(false), normed.output(), &index, scores.policy)?;
+            self.score_sequences(head.stream(false), normed.output(), &index, scores.policy)?;
             None
         } else {
             let targets = self.targets(forest)?;
             let targets = Targets { rows: &index, targets: &targets };
             if let Some((normed, scores)) = reference.zip(scores.reference) {
-                self.of_stream(true).score(head.of(true), normed.output(), targets, scores, 0)?;
+                self.for_stream(true).score(head.stream(true), normed.output(), targets, scores, 0)?;
             }
             let keeps = keep && self.checkpointing == Checkpointing::None;
             let budget = if keeps { LOGITS_BUDGET } else { 0 };
-            Some(self.score(head.of(false), normed.output(), targets, scores.policy, budget)?)
+            Some(self.score(head.stream(false), normed.output(), targets, scores.policy, budget)?)
         };
         weights.release(layer);
         if self.checkpointing != Checkpointing::None {
@@ -208,12 +208,12 @@ impl LayerExecutor<'_> {
                 // The adapter's own factor trains, or the head's weight and bias: never both.
                 Some(_) => {
                     let b = gradients.get_mut(ParamKind::HeadLoraB);
-                    HeadGradients { b, h: d_low, ..HeadGradients::of_hidden(dn.view_mut()) }
+                    HeadGradients { b, h: d_low, ..HeadGradients::from_hidden(dn.view_mut()) }
                 }
                 None => {
                     let adds_to_weight = gradients.begin_product(part);
                     let (weight, bias) = gradients.each_mut(part, ParamKind::HeadBias);
-                    let of_hidden = HeadGradients::of_hidden(dn.view_mut());
+                    let of_hidden = HeadGradients::from_hidden(dn.view_mut());
                     HeadGradients { weight, adds_to_weight, bias, ..of_hidden }
                 }
             };

@@ -44,7 +44,7 @@ impl LayerExecutor<'_> {
         // The logits of each rank's tokens, one rank's after another's.
         let TensorParallelShard { index, count } = self.decoder.slice();
         let tokens: Vec<_> =
-            (0..count).map(|index| TensorParallelShard { index, count }.of(vocabulary)).collect();
+            (0..count).map(|index| TensorParallelShard { index, count }.range(vocabulary)).collect();
         let counts: Vec<usize> = tokens.iter().map(|tokens| x.rows() * tokens.len()).collect();
         let place = |index: usize| x.rows() * tokens[index].start..x.rows() * tokens[index].end;
         let mut parts = self.device.alloc(MemoryKind::Head, x.rows() * vocabulary, 1, DType::F32)?;

@@ -168,8 +168,8 @@ impl LayerExecutor<'_> {
             self.prefetch_after(weights, index)?;
             let layer_weights = StreamWeights::fetch(weights, layer, x.reference.is_some())?;
             x = x.try_map(|x, is_reference| {
-                let walk = self.of_stream(is_reference);
-                let block = Block { walk: &walk, weights: layer_weights.of(is_reference), index };
+                let walk = self.for_stream(is_reference);
+                let block = Block { walk: &walk, weights: layer_weights.stream(is_reference), index };
                 let rows = self.block_rows(num_tokens, rows.filter(|_| index + 1 == num_layers));
                 let keep = if is_reference { SavePolicy::Nothing } else { keep };
                 let away = if keep == SavePolicy::Nothing { None } else { self.send_away(&x)? };
@@ -185,7 +185,7 @@ impl LayerExecutor<'_> {
     }
 
     /// Returns the passes of one stream: a reference has no dropout.
-    fn of_stream(&self, is_reference: bool) -> Self {
+    fn for_stream(&self, is_reference: bool) -> Self {
         Self { dropout: self.dropout.filter(|_| !is_reference), ..*self }
     }
 

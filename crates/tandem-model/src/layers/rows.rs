@@ -124,7 +124,7 @@ impl LayerExecutor<'_> {
     /// all ranks together.
     fn divide(&self, num_tokens: usize, room: usize, end: impl Fn(usize) -> usize) -> SequenceParallelRows {
         let TensorParallelShard { index, count } = self.decoder.slice();
-        let tokens = |index| TensorParallelShard { index, count }.of(num_tokens);
+        let tokens = |index| TensorParallelShard { index, count }.range(num_tokens);
         let own = end(tokens(index).start)..end(tokens(index).end);
         let counts = if count == 1 {
             Vec::new()

@@ -45,7 +45,7 @@ impl LayerExecutor<'_> {
         keep: bool,
     ) -> Result<(Option<PolicyAndReferenceScores<Tensor>>, SavedActivations)> {
         let stage = self.decoder.stage();
-        let rows = ScoredRows::of(forest);
+        let rows = ScoredRows::new(forest);
         let kept = if keep { self.checkpointing.keep(self.split.is_some()) } else { SavePolicy::Nothing };
         let mut attend = ForestAttention { device: self.device, forest };
         let of_last_block = rows.of_last_block();

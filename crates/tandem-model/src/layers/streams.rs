@@ -48,7 +48,7 @@ impl<'w> StreamWeights<'w> {
     }
 
     /// Returns the weights of one stream.
-    pub(super) fn of(&self, reference: bool) -> &LayerWeights<'w> {
+    pub(super) fn stream(&self, reference: bool) -> &LayerWeights<'w> {
         if reference { self.reference.as_ref().expect("fetched for both") } else { &self.policy }
     }
 }

@@ -358,7 +358,7 @@ impl LayerLayout {
     }
 
     /// Lays out a layer of a model.
-    pub(crate) fn of(spec: &DecoderSpec, layer: LayerId) -> Self {
+    pub(crate) fn from_spec(spec: &DecoderSpec, layer: LayerId) -> Self {
         match layer {
             LayerId::Embedding => Self::embedding(spec),
             LayerId::Block(_) => Self::block(spec),

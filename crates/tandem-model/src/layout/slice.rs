@@ -26,7 +26,7 @@ impl TensorParallelShard {
     pub const WHOLE: Self = Self { index: 0, count: 1 };
 
     /// Returns this shard's range of `len` items. Ranges differ in length by one at most.
-    pub fn of(self, len: usize) -> Range<usize> {
+    pub fn range(self, len: usize) -> Range<usize> {
         len * self.index / self.count..len * (self.index + 1) / self.count
     }
 
@@ -57,8 +57,8 @@ impl TensorParallelShard {
         let mut spec = whole.clone();
         spec.attention.heads = heads / count;
         spec.attention.kv_heads = kv_heads / count;
-        spec.mlp.width = self.of(whole.mlp.width).len();
-        spec.vocab_size = self.of(whole.vocab_size).len();
+        spec.mlp.width = self.range(whole.mlp.width).len();
+        spec.vocab_size = self.range(whole.vocab_size).len();
         if whole.mlp.width.min(whole.vocab_size) < count {
             return Err(ModelError::Invalid(format!(
                 "a feed-forward of {} channels and a vocabulary of {} tokens cannot be divided among {count} ranks",
@@ -88,7 +88,7 @@ impl TensorParallelShard {
     pub(crate) fn block(self, whole: &DecoderSpec, param: &ParamSpec) -> Block {
         let attention = &whole.attention;
         let heads = |heads: usize| {
-            let share = self.of(heads);
+            let share = self.range(heads);
             share.start * attention.head_dim..share.end * attention.head_dim
         };
         let after = |start: usize, range: Range<usize>| start + range.start..start + range.end;
@@ -104,11 +104,11 @@ impl TensorParallelShard {
             ParamKind::UpWeight | ParamKind::UpBias => {
                 let width = whole.mlp.width;
                 let gates = if whole.mlp.gated { 2 } else { 1 };
-                Some((0..gates).map(|gate| after(gate * width, self.of(width))).collect())
+                Some((0..gates).map(|gate| after(gate * width, self.range(width))).collect())
             }
-            ParamKind::DownWeight => Some(vec![self.of(whole.mlp.width)]),
+            ParamKind::DownWeight => Some(vec![self.range(whole.mlp.width)]),
             ParamKind::TokenTable | ParamKind::HeadWeight | ParamKind::HeadBias => {
-                Some(vec![self.of(whole.vocab_size)])
+                Some(vec![self.range(whole.vocab_size)])
             }
             _ => None,
         };
@@ -237,7 +237,7 @@ mod tests {
         for len in [2, 7, 50_257] {
             for count in [1, 2, 3, 7] {
                 let shares: Vec<_> =
-                    (0..count).map(|index| TensorParallelShard { index, count }.of(len)).collect();
+                    (0..count).map(|index| TensorParallelShard { index, count }.range(len)).collect();
                 assert_eq!((shares[0].start, shares[count - 1].end), (0, len));
                 assert!(shares.windows(2).all(|w| w[0].end == w[1].start));
                 assert!(shares.iter().all(|s| s.len().abs_diff(len / count) <= 1), "{shares:?}");

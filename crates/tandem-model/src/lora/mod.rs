@@ -146,7 +146,7 @@ impl Adapter {
     }
 
     /// Returns the terms of a matrix, if it has any.
-    pub fn of(&self, part: ParamKind) -> Option<&Adapted> {
+    pub fn get(&self, part: ParamKind) -> Option<&Adapted> {
         self.matrices.iter().find(|adapted| adapted.part == part)
     }
 
@@ -169,7 +169,7 @@ impl Adapter {
             if self.saved.contains(&part) {
                 parts.push((part, rows, cols));
             }
-            let Some((adapted, names)) = self.of(part).zip(part.low_rank()) else { continue };
+            let Some((adapted, names)) = self.get(part).zip(part.low_rank()) else { continue };
             let (rank, b_rows) = (self.config.rank, adapted.b_rows());
             // peft looks a table up by the columns of `A`; ours are rows.
             let a = if part == ParamKind::TokenTable {

@@ -41,7 +41,7 @@ pub(super) fn modules(spec: &DecoderSpec) -> Vec<Module> {
     let family = family_named(spec.family).expect("specs come from families");
     let mut modules = Vec::new();
     for layer in [LayerId::Embedding, LayerId::Block(0), LayerId::Head] {
-        let mut layout = LayerLayout::of(spec, layer);
+        let mut layout = LayerLayout::from_spec(spec, layer);
         if layer == LayerId::Head && spec.head.tied {
             let head = LayerLayout::new(&[(ParamKind::HeadWeight, spec.vocab_size, spec.hidden_size)], None);
             layout.params.extend(head.params);
@@ -232,7 +232,7 @@ pub(super) fn saved(names: &[String], modules: &[Module], spec: &DecoderSpec) ->
 
 fn has_part(spec: &DecoderSpec, part: ParamKind) -> bool {
     let layers = [LayerId::Embedding, LayerId::Block(0), LayerId::Head];
-    layers.into_iter().any(|layer| LayerLayout::of(spec, layer).param(part).is_some())
+    layers.into_iter().any(|layer| LayerLayout::from_spec(spec, layer).param(part).is_some())
 }
 
 #[cfg(test)]

@@ -182,7 +182,7 @@ impl<'a> LayerWeights<'a> {
     /// Returns the low-rank terms of a matrix, if it has some.
     pub(crate) fn low_rank(&self, part: ParamKind) -> Option<LowRank<'a>> {
         let AdapterWeights { adapter, layer, weights } = self.adapter?;
-        let sites = &adapter.of(part)?.sites[..];
+        let sites = &adapter.get(part)?.sites[..];
         let parts = part.low_rank()?;
         Some(LowRank {
             sites,

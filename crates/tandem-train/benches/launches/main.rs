@@ -78,7 +78,7 @@ fn run(mut arguments: impl Iterator<Item = String>) -> Result<()> {
     let counts = Arc::new(Counts::default());
     tandem_kernels::cuda::install_emulator(Machine { counts: counts.clone(), name: gpu.clone() });
     let plan = Plan::make(&config, &RunInputs::open(&config, &mut Silent)?, 0, 1)?;
-    let planned = Estimate::of(&plan, &DeviceTable::built_in().of_gpu(&gpu)).step_seconds;
+    let planned = Estimate::new(&plan, &DeviceTable::built_in().gpu(&gpu)).step_seconds;
     println!(
         "{:.1} micro-batches a step, {} tokens in the largest",
         plan.load.rounds, plan.data.max_micro_batch_tokens

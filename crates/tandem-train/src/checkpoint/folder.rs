@@ -35,7 +35,7 @@ impl Checkpoints {
     }
 
     /// The checkpoints of a run in `output`.
-    pub fn of_run(output: &Path) -> Self {
+    pub fn for_run(output: &Path) -> Self {
         Self::new(output.join("checkpoints"))
     }
 

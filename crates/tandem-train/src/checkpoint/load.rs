@@ -56,7 +56,7 @@ impl Checkpoint {
     pub fn open(path: &Path) -> Result<Self> {
         let manifest = Manifest::read(path)?;
         manifest.verify(path)?;
-        Self::of(path, &manifest)
+        Self::from_manifest(path, &manifest)
     }
 
     /// Opens a checkpoint that another rank has verified; reads only headers.
@@ -64,10 +64,10 @@ impl Checkpoint {
     /// # Errors
     /// A file is missing or of another version.
     pub fn open_checked(path: &Path) -> Result<Self> {
-        Self::of(path, &Manifest::read(path)?)
+        Self::from_manifest(path, &Manifest::read(path)?)
     }
 
-    fn of(path: &Path, manifest: &Manifest) -> Result<Self> {
+    fn from_manifest(path: &Path, manifest: &Manifest) -> Result<Self> {
         if !manifest.files.iter().any(|f| f.name == CURSOR) {
             return Err(broken(path, format!("the manifest does not list {CURSOR}")));
         }

@@ -91,7 +91,7 @@ pub struct TensorShard<'a> {
 
 impl<'a> TensorShard<'a> {
     /// A run of the tensor itself.
-    pub fn of(tensor: TensorSpec, start: usize, data: &'a [f32]) -> Self {
+    pub fn new(tensor: TensorSpec, start: usize, data: &'a [f32]) -> Self {
         Self { columns: 0..tensor.columns(), tensor, start, data: data.into() }
     }
 

@@ -73,7 +73,7 @@ impl Saver {
         let share = CheckpointShard::new(decoder, mesh.share());
         let (rank, num_ranks) = (mesh.world().rank(), mesh.world().size());
         Self {
-            checkpoints: Checkpoints::of_run(&config.output),
+            checkpoints: Checkpoints::for_run(&config.output),
             keep: config.train.keep,
             rank,
             num_ranks,
@@ -118,7 +118,7 @@ impl Saver {
         group.barrier()?;
         let (checkpoints, cursor) = (self.checkpoints.clone(), cursor.clone());
         let Some(mut snapshot) = self.snapshot.take() else {
-            let pieces = self.share.of_run(state);
+            let pieces = self.share.all_pieces(state);
             let part = checkpoints.write_part(step, rank, num_ranks, &pieces, &self.give_up)?;
             self.stage = Stage::Written { cursor, part };
             state.evict_pages();

@@ -123,7 +123,7 @@ impl CheckpointShard {
     }
 
     /// Pieces of a run's state in place, to be written before training continues.
-    pub fn of_run<'a>(&self, state: CheckpointState<'a>) -> Vec<TensorShard<'a>> {
+    pub fn all_pieces<'a>(&self, state: CheckpointState<'a>) -> Vec<TensorShard<'a>> {
         let groups = self.parts(state);
         groups.iter().flat_map(|Group { name, parts, .. }| self.pieces(name, parts)).collect()
     }

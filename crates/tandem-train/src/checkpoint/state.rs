@@ -31,24 +31,24 @@ pub struct MasterWeights<'a> {
 }
 
 impl<'a> MasterWeights<'a> {
-    fn of(policy: &'a Policy) -> Self {
+    fn new(policy: &'a Policy) -> Self {
         let (weights, partition) = policy.masters();
         Self { weights, partition, home: policy.home() }
     }
 
-    fn of_adapter(adapter: &'a ReplicatedWeights) -> Self {
+    fn for_adapter(adapter: &'a ReplicatedWeights) -> Self {
         Self { weights: adapter.masters(), partition: adapter.partition(), home: adapter.device() }
     }
 }
 
 impl<'a> CheckpointState<'a> {
     /// Creates it for a run.
-    pub fn of(policy: &'a Policy, reference: &'a Reference, optimizer: &'a Optimizer) -> Self {
+    pub fn new(policy: &'a Policy, reference: &'a Reference, optimizer: &'a Optimizer) -> Self {
         let follower = match reference {
-            Reference::Followed(weights) => Some(MasterWeights::of(weights)),
-            _ => policy.ema_reference().map(MasterWeights::of_adapter),
+            Reference::Followed(weights) => Some(MasterWeights::new(weights)),
+            _ => policy.ema_reference().map(MasterWeights::for_adapter),
         };
-        Self { policy: MasterWeights::of(policy), optimizer, follower }
+        Self { policy: MasterWeights::new(policy), optimizer, follower }
     }
 
     /// Evicts file-backed pages from memory.

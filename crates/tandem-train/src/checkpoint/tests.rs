@@ -51,7 +51,7 @@ fn values(step: u64) -> Vec<f32> {
 
 fn tensors(values: &[f32]) -> Vec<TensorShard<'_>> {
     let tensor = |name: &str, shape: &[usize], data| {
-        TensorShard::of(TensorSpec { name: name.into(), shape: shape.to_vec() }, 0, data)
+        TensorShard::new(TensorSpec { name: name.into(), shape: shape.to_vec() }, 0, data)
     };
     vec![
         tensor("model.embed.weight", &[3, 4], &values[..12]),
@@ -73,7 +73,7 @@ fn share<'a>(tensors: &[TensorShard<'a>], rank: usize, num_ranks: usize) -> Vec<
     for TensorShard { tensor, data, .. } in tensors {
         let [start, end] = [mine.start, mine.end].map(|at| at.clamp(before, before + data.len()) - before);
         if start < end {
-            pieces.push(TensorShard::of(tensor.clone(), start, &elements(data)[start..end]));
+            pieces.push(TensorShard::new(tensor.clone(), start, &elements(data)[start..end]));
         }
         before += data.len();
     }
@@ -148,7 +148,7 @@ fn tensors_longer_than_a_chunk_survive() {
     let cut = CHUNK + 7;
     checkpoints.begin(1).expect("a folder");
     let parts = [(0, 0, &data[..cut]), (1, cut, &data[cut..])].map(|(rank, start, data)| {
-        let piece = TensorShard::of(tensor.clone(), start, data);
+        let piece = TensorShard::new(tensor.clone(), start, data);
         checkpoints.write_part(1, rank, 2, &[piece], &AtomicBool::new(false)).expect("a part")
     });
     let path = checkpoints.publish(&cursor(1), &parts).expect("a save");

@@ -50,7 +50,7 @@ impl ModelSpecs {
     ///
     /// # Errors
     /// An adapter's folder cannot be read or does not fit the model.
-    pub fn of(config: &Config, plain: &Decoder) -> Result<Self> {
+    pub fn from_config(config: &Config, plain: &Decoder) -> Result<Self> {
         let adapted = |adapter: AdapterConfig| -> Result<_> {
             let adapter = Adapter::new(adapter, plain.spec())?;
             Ok(Arc::new(plain.clone().with_adapter(adapter)))
@@ -122,7 +122,7 @@ impl RunInputs {
             check_reference(config, &folder, &reference)?;
         }
         // An adapter that does not fit is found before any row is read.
-        ModelSpecs::of(config, &Decoder::new(spec.clone(), 1)?)?;
+        ModelSpecs::from_config(config, &Decoder::new(spec.clone(), 1)?)?;
         let train = tokens(config, &tokenizer, &config.data.train, Split::Train, observer)?;
         let eval = match config.data.eval.as_slice() {
             [] => None,
@@ -135,7 +135,8 @@ impl RunInputs {
         let longest = eval.iter().chain([&train]).map(|c| c.report().longest as usize).max().unwrap_or(0);
         let answer = config.online.as_ref().map_or(0, |online| online.max_new_tokens);
         let decoder = Decoder::new(spec, (longest + answer).max(1))?;
-        let ModelSpecs { policy: decoder, reference: reference_decoder } = ModelSpecs::of(config, &decoder)?;
+        let ModelSpecs { policy: decoder, reference: reference_decoder } =
+            ModelSpecs::from_config(config, &decoder)?;
         Ok(Self { folder, decoder, reference_decoder, tokenizer, train, eval })
     }
 

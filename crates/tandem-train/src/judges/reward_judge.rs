@@ -97,7 +97,7 @@ impl RewardJudge {
         let answers: Vec<_> = portion.iter().map(|answers| Answers { prompt: &[], answers }).collect();
         let scores = self.model.score(&answers).map_err(|error| failed(&self.name, error))?;
         let verdict = |score: f32| match score.is_finite() {
-            true => Verdict::of(f64::from(score), Value::Null),
+            true => Verdict::new(f64::from(score), Value::Null),
             false => Verdict::none(format!("the score is {score}")),
         };
         Ok(scores.into_iter().map(verdict).collect())

@@ -58,7 +58,7 @@ impl RewardModel {
         let decoder = Arc::new(Decoder::new(folder.spec().clone(), max_length)?);
         let start = match device.is_meta() {
             true => InitialWeights::dry(folder.quantised()),
-            false => InitialWeights::of_folder(&folder, &decoder)?,
+            false => InitialWeights::from_folder(&folder, &decoder)?,
         };
         let weights = start.resident(&decoder, device, format, dtype)?;
         let (builder, scores) = (ForestBuilder::default(), HeadScores::default());

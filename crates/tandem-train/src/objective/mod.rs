@@ -289,7 +289,7 @@ pub struct Value {
 impl Value {
     /// A loss that depends on `scale · (chosen − rejected)` only, with derivative `slope` by that
     /// product.
-    fn of_difference(loss: f64, slope: f64, scale: f64) -> Self {
+    fn from_difference(loss: f64, slope: f64, scale: f64) -> Self {
         Self { loss, d_chosen: scale * slope, d_rejected: -scale * slope }
     }
 }

@@ -92,7 +92,7 @@ impl AsyncRound {
                 if let Some(judges) = judges {
                     let prompts = round.iter().flat_map(|batch| &batch.prompts);
                     // A closed channel means the receiver failed and reports that itself.
-                    let _ = judges.send(JudgeRequest::of(prompts, &SampleRenderer::of(&prepared, &ends))?);
+                    let _ = judges.send(JudgeRequest::new(prompts, &SampleRenderer::new(&prepared, &ends))?);
                 }
                 Ok(Some(round))
             });

@@ -51,7 +51,7 @@ impl BackgroundGenerator {
         let (decoder, dtype, checkpointing) = (decoder.clone(), *dtype, *checkpointing);
         let policy = policy.reader(homes, &device, shard)?;
         let reference = reference.reader(homes, &device, shard)?;
-        let together = LockstepGroup::of(config, shard)?;
+        let together = LockstepGroup::from_config(config, shard)?;
         Ok(Self { generation, device, decoder, dtype, checkpointing, policy, reference, mesh, together })
     }
 
@@ -76,7 +76,7 @@ impl BackgroundGenerator {
         let walk = LayerExecutor::new(decoder, device, *dtype, *checkpointing);
         let RunInputs { train: prompts, tokenizer, .. } = prepared;
         let on = GenerationContext { walk, prompts, tokenizer, progress };
-        let mut sources = PolicyAndReference::of(policy, reference);
+        let mut sources = PolicyAndReference::new(policy, reference);
         let answers = generation.answer(&on, &mut sources, together.as_mut(), mesh, stop, asked);
         // Synchronise: a GPU may still read the weights.
         let read = self.device.synchronize();
@@ -95,7 +95,7 @@ impl BackgroundGenerator {
             ..LayerExecutor::new(decoder, device, *dtype, *checkpointing)
         };
         device.set_place(format_args!("generation"));
-        generation.dry_run(&walk, &mut PolicyAndReference::of(policy, reference), longest)?;
+        generation.dry_run(&walk, &mut PolicyAndReference::new(policy, reference), longest)?;
         self.release_shared();
         Ok(())
     }

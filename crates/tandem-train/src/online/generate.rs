@@ -47,7 +47,7 @@ impl Generation {
     ///
     /// # Panics
     /// The config is not of an online run.
-    pub fn of(config: &Config, longest: usize, num_ranks: usize) -> Self {
+    pub fn from_config(config: &Config, longest: usize, num_ranks: usize) -> Self {
         let options = config.online.clone().expect("an online run");
         let prompts = (config.train.batch_size as u64).saturating_mul(options.steps_per_round) as usize;
         let answers = prompts.div_ceil(num_ranks).max(1) * options.num_answers;
@@ -282,7 +282,7 @@ pub struct LockstepGroup(pub ProcessGroup);
 
 impl LockstepGroup {
     /// Creates it for a shard group if its ranks need lockstep. Collective over `shard`.
-    pub fn of(config: &Config, shard: &mut ProcessGroup) -> Result<Option<Self>> {
+    pub fn from_config(config: &Config, shard: &mut ProcessGroup) -> Result<Option<Self>> {
         let meets = config.compute.sharded().meets_in_walk();
         Ok(meets.then(|| shard.split(0)).transpose()?.map(Self))
     }

@@ -136,11 +136,11 @@ pub struct JudgeRequest(Vec<Owned>);
 
 impl JudgeRequest {
     /// Creates the request for some prompts.
-    pub fn of<'a>(
+    pub fn new<'a>(
         prompts: impl Iterator<Item = &'a CompletedPrompt>,
         shown: &SampleRenderer<'_>,
     ) -> Result<Self> {
-        Ok(Self(prompts.map(|answered| Owned::of(answered, shown)).collect::<Result<_>>()?))
+        Ok(Self(prompts.map(|answered| Owned::new(answered, shown)).collect::<Result<_>>()?))
     }
 }
 
@@ -154,7 +154,7 @@ struct Owned {
 }
 
 impl Owned {
-    fn of(answered: &CompletedPrompt, shown: &SampleRenderer<'_>) -> Result<Self> {
+    fn new(answered: &CompletedPrompt, shown: &SampleRenderer<'_>) -> Result<Self> {
         let mut row = shown.row(answered);
         let prompt = row.remove("prompt").unwrap_or_default();
         let answer = |answer: &Answer| Ok((shown.text(answer)?, shown.length(answer), answer.is_ended));

@@ -230,7 +230,7 @@ impl Online {
             let prompts = round.iter().flat_map(|batch| &batch.prompts);
             // A closed channel means the receiver failed and reports that itself.
             let _ = judges
-                .send(JudgeRequest::of(prompts, &SampleRenderer::of(&self.prepared, &self.config.stop))?);
+                .send(JudgeRequest::new(prompts, &SampleRenderer::new(&self.prepared, &self.config.stop))?);
         }
         self.round = Some(RoundState::Answered(round));
         Ok(true)
@@ -255,7 +255,7 @@ impl Online {
         let RunInputs { train: prompts, tokenizer, .. } = &*self.prepared;
         let (on, mut sources) = (
             GenerationContext { walk, prompts, tokenizer, progress },
-            PolicyAndReference::of(policy, reference),
+            PolicyAndReference::new(policy, reference),
         );
         generation.answer(&on, &mut sources, together.as_mut(), mesh, stop, &asked_of(round))
     }
@@ -318,7 +318,7 @@ impl Online {
 
     /// The pairs of a prompt that a step trains on.
     fn pair(&self, step: u64, answered: &CompletedPrompt) -> Paired {
-        Paired::of(answered, self.config.pairs, draw(&[self.seed, step, u64::from(answered.row)]))
+        Paired::new(answered, self.config.pairs, draw(&[self.seed, step, u64::from(answered.row)]))
     }
 
     /// Adds the last step's batch to the replay buffer.
@@ -346,12 +346,12 @@ impl Online {
             match self.config.algorithm {
                 Algorithm::Dpo => paired.rank(answered, prompt, answered.answers.len()),
                 Algorithm::Xpo { .. } => paired.rank(answered, prompt, 1),
-                Algorithm::NashMd { .. } => ScoredPrompt::of_nash(answered, prompt),
+                Algorithm::NashMd { .. } => ScoredPrompt::for_nash(answered, prompt),
             }
         };
         let paired: Vec<Paired> = batch.prompts.iter().map(make).collect();
         let names = self.judging.names();
-        let mut summary = Summary::of(batch, &paired, names);
+        let mut summary = Summary::new(batch, &paired, names);
         let mut ranked: Vec<ScoredPrompt> =
             batch.prompts.iter().zip(&paired).map(|(answered, paired)| rank(answered, paired)).collect();
         for index in drawn(self.state.replay.len(), replay_per_step, draw(&[self.seed, batch.step])) {
@@ -365,9 +365,13 @@ impl Online {
         if let Some(file) = &mut self.samples
             && samples_every.is_some_and(|every| step.is_multiple_of(every) || step == 1)
         {
-            for line in
-                samples::lines(step, batch, &paired, names, &SampleRenderer::of(prepared, &self.config.stop))?
-            {
+            for line in samples::lines(
+                step,
+                batch,
+                &paired,
+                names,
+                &SampleRenderer::new(prepared, &self.config.stop),
+            )? {
                 file.write_line(&line)?;
             }
         }

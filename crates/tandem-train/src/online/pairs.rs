@@ -8,7 +8,7 @@ use crate::recipe::ScoredPrompt;
 impl ScoredPrompt {
     /// Nash-MD: preference of the policy's completion over the mixture's from their scores. `None`
     /// without scores.
-    pub fn of_nash(answered: &CompletedPrompt, prompt: &[u32]) -> Self {
+    pub fn for_nash(answered: &CompletedPrompt, prompt: &[u32]) -> Self {
         let ranked = Self { row: answered.row, prompt: prompt.to_vec(), ..Self::default() };
         let [own, other] = &answered.answers[..] else { panic!("two answers to a prompt") };
         let (Some(score), Some(others)) = (own.score, other.score) else { return ranked };
@@ -28,7 +28,7 @@ pub struct Paired {
 
 impl Paired {
     /// Makes pairs of scored completions. `seed` drives sampling.
-    pub fn of(answered: &CompletedPrompt, how: Pairs, seed: u64) -> Self {
+    pub fn new(answered: &CompletedPrompt, how: Pairs, seed: u64) -> Self {
         let scores: Vec<(usize, f64)> =
             answered.answers.iter().enumerate().filter_map(|(i, answer)| Some((i, answer.score?))).collect();
         let mut found = Self::default();
@@ -100,7 +100,7 @@ mod tests {
     }
 
     fn paired(how: Pairs, scores: &[Option<f64>]) -> (Vec<[usize; 2]>, usize) {
-        let Paired { pairs, ties } = Paired::of(&answered(scores), how, 3);
+        let Paired { pairs, ties } = Paired::new(&answered(scores), how, 3);
         (pairs, ties)
     }
 
@@ -127,7 +127,7 @@ mod tests {
         let scores = answered(&[Some(3.0), Some(2.0), Some(1.0)]);
         let mut counts = [0; 3];
         for seed in 0..600 {
-            let Paired { pairs, ties } = Paired::of(&scores, Pairs::Random, seed);
+            let Paired { pairs, ties } = Paired::new(&scores, Pairs::Random, seed);
             let kinds = [[0, 1], [0, 2], [1, 2]];
             let [pair] = pairs[..] else { panic!("one pair, found {pairs:?}") };
             counts[kinds.iter().position(|kind| *kind == pair).expect("the better one first")] += 1;
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn answers_outside_pairs_are_left_out() {
         let scores = answered(&[Some(1.0), Some(2.0), Some(0.0)]);
-        let ranked = Paired::of(&scores, Pairs::BestWorst, 0).rank(&scores, &[9, 9], 1);
+        let ranked = Paired::new(&scores, Pairs::BestWorst, 0).rank(&scores, &[9, 9], 1);
         let expected = ScoredPrompt {
             row: 7,
             prompt: vec![9, 9],

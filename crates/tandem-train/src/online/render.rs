@@ -21,7 +21,7 @@ pub struct SampleRenderer<'a> {
 
 impl<'a> SampleRenderer<'a> {
     /// The prompts of a run.
-    pub fn of(prepared: &'a RunInputs, stop: &'a [String]) -> Self {
+    pub fn new(prepared: &'a RunInputs, stop: &'a [String]) -> Self {
         Self { prompts: &prepared.train, tokenizer: &prepared.tokenizer, stop }
     }
 

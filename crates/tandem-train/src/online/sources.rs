@@ -16,7 +16,7 @@ pub enum PolicyAndReference<'a> {
 
 impl<'a> PolicyAndReference<'a> {
     /// Creates the sources of a run.
-    pub fn of(policy: &'a mut Policy, reference: &'a mut Reference) -> Self {
+    pub fn new(policy: &'a mut Policy, reference: &'a mut Reference) -> Self {
         match reference {
             Reference::Shared => Self::Shared(SharedReference(policy)),
             Reference::Model(weights) => Self::Apart(policy, Some(weights.as_mut())),

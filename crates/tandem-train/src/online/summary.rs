@@ -26,7 +26,7 @@ pub struct Summary {
 
 impl Summary {
     /// Computes statistics of a batch and its pairs; `names` are the judges'.
-    pub fn of(batch: &Batch, paired: &[Paired], names: &[String]) -> Self {
+    pub fn new(batch: &Batch, paired: &[Paired], names: &[String]) -> Self {
         let mut summary = Self {
             age: batch.step - batch.answered_after,
             lengths: [usize::MAX, 0, 0],

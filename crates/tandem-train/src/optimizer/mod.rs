@@ -130,7 +130,7 @@ impl Optimizer {
         for index in 0..layers.len() {
             if let Some((next, _)) = layers.get(index + 1) {
                 next.prefetch_pages();
-                self.of_layer(index + 1).for_each(States::prefetch_pages);
+                self.layer(index + 1).for_each(States::prefetch_pages);
             }
             let (master, copy) = &mut layers[index];
             let start = self.partition.owned(index).start;
@@ -165,7 +165,7 @@ impl Optimizer {
                 }
             }
             layers[index].0.evict_pages();
-            self.of_layer(index).for_each(States::evict_pages);
+            self.layer(index).for_each(States::evict_pages);
         }
         Ok(())
     }
@@ -176,7 +176,7 @@ impl Optimizer {
     }
 
     /// The states of a layer.
-    fn of_layer(&self, index: usize) -> impl Iterator<Item = &States> {
+    fn layer(&self, index: usize) -> impl Iterator<Item = &States> {
         self.first.iter().chain([&self.second]).map(move |states| &states[index])
     }
 }

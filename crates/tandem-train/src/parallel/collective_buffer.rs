@@ -18,7 +18,7 @@ pub fn tensor<'a>(device: &'a Device, x: &'a mut Tensor) -> CollectiveBuffer<'a>
     match (device, dtype) {
         (Device::Cpu(_), DType::F32) => x.view_mut().into_slice::<f32>().into(),
         (Device::Cpu(_), DType::Bf16) => x.view_mut().into_slice::<bf16>().into(),
-        _ => elsewhere(kind, len, Remote::of(device, x.view_mut())),
+        _ => elsewhere(kind, len, Remote::from_view(device, x.view_mut())),
     }
 }
 
@@ -27,7 +27,7 @@ pub(crate) fn floats<'a>(device: &'a Device, x: &'a mut Tensor, range: Range<usi
     let (len, view) = (range.len(), x.view_mut().col_range(range));
     match device {
         Device::Cpu(_) => view.into_slice::<f32>().into(),
-        _ => elsewhere(ElementKind::F32, len, Remote::of(device, view)),
+        _ => elsewhere(ElementKind::F32, len, Remote::from_view(device, view)),
     }
 }
 
@@ -39,7 +39,7 @@ pub(crate) fn fixed<'a>(
 ) -> CollectiveBuffer<'a> {
     match device {
         Device::Cpu(_) => (&mut sums.as_mut_slice()[range]).into(),
-        _ => elsewhere(ElementKind::I64, range.len(), Remote::of_sums(device, sums, range)),
+        _ => elsewhere(ElementKind::I64, range.len(), Remote::from_sums(device, sums, range)),
     }
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn fixed<'a>(
 pub(crate) fn bytes<'a>(device: &'a Device, bytes: &'a mut Bytes) -> CollectiveBuffer<'a> {
     match device {
         Device::Cpu(_) => bytes.as_mut_slice().into(),
-        _ => elsewhere(ElementKind::U8, bytes.len(), Remote::of_bytes(device, bytes.view_mut())),
+        _ => elsewhere(ElementKind::U8, bytes.len(), Remote::from_bytes(device, bytes.view_mut())),
     }
 }
 

@@ -29,7 +29,7 @@ impl Partition {
 
     /// Creates the partition of a run among the ranks of a shard group: everything, where nothing
     /// is divided.
-    pub fn of_run(sharded: ShardedState, decoder: &Decoder, shard: &ProcessGroup) -> Self {
+    pub fn for_run(sharded: ShardedState, decoder: &Decoder, shard: &ProcessGroup) -> Self {
         if sharded.is_none() { Self::whole(decoder) } else { Self::new(decoder, shard.rank(), shard.size()) }
     }
 

@@ -273,7 +273,7 @@ pub fn check(compute: &ComputeConfig) -> Result<Option<String>> {
     let refused = |source| unusable(folder, source);
     let (path, file) = create(folder, "check", 0).map_err(refused)?;
     fs::remove_file(&path).map_err(refused)?;
-    let is_memory = FileSystem::of(&file).map_err(refused)?.is_memory;
+    let is_memory = FileSystem::map(&file).map_err(refused)?.is_memory;
     Ok(is_memory.then(|| {
         format!(
             "compute.offload_dir = {} is a folder in memory, so that what is offloaded stays in memory: name one on a disk",
@@ -294,7 +294,7 @@ pub fn check_room(compute: &ComputeConfig, needed: u64) -> Result<()> {
 
 /// `file` is the folder itself or a file in it.
 fn room(folder: &Path, file: &File, needed: u64) -> Result<()> {
-    let free = FileSystem::of(file).map_err(TrainError::io("look at the disk of", folder))?.free;
+    let free = FileSystem::map(file).map_err(TrainError::io("look at the disk of", folder))?.free;
     if free < needed {
         return Err(TrainError::NoRoom { folder: folder.to_path_buf(), needed, free });
     }
@@ -338,7 +338,7 @@ fn in_file(device: &Device, folder: &Path, output: &Path, rank: usize, bytes: us
     room(folder, &file, bytes as u64)?;
     device.in_file(&file, bytes).map_err(|error| match error {
         KernelError::System { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
-            let free = FileSystem::of(&file).map_or(0, |disk| disk.free);
+            let free = FileSystem::map(&file).map_or(0, |disk| disk.free);
             TrainError::NoRoom { folder: folder.to_path_buf(), needed: bytes as u64, free }
         }
         error => error.into(),

@@ -53,7 +53,7 @@ impl OffloadedStorage {
 
     /// Storage of offloaded masters and frozen weights, with pinned slots if the device cannot read
     /// it.
-    pub fn of(homes: &MemoryPlacement) -> Result<Option<Self>> {
+    pub fn from_placement(homes: &MemoryPlacement) -> Result<Option<Self>> {
         if !homes.is_offloaded() {
             return Ok(None);
         }

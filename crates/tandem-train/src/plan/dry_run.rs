@@ -29,7 +29,7 @@ pub fn reference_pass(
     batches: &mut dyn Iterator<Item = Result<MicroBatch>>,
     idles: bool,
 ) -> Result<()> {
-    let decoders = ModelSpecs::of(config, &outline.decoder)?;
+    let decoders = ModelSpecs::from_config(config, &outline.decoder)?;
     let decoder = mesh.part(&decoders.policy)?;
     homes.device.set_place(format_args!("loading of the reference"));
     let mut frozen;
@@ -41,7 +41,7 @@ pub fn reference_pass(
         frozen.as_mut()
     } else {
         let shard = mesh.shard();
-        let partition = Arc::new(Partition::of_run(config.compute.sharded(), &decoder, shard));
+        let partition = Arc::new(Partition::for_run(config.compute.sharded(), &decoder, shard));
         let start = InitialWeights::dry(outline.quantised);
         policy = start.policy(config, &decoder, homes, shard, &partition, None)?;
         if decoders.reference.is_some() {
@@ -89,7 +89,7 @@ pub fn calls(
     let build = &mut |rows: &[u32]| batcher.build(&prepared.train, rows);
     let (mut scorer, mut learner) = load(
         config,
-        &PlanInputs::of(prepared),
+        &PlanInputs::new(prepared),
         &MemoryPlacement::meta(&config.compute, PassCapacities::default()),
         &mut mesh,
     )?;
@@ -106,7 +106,7 @@ pub fn load(
 ) -> Result<(TrainStep, TrainState)> {
     let scorer = scorer(config, outline, homes, mesh)?;
     let shard = mesh.shard();
-    let partition = Arc::new(Partition::of_run(config.compute.sharded(), &scorer.decoder, shard));
+    let partition = Arc::new(Partition::for_run(config.compute.sharded(), &scorer.decoder, shard));
     let learner = TrainState::new(config, &scorer.decoder, homes, mesh, partition)?;
     Ok((scorer, learner))
 }
@@ -119,10 +119,10 @@ pub fn scorer(
     mesh: &mut DeviceMesh,
 ) -> Result<TrainStep> {
     homes.device.set_place(format_args!("loading"));
-    let decoders = ModelSpecs::of(config, &outline.decoder)?;
+    let decoders = ModelSpecs::from_config(config, &outline.decoder)?;
     let decoder = &mesh.part(&decoders.policy)?;
     let shard = mesh.shard();
-    let partition = Arc::new(Partition::of_run(config.compute.sharded(), decoder, shard));
+    let partition = Arc::new(Partition::for_run(config.compute.sharded(), decoder, shard));
     let start = InitialWeights::dry(outline.quantised);
     let mut policy = start.policy(config, decoder, homes, shard, &partition, None)?;
     let reference = if config.reference.kind == ReferenceKind::Precompute {

@@ -18,7 +18,7 @@ use crate::{Result, TrainError, size};
 /// If there are no held-out rows.
 pub fn needs(config: &Config, prepared: &RunInputs) -> Result<MemoryRequirements> {
     let cache = prepared.eval.as_ref().expect("held-out rows");
-    let (outline, mut batcher) = (PlanInputs::of(prepared), prepared.batcher(config));
+    let (outline, mut batcher) = (PlanInputs::new(prepared), prepared.batcher(config));
     let mut phases = Vec::new();
     if config.reference.kind == ReferenceKind::Precompute {
         let homes = MemoryPlacement::meta(&config.compute, PassCapacities::default());
@@ -26,14 +26,14 @@ pub fn needs(config: &Config, prepared: &RunInputs) -> Result<MemoryRequirements
         let share = batcher.share(cache, &rows, 0, 1);
         let mut batches = share.mine.iter().map(|&index| batcher.build(cache, share.rows_of(index)));
         dry_run::reference_pass(config, &outline, &homes, &mut DeviceMesh::alone(), &mut batches, false)?;
-        phases.push(PhasePlan::of("reference", &homes, 0.0));
+        phases.push(PhasePlan::new("reference", &homes, 0.0));
     }
     let (homes, mut mesh) =
         (MemoryPlacement::meta(&config.compute, PassCapacities::default()), DeviceMesh::alone());
     let mut scorer = dry_run::scorer(config, &outline, &homes, &mut mesh)?;
     evaluation_record(&mut scorer, &mut mesh, &mut batcher, cache, 0)?;
-    phases.push(PhasePlan::of("evaluate", &homes, 0.0));
-    Ok(MemoryRequirements::of(&phases))
+    phases.push(PhasePlan::new("evaluate", &homes, 0.0));
+    Ok(MemoryRequirements::new(&phases))
 }
 
 /// Refuses an evaluation that needs more than `compute.memory`, before anything is loaded.

@@ -125,11 +125,11 @@ impl Plan {
     /// # Errors
     /// Model, data and config do not match, or the ranks cannot be divided as configured.
     pub fn make(config: &Config, prepared: &RunInputs, rank: usize, num_ranks: usize) -> Result<Self> {
-        Self::of(config, &PlanInputs::of(prepared), rank, num_ranks)
+        Self::new(config, &PlanInputs::new(prepared), rank, num_ranks)
     }
 
     /// Plans one rank from data or assumptions.
-    pub fn of(config: &Config, outline: &PlanInputs, rank: usize, num_ranks: usize) -> Result<Self> {
+    pub fn new(config: &Config, outline: &PlanInputs, rank: usize, num_ranks: usize) -> Result<Self> {
         mesh::check(config, num_ranks)?;
         let ComputeConfig { tensor, pipeline, .. } = config.compute;
         let in_rounds = config.compute.sharded().meets_in_walk();
@@ -157,7 +157,7 @@ impl Plan {
             sequence_tokens: survey.sequence_tokens,
             rows: survey.rows,
         };
-        let policy = ModelSpecs::of(config, &outline.decoder)?.policy;
+        let policy = ModelSpecs::from_config(config, &outline.decoder)?.policy;
         Ok(Self {
             model: config.model.display().to_string(),
             num_parameters: outline.decoder.num_parameters(),
@@ -188,7 +188,7 @@ impl Plan {
 
     /// Bytes that the run touches of each memory.
     pub fn needs(&self) -> MemoryRequirements {
-        MemoryRequirements::of(&self.phases)
+        MemoryRequirements::new(&self.phases)
     }
 
     /// Bytes of the device's arenas that the run will touch.
@@ -263,7 +263,7 @@ impl DryRun<'_> {
         let mut all = batches.iter().map(|batch| Ok(batch.clone()));
         dry_run::reference_pass(self.config, self.outline, &homes, &mut mesh, &mut all, idles)?;
         let flops = total_flops(&homes) / batches.len() as f64;
-        self.phases.push(PhasePlan::of("reference", &homes, flops));
+        self.phases.push(PhasePlan::new("reference", &homes, flops));
         Ok(())
     }
 
@@ -275,12 +275,12 @@ impl DryRun<'_> {
         let (group, log) = recorder::group(self.rank, self.num_ranks);
         let mut mesh = DeviceMesh::new(group, &config.compute)?;
         let (mut scorer, mut learner) = dry_run::load(config, outline, &homes, &mut mesh)?;
-        self.phases.push(PhasePlan::of("load", &homes, 0.0));
+        self.phases.push(PhasePlan::new("load", &homes, 0.0));
 
         let mut beside = None;
         if let Some(online) = config.online.as_ref().filter(|online| online.server.is_none()) {
             let longest = outline.longest_prompt(config);
-            let generation = Generation::of(config, longest, mesh.data().size());
+            let generation = Generation::from_config(config, longest, mesh.data().size());
             if online.overlap {
                 let device = homes.device.with_own_stream_and_arena(0)?;
                 BackgroundGenerator::new(generation, config, &scorer, device.clone(), &mut mesh)?
@@ -292,8 +292,8 @@ impl DryRun<'_> {
                 let TrainStep { decoder, dtype, checkpointing, policy, reference, .. } = &mut scorer;
                 let walk = LayerExecutor::new(decoder, &homes.device, *dtype, *checkpointing);
                 let walk = LayerExecutor { split: mesh.split(), ..walk };
-                generation.dry_run(&walk, &mut PolicyAndReference::of(policy, reference), longest)?;
-                self.phases.push(PhasePlan::of("generate", &homes, 0.0));
+                generation.dry_run(&walk, &mut PolicyAndReference::new(policy, reference), longest)?;
+                self.phases.push(PhasePlan::new("generate", &homes, 0.0));
             }
         }
 
@@ -308,23 +308,23 @@ impl DryRun<'_> {
                 flops = flops.max((total_flops(&homes) - before) / turns.own.max(1) as f64);
             }
         }
-        self.phases.push(PhasePlan::of("train", &homes, flops));
+        self.phases.push(PhasePlan::new("train", &homes, flops));
 
         homes.device.set_place(format_args!("between steps"));
         begin(&homes);
-        self.phases.push(PhasePlan::of("save", &homes, 0.0));
+        self.phases.push(PhasePlan::new("save", &homes, 0.0));
 
         if self.outline.eval_rows.is_some() {
             for batch in &survey.evaluation.largest {
                 homes.device.set_place(format_args!("evaluation"));
-                scorer.evaluate(&mut mesh, &RankBatch::of(batch, 1), &mut |_| Ok(batch.clone()))?;
+                scorer.evaluate(&mut mesh, &RankBatch::uniform(batch, 1), &mut |_| Ok(batch.clone()))?;
             }
             let flops = total_flops(&homes) / survey.evaluation.largest.len() as f64;
             if turns.iter().any(|turns| turns.own < turns.all) {
-                let share = RankBatch { mine: Vec::new(), ..RankBatch::of(&survey.typical, 1) };
+                let share = RankBatch { mine: Vec::new(), ..RankBatch::uniform(&survey.typical, 1) };
                 scorer.evaluate(&mut mesh, &share, &mut |_| Ok(survey.typical.clone()))?;
             }
-            self.phases.push(PhasePlan::of("evaluate", &homes, flops));
+            self.phases.push(PhasePlan::new("evaluate", &homes, flops));
         }
 
         if let Some(device) = beside {
@@ -356,7 +356,7 @@ impl DryRun<'_> {
                 &survey.typical,
                 MicroBatchCounts { own: count, all: count },
             )?;
-            Ok(StepCost::of(&homes, &log, self.rank, config.compute.tensor > 1))
+            Ok(StepCost::from_log(&homes, &log, self.rank, config.compute.tensor > 1))
         };
         Ok((cost(1)?, cost(2)?))
     }
@@ -370,7 +370,7 @@ fn step(
     batch: &MicroBatch,
     turns: MicroBatchCounts,
 ) -> Result<()> {
-    let share = RankBatch { mine: (0..turns.own).collect(), ..RankBatch::of(batch, turns.all.max(1)) };
+    let share = RankBatch { mine: (0..turns.own).collect(), ..RankBatch::uniform(batch, turns.all.max(1)) };
     scorer.step(learner, mesh, &share, &mut |_: &[u32]| Ok(batch.clone()), &StepOptions::dry())?;
     Ok(())
 }

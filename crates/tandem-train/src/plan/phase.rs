@@ -39,7 +39,7 @@ pub struct Offloaded {
 
 impl MemoryRequirements {
     /// The most of any phase.
-    pub(super) fn of(phases: &[PhasePlan]) -> Self {
+    pub(super) fn new(phases: &[PhasePlan]) -> Self {
         let most = |bytes: &dyn Fn(&PhasePlan) -> usize| phases.iter().map(bytes).max().unwrap_or(0);
         Self {
             arena: most(&|phase| phase.high_water),
@@ -53,7 +53,7 @@ impl MemoryRequirements {
 
 impl PhasePlan {
     /// Reads a phase from a dry run's memories since their records began.
-    pub(super) fn of(name: &'static str, homes: &MemoryPlacement, flops: f64) -> Self {
+    pub(super) fn new(name: &'static str, homes: &MemoryPlacement, flops: f64) -> Self {
         let [device, host, file] = homes.ledgers();
         let device = device.expect("there is a device");
         let (memory, moment, high_water) = (device.usage(), device.moment(), device.high_water());

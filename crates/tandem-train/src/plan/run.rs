@@ -44,7 +44,7 @@ impl RunPlan {
         device: &DeviceKind,
     ) -> Result<Self> {
         let all: Vec<usize> = (0..num_ranks).collect();
-        Self::of(config, outline, num_ranks, device, &all)
+        Self::plan_ranks(config, outline, num_ranks, device, &all)
     }
 
     /// Plans one rank of each stage, the first, which holds as much as any other of it, up to a few
@@ -57,10 +57,10 @@ impl RunPlan {
     ) -> Result<Self> {
         let first: Vec<usize> =
             (0..config.compute.pipeline).map(|stage| stage * config.compute.tensor).collect();
-        Self::of(config, outline, num_ranks, device, &first)
+        Self::plan_ranks(config, outline, num_ranks, device, &first)
     }
 
-    fn of(
+    fn plan_ranks(
         config: &Config,
         outline: &PlanInputs,
         num_ranks: usize,
@@ -70,7 +70,7 @@ impl RunPlan {
         let device = &device.clone().with_tf32(config.compute.tf32);
         let mut groups: Vec<(Vec<usize>, Plan)> = Vec::new();
         for &rank in ranks {
-            let plan = Plan::of(config, outline, rank, num_ranks)?;
+            let plan = Plan::new(config, outline, rank, num_ranks)?;
             match groups.iter_mut().find(|(_, other)| is_alike(other, &plan)) {
                 Some((members, of_all)) => {
                     members.push(rank);
@@ -81,7 +81,7 @@ impl RunPlan {
                 None => groups.push((vec![rank], plan)),
             }
         }
-        let estimates = groups.iter().map(|(_, plan)| Estimate::of(plan, device));
+        let estimates = groups.iter().map(|(_, plan)| Estimate::new(plan, device));
         let slowest = estimates.max_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds));
         let estimate = slowest.expect("a run has a rank");
         Ok(Self { ranks: groups, device: device.clone(), cap: config.compute.memory, estimate })

@@ -103,7 +103,7 @@ pub(super) const LOOK_AHEAD: u64 = 1000;
 
 impl<'a> PlanInputs<'a> {
     /// Creates inputs from opened files.
-    pub fn of(prepared: &'a RunInputs) -> Self {
+    pub fn new(prepared: &'a RunInputs) -> Self {
         Self {
             decoder: prepared.decoder.without_adapter(),
             quantised: prepared.folder.quantised(),

@@ -42,7 +42,7 @@ pub enum Topology {
 
 impl StepCost {
     /// Reads a dry run's log; `rank` is this one, `has_slices` states whether a tensor axis exists.
-    pub fn of(homes: &MemoryPlacement, log: &Log, rank: usize, has_slices: bool) -> Self {
+    pub fn from_log(homes: &MemoryPlacement, log: &Log, rank: usize, has_slices: bool) -> Self {
         let sent = |(group, call): (usize, Call)| {
             let members = log.members(group);
             let (first, last) = (members[0], members[members.len() - 1]);

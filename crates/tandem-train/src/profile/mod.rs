@@ -90,8 +90,8 @@ impl Profiler {
     pub fn new(recorder: Arc<Profile>, config: &Config, group: &mut ProcessGroup) -> Result<Self> {
         let (threads, rank, num_ranks) = (config.compute.num_threads(), group.rank(), group.size());
         group.barrier()?;
-        let machine = match Gpu::of_rank(&config.compute, rank)? {
-            Some(gpu) => Machine::of_gpu(&gpu.kind.with_tf32(config.compute.tf32)),
+        let machine = match Gpu::for_rank(&config.compute, rank)? {
+            Some(gpu) => Machine::from_gpu(&gpu.kind.with_tf32(config.compute.tf32)),
             None => measure::machine(threads, config.compute.memory)?,
         };
         group.barrier()?;
@@ -122,7 +122,7 @@ impl Profiler {
             let each = self.recorder.num_events() / (WARM_UP as usize);
             // Aligns the ranks' clocks.
             group.barrier()?;
-            self.before = Memory::of(device);
+            self.before = Memory::new(device);
             self.recorder.begin(2 * each * STEPS as usize);
         }
         if step < steps.end {
@@ -146,8 +146,8 @@ impl Profiler {
         if steps.is_empty() {
             return Ok(());
         }
-        let memory = Memory::of(device).since(&self.before, steps.end - steps.start);
-        let report = Report::of(&recording, steps.clone(), self.rank, self.machine, memory);
+        let memory = Memory::new(device).since(&self.before, steps.end - steps.start);
+        let report = Report::new(&recording, steps.clone(), self.rank, self.machine, memory);
         fs::create_dir_all(&self.folder).map_err(TrainError::io("create", &self.folder))?;
         let path = |name: &str| self.folder.join(format!("rank-{}{name}", self.rank));
         replace(&path(".txt"), report.to_string().as_bytes())?;

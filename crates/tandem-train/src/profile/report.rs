@@ -23,7 +23,7 @@ pub struct Memory {
 
 impl Memory {
     /// Since the device began.
-    pub(super) fn of(device: &Device) -> Self {
+    pub(super) fn new(device: &Device) -> Self {
         let (allocations, bytes) = device.taken();
         Self { allocations, bytes, high_water: device.high_water() as u64, rise: 0 }
     }
@@ -118,7 +118,7 @@ const OTHER: &str = "other";
 
 impl Report {
     /// Sums the whole steps of a recording.
-    pub fn of(
+    pub fn new(
         recording: &Recording,
         steps: Range<u64>,
         rank: usize,

@@ -78,7 +78,7 @@ fn is_row(row: &Row, name: &str, [calls, ms, flops, bytes]: [f64; 4], best_ms: O
 
 #[test]
 fn times_and_work_are_means_over_whole_steps_by_phase_and_operation() {
-    let report = Report::of(&recording(), 3..5, 1, MACHINE, MEMORY);
+    let report = Report::new(&recording(), 3..5, 1, MACHINE, MEMORY);
     assert_eq!(report.steps, [(3, 1.0), (4, 2.0)]);
     near(report.ms, 1.5);
     let names: Vec<_> = report.phases.iter().map(|phase| &phase.name[..]).collect();
@@ -114,7 +114,7 @@ fn time_in_no_phase_is_told() {
     recording
         .events
         .retain(|event| event.what != EventKind::Phase("data") && event.what != EventKind::Place(1));
-    let report = Report::of(&recording, 3..4, 1, MACHINE, MEMORY);
+    let report = Report::new(&recording, 3..4, 1, MACHINE, MEMORY);
     let phases: Vec<_> = report.phases.iter().map(|phase| (&phase.name[..], phase.ms)).collect();
     let [("forward", forward), ("reduction", reduction), ("other", other)] = phases[..] else {
         panic!("{phases:?}")
@@ -129,7 +129,7 @@ fn time_in_no_phase_is_told() {
 fn the_table_tells_rates_in_what_bounds_an_operation() {
     let mut recording = recording();
     recording.lost = 7;
-    let text = Report::of(&recording, 3..5, 1, MACHINE, MEMORY).to_string();
+    let text = Report::new(&recording, 3..5, 1, MACHINE, MEMORY).to_string();
     let lines: Vec<String> =
         text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
     for expected in [

@@ -80,7 +80,7 @@ pub struct RankBatch {
 
 impl RankBatch {
     /// Creates a batch of `count` equal micro-batches.
-    pub fn of(batch: &MicroBatch, count: usize) -> Self {
+    pub fn uniform(batch: &MicroBatch, count: usize) -> Self {
         let chosen: u64 = batch.scored_tokens.iter().map(|&n| u64::from(n)).sum();
         let (rows, times) = (batch.rows.len(), count as u64);
         Self {

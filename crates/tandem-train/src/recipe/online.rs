@@ -143,7 +143,7 @@ impl ScoredPrompt {
     /// Counts of what it adds to a forest.
     pub fn counts(&self, share_prefix: bool) -> RowCounts {
         let lengths: Vec<usize> = self.answers.iter().map(Vec::len).collect();
-        RowCounts::of_answers(self.prompt.len(), &lengths, share_prefix)
+        RowCounts::for_answers(self.prompt.len(), &lengths, share_prefix)
     }
 
     /// Adds the responses to a forest, and their labels to the micro-batch.

@@ -111,9 +111,11 @@ impl Reference {
         Ok(match self {
             Self::None | Self::Precomputed { .. } => Self::None,
             Self::Shared => Self::Shared,
-            Self::Model(weights) => {
-                Self::Model(Box::new(weights.reader(device, OffloadedStorage::of(homes)?, shard)?))
-            }
+            Self::Model(weights) => Self::Model(Box::new(weights.reader(
+                device,
+                OffloadedStorage::from_placement(homes)?,
+                shard,
+            )?)),
             Self::Followed(weights) => Self::Followed(Box::new(weights.reader(homes, device, shard)?)),
         })
     }
@@ -171,7 +173,7 @@ pub fn load(
     let mut precomputed = match &wanted.model {
         Some(_) if precomputes => {
             let mut print = Fingerprint::new(decoder);
-            let start = InitialWeights::of_reference(config, &prepared.folder, decoder)?;
+            let start = InitialWeights::for_reference(config, &prepared.folder, decoder)?;
             let see: LoadObserver = &mut |layer, flat| print.see(layer, flat);
             let mut weights =
                 start.frozen(config, decoder, homes, mesh.shard(), MemoryKind::Reference, Some(see))?;
@@ -181,9 +183,9 @@ pub fn load(
     };
     let mut print = Fingerprint::new(decoder);
     let (mut policy, format) = {
-        let start = InitialWeights::of_policy(config, &prepared.folder, decoder)?;
+        let start = InitialWeights::for_policy(config, &prepared.folder, decoder)?;
         let shard = mesh.shard();
-        let partition = Arc::new(Partition::of_run(config.compute.sharded(), decoder, shard));
+        let partition = Arc::new(Partition::for_run(config.compute.sharded(), decoder, shard));
         let see: LoadObserver = &mut |layer, flat| print.see(layer, flat);
         let see = Some(see).filter(|_| precomputes && precomputed.is_none());
         let policy = start.policy(config, decoder, homes, shard, &partition, see)?;
@@ -192,7 +194,8 @@ pub fn load(
     if precomputes && precomputed.is_none() {
         precomputed = Some(match prepared.reference_decoder {
             Some(_) => {
-                let start = &|decoder: &Decoder| InitialWeights::of_policy(config, &prepared.folder, decoder);
+                let start =
+                    &|decoder: &Decoder| InitialWeights::for_policy(config, &prepared.folder, decoder);
                 share_base(config, &prepared.decoders(), &homes.device, mesh, &mut policy, start)?;
                 let adapter = policy.reference().expect("just put there").masters();
                 for (layer, flat) in decoder.layers().into_iter().zip(&adapter.layers) {
@@ -208,7 +211,7 @@ pub fn load(
     let reference = match precomputed {
         Some(precomputed) => precomputed,
         None => {
-            let start = &|decoder: &Decoder| InitialWeights::of_reference(config, &prepared.folder, decoder);
+            let start = &|decoder: &Decoder| InitialWeights::for_reference(config, &prepared.folder, decoder);
             kept(config, &prepared.decoders(), homes, mesh, &mut policy, start)?
         }
     };
@@ -238,7 +241,7 @@ pub fn kept(
         )?),
         ReferenceKind::Sync if decoder.adapter().is_none() => {
             let shard = mesh.shard();
-            let partition = Arc::new(Partition::of_run(config.compute.sharded(), decoder, shard));
+            let partition = Arc::new(Partition::for_run(config.compute.sharded(), decoder, shard));
             let start = start(decoder)?;
             let weights =
                 start.trained(config, decoder, homes, shard, &partition, MemoryKind::Reference, None)?;

@@ -81,14 +81,14 @@ impl Precompute<'_> {
                 // Else the policy would differ from itself in the first step, where another machine
                 // or version left the scores.
                 key.update(self.homes.device.arithmetic().as_bytes());
-                self.of_split(mesh, weights, split, cache, &key.finalize()).map(Some)
+                self.for_split(mesh, weights, split, cache, &key.finalize()).map(Some)
             }
             _ => Ok(None),
         };
         Ok(Reference::Precomputed { train: scores(Split::Train)?, eval: scores(Split::Eval)? })
     }
 
-    fn of_split(
+    fn for_split(
         &mut self,
         mesh: &mut DeviceMesh,
         weights: &mut dyn WeightSource,

@@ -116,7 +116,7 @@ impl RunDir {
 
     /// `checkpoints/`.
     pub fn checkpoints(&self) -> Checkpoints {
-        Checkpoints::of_run(&self.path)
+        Checkpoints::for_run(&self.path)
     }
 
     fn leftovers(&self) -> Vec<&'static str> {

@@ -57,7 +57,7 @@ impl Packings {
     }
 
     /// One layer.
-    pub fn of(&self, layer: LayerId) -> &Packing {
+    pub fn packing(&self, layer: LayerId) -> &Packing {
         match layer {
             LayerId::Embedding => &self.embedding,
             LayerId::Block(_) => &self.block,
@@ -115,7 +115,7 @@ impl FrozenWeights {
         let courier =
             AsyncTransfer::new(device, &name, group, *travels, move |by, group, layer: &mut Layer| {
                 let Some(bytes) = &mut layer.bytes else { return Ok(()) };
-                let counts = all.of(layer.id).counts(size);
+                let counts = all.packing(layer.id).counts(size);
                 let own = &kept[of.index(layer.id)];
                 let start: usize = counts[..rank].iter().sum();
                 let place = bytes.range_mut(start..start + counts[rank]);
@@ -134,13 +134,13 @@ impl LayerLoader<Layer> for Parts {
     }
 
     fn begin(&self, id: LayerId) -> ModelResult<Layer> {
-        let room = || Bytes::new(&self.device, MemoryKind::Gathered, self.packings.of(id).len());
+        let room = || Bytes::new(&self.device, MemoryKind::Gathered, self.packings.packing(id).len());
         let bytes = if self.travels { Some(room()?) } else { None };
         Ok(Layer { id, bytes, unpacked: None })
     }
 
     fn on_loaded(&self, id: LayerId, layer: &mut Layer) -> ModelResult<()> {
-        let packing = self.packings.of(id);
+        let packing = self.packings.packing(id);
         if packing.unpacked_len() == 0 {
             return Ok(());
         }
@@ -161,7 +161,7 @@ impl WeightSource for FrozenWeights {
         let Layer { bytes, unpacked, .. } = self.slots.fetch(id, &self.parts)?;
         let bytes = bytes.as_ref().unwrap_or(&self.parts.bytes[self.parts.decoder.index(id)]);
         let unpacked = unpacked.as_ref().map(Tensor::view);
-        Ok(LayerWeights::packed(PackedLayer::new(self.parts.packings.of(id), bytes.view(), unpacked)))
+        Ok(LayerWeights::packed(PackedLayer::new(self.parts.packings.packing(id), bytes.view(), unpacked)))
     }
 
     /// The layer stays until another is fetched.

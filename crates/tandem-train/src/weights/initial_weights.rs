@@ -39,9 +39,9 @@ impl InitialWeights {
     }
 
     /// Initial weights of the policy, for `decoder`, which may be a shard.
-    pub fn of_policy(config: &Config, folder: &ModelFolder, decoder: &Decoder) -> Result<Self> {
+    pub fn for_policy(config: &Config, folder: &ModelFolder, decoder: &Decoder) -> Result<Self> {
         match &config.weights {
-            Weights::Folder | Weights::File(_) => Self::of_folder(folder, decoder),
+            Weights::Folder | Weights::File(_) => Self::from_folder(folder, decoder),
             // Drawn weights are kept as the folder keeps its own, so that they take the same
             // memory.
             Weights::Random => {
@@ -51,15 +51,15 @@ impl InitialWeights {
     }
 
     /// Initial weights of the reference: its own folder, or the policy's.
-    pub fn of_reference(config: &Config, folder: &ModelFolder, decoder: &Decoder) -> Result<Self> {
+    pub fn for_reference(config: &Config, folder: &ModelFolder, decoder: &Decoder) -> Result<Self> {
         match &config.reference.model {
-            Some(path) => Self::of_folder(&ModelFolder::open(path)?, decoder),
-            None => Self::of_policy(config, folder, decoder),
+            Some(path) => Self::from_folder(&ModelFolder::open(path)?, decoder),
+            None => Self::for_policy(config, folder, decoder),
         }
     }
 
     /// Weights of a folder.
-    pub fn of_folder(folder: &ModelFolder, decoder: &Decoder) -> Result<Self> {
+    pub fn from_folder(folder: &ModelFolder, decoder: &Decoder) -> Result<Self> {
         Ok(Self { source: Source::Files(folder.weights(decoder)?), quantised: folder.quantised() })
     }
 
@@ -133,7 +133,7 @@ impl InitialWeights {
         let in_parts = |partition: Arc<Partition>, group, see: Option<LoadObserver<'_>>| {
             let (device, decoder) = (&homes.device, decoder.clone());
             let parts = self.load_parts(&decoder, homes.state(), kind, &partition, see)?;
-            let away = OffloadedStorage::of(homes)?;
+            let away = OffloadedStorage::from_placement(homes)?;
             let weights = ShardedWeights::new(device, decoder, partition, group, parts, away, dtype)?;
             Ok(Trained::Sharded(Box::new(weights)))
         };
@@ -163,7 +163,8 @@ impl InitialWeights {
         let group = if divides { Some(shard.split(0)?) } else { None };
         let place = if divides { (shard.rank(), shard.size()) } else { (0, 1) };
         let bytes = self.pack(decoder, homes, kind, &packings, place, see)?;
-        let (device, decoder, away) = (&homes.device, decoder.clone(), OffloadedStorage::of(homes)?);
+        let (device, decoder, away) =
+            (&homes.device, decoder.clone(), OffloadedStorage::from_placement(homes)?);
         Ok(Box::new(FrozenWeights::new(device, decoder, packings, bytes, group, away, dtype)?))
     }
 
@@ -193,13 +194,13 @@ impl InitialWeights {
     ) -> Result<Vec<Bytes>> {
         let layers = decoder.layers();
         let lengths =
-            layers.iter().flat_map(|&layer| packings.of(layer).pieces().map(|piece| piece.flat.len()));
+            layers.iter().flat_map(|&layer| packings.packing(layer).pieces().map(|piece| piece.flat.len()));
         let (scratch, packer, home) = (homes.gradient_device(), homes.pack_device(), homes.state());
         let mut values = scratch.alloc(MemoryKind::Scratch, 1, lengths.max().unwrap_or(0), DType::F32)?;
         let mut drawn = Vec::new();
         let mut packed = Vec::with_capacity(layers.len());
         for (index, layer) in layers.into_iter().enumerate() {
-            let packing = packings.of(layer);
+            let packing = packings.packing(layer);
             let counts = packing.counts(num_ranks);
             let start: usize = counts[..rank].iter().sum();
             let own = start..start + counts[rank];

@@ -53,13 +53,15 @@ impl Policy {
     pub fn reader(&self, homes: &MemoryPlacement, device: &Device, shard: &mut ProcessGroup) -> Result<Self> {
         let trained = match &self.trained {
             Trained::Replicated(weights) => Trained::Replicated(weights.reader()),
-            Trained::Sharded(weights) => {
-                Trained::Sharded(Box::new(weights.reader(device, OffloadedStorage::of(homes)?, shard)?))
-            }
+            Trained::Sharded(weights) => Trained::Sharded(Box::new(weights.reader(
+                device,
+                OffloadedStorage::from_placement(homes)?,
+                shard,
+            )?)),
         };
         let frozen = |BaseAndReferenceAdapter { base, reference, follows }: &BaseAndReferenceAdapter| -> Result<BaseAndReferenceAdapter> {
             Ok(BaseAndReferenceAdapter {
-                base: Box::new(base.reader(device, OffloadedStorage::of(homes)?, shard)?),
+                base: Box::new(base.reader(device, OffloadedStorage::from_placement(homes)?, shard)?),
                 reference: reference.as_ref().map(ReplicatedWeights::reader),
                 follows: *follows,
             })

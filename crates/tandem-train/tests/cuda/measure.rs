@@ -23,7 +23,7 @@ const SMALL: Sizes = Sizes {
 /// The rows of these GPUs as a plan reads them, which must be of one kind.
 fn measured(ordinals: &[usize]) -> (DeviceKind, DeviceKind) {
     let device = measure::gpus(ordinals, &SMALL).unwrap_or_else(|error| panic!("{error}"));
-    let built_in = DeviceTable::built_in().of_gpu(&device[0].name);
+    let built_in = DeviceTable::built_in().gpu(&device[0].name);
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("devices.toml");
     std::fs::write(&file, DeviceTable { device: device.clone() }.to_toml()).unwrap();

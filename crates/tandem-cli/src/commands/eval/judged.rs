@@ -62,7 +62,7 @@ pub fn run(arguments: &JudgedArguments) -> anyhow::Result<Exit> {
             "none of {rows} prompts has two answers with a score; the last reason: {reason}"
         )));
     }
-    let lengths = answers.map(Lengths::of);
+    let lengths = answers.map(Lengths::new);
     let report = Report { tally, names, lengths, judges: counts(&panel) };
     let lines = if arguments.json { vec![report.to_json().to_string()] } else { report.lines() };
     print_lines(&lines)?;

@@ -34,7 +34,7 @@ pub struct Lengths {
 }
 
 impl Lengths {
-    pub fn of(answers: &[CompletionText]) -> Self {
+    pub fn new(answers: &[CompletionText]) -> Self {
         let mean = |number: fn(&CompletionText) -> f64| {
             answers.iter().map(number).sum::<f64>() / answers.len() as f64
         };

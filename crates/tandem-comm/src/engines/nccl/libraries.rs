@@ -62,7 +62,7 @@ impl Libraries {
         let library = Library::open(CUDA).map_err(|why| {
             format!("there is no {CUDA}, which comes with NVIDIA's driver for its GPUs ({why})")
         })?;
-        let cuda = CudaFunctions::of(&library)
+        let cuda = CudaFunctions::load(&library)
             .map_err(|why| format!("NVIDIA's driver is too old for NCCL {}: {why}", version_text(version)))?;
         let this = Self(Arc::new(Functions { nccl, cuda }));
         match this.0.num_devices()? {
@@ -84,7 +84,7 @@ fn open_nccl(path: Option<&str>) -> Result<(NcclFunctions, c_int, Found), String
         Some(path) => Library::open(path).map_err(|why| {
             format!("{PATH} names {path}, which cannot be opened as NCCL ({why}); {NCCL_PACKAGES}")
         }),
-        None => Folders::of_environment().open(&[NCCL]).map_err(|why| {
+        None => Folders::from_environment().open(&[NCCL]).map_err(|why| {
             format!(
                 "there is no {NCCL} ({why}); {NCCL_PACKAGES}; {PATH}=/path/to/{NCCL} or {FOLDERS}=/its/folder says where it \
                  is if the loader does not know"
@@ -92,7 +92,7 @@ fn open_nccl(path: Option<&str>) -> Result<(NcclFunctions, c_int, Found), String
         }),
     }?;
     let name = library.name();
-    let nccl = NcclFunctions::of(&library)
+    let nccl = NcclFunctions::load(&library)
         .map_err(|why| format!("{name} is no NCCL, or one older than 2.18: {why}; {NCCL_PACKAGES}"))?;
     let mut version = 0;
     // SAFETY: NCCL writes the version to a valid address.

@@ -82,7 +82,7 @@ impl<E: Element> Decode<'_, E> {
         largest.fill(LOWEST);
         sum.fill(0.0);
         out.fill(0.0);
-        let visible = self.visible.of(query);
+        let visible = self.visible.ranges(query);
         let end: usize = visible.iter().map(ExactSizeIterator::len).sum();
         let own = visible.iter().rfind(|range| !range.is_empty()).map_or(0, ExactSizeIterator::len);
         let first = block_start(shape, end - own, end - 1);

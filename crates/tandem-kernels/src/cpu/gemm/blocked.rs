@@ -30,7 +30,7 @@ const FEWEST_COLUMNS: usize = 256;
 /// Computes `product` with the instructions of `L`.
 pub(super) fn run<L: Level>(cpu: &Cpu, product: &Product) {
     let tail = product.term.map_or(0, |term| term.depth());
-    let depth = Depth::of::<L::Kernel>(product.a.depth(), tail);
+    let depth = Depth::new::<L::Kernel>(product.a.depth(), tail);
     // Blocks pass over an f32 result one by one, which holds their sums. A bf16 result is summed by
     // the task, which then needs all blocks.
     let step = if product.c.dtype() == DType::F32 { 1 } else { depth.blocks };
@@ -69,7 +69,7 @@ pub(super) struct Depth {
 
 impl Depth {
     /// Divides `elements` elements along k, and `tail` of the second pair.
-    pub(super) fn of<K: Kernel>(elements: usize, tail: usize) -> Self {
+    pub(super) fn new<K: Kernel>(elements: usize, tail: usize) -> Self {
         let lanes = |elements: usize| elements.div_ceil(K::DEPTH).next_multiple_of(K::GROUP);
         let (lanes, tail) = (lanes(elements), lanes(tail));
         let blocks = if lanes <= K::WHOLE { 1 } else { lanes.div_ceil(K::BLOCK) };

@@ -41,7 +41,7 @@ enum SkinnyAxis {
 }
 
 impl SkinnyAxis {
-    fn of(isa: Isa, product: &Product) -> Option<Self> {
+    fn choose(isa: Isa, product: &Product) -> Option<Self> {
         let (m, n) = product.c.shape();
         let k = product.a.depth();
         let (a, b) = (product.a.is_transposed(), product.b.is_transposed());
@@ -75,7 +75,7 @@ impl SkinnyAxis {
 /// Computes `product` if one of its dimensions is short, and returns whether it did. A second pair
 /// of factors runs as a GEMM of its own; if it is zero, it leaves the bits.
 pub(super) fn run(cpu: &Cpu, product: &mut Product) -> bool {
-    let Some(short) = SkinnyAxis::of(cpu.isa(), product) else { return false };
+    let Some(short) = SkinnyAxis::choose(cpu.isa(), product) else { return false };
     with_element!(product.a.dtype(), E => with_element!(product.c.dtype(), C => match short {
         SkinnyAxis::Depth => expand::<E, C>(cpu, product),
         #[cfg(target_arch = "x86_64")]

@@ -178,7 +178,7 @@ pub(super) fn project<C: Element>(cpu: &Cpu, product: &mut Product) {
 unsafe fn project_square(k: usize, a: View, first: usize, b: &[f32], sums: &mut [f32], width: usize) {
     /// Prefetch distance in words.
     const AHEAD: usize = 8 * SIDE;
-    let (row, depth) = (a.stride() / 2, Depth::of::<Tiles<1>>(k, 0));
+    let (row, depth) = (a.stride() / 2, Depth::new::<Tiles<1>>(k, 0));
     let (sums, block_sums) = sums.split_at_mut(SQUARE * width);
     // SAFETY: the caller's promise.
     unsafe {

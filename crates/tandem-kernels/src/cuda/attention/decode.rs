@@ -15,7 +15,7 @@ const WIDEST: usize = 256;
 
 /// Returns the numbers of listed keys outside and inside the window of a query.
 fn keys(visible: &Visible, query: usize, shape: &AttentionShape) -> (usize, usize) {
-    let listed = visible.of(query).iter().map(ExactSizeIterator::len).sum::<usize>();
+    let listed = visible.ranges(query).iter().map(ExactSizeIterator::len).sum::<usize>();
     let seen = shape.window.map_or(listed, |window| listed.min(window as usize));
     (listed - seen, seen)
 }
@@ -35,7 +35,7 @@ fn tables(visible: &Visible, queries: usize, shape: &AttentionShape) -> (Vec<Ent
         let (hidden, seen) = keys(visible, query, shape);
         let first_piece = count + pieces.len() as u32;
         let mut number = 0;
-        for range in visible.of(query).iter().filter(|range| !range.is_empty()) {
+        for range in visible.ranges(query).iter().filter(|range| !range.is_empty()) {
             let row = range.start.wrapping_sub(number);
             number += range.end - range.start;
             pieces.push([number, row, 0, 0]);
@@ -94,13 +94,13 @@ pub(crate) fn decode(cuda: &Cuda, operands: AttentionDecode, partial: Option<Vie
         lanes as i32
     ];
     let count = queries.iter().map(|[_, parts]| *parts as usize).sum();
-    let grid = Grid::of([count, shape.heads / pack, 1], THREADS);
+    let grid = Grid::with_dims([count, shape.heads / pack, 1], THREADS);
     // SAFETY: the operands are those of the kernel, of the shapes that the operation has checked;
     // the rows are inside the cache.
     unsafe { cuda.launch(&DECODE, kernel(q.dtype(), pack), grid, args)? };
     let Some(partial) = partial else { return Ok(()) };
     let args = args![cuda.table::<[u32; 2]>(&queries)?, partial, out, stride(&out), heads, head_dim];
-    let grid = Grid::of([q.rows(), shape.heads, 1], THREADS);
+    let grid = Grid::with_dims([q.rows(), shape.heads, 1], THREADS);
     // SAFETY: as above; every part has been written.
     unsafe { cuda.launch(&DECODE, by_type!("attention_combine", q.dtype()), grid, args) }
 }

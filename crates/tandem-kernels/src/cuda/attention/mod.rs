@@ -43,7 +43,7 @@ impl<'a> Call<'a> {
     fn query_tiles(&self, kernel: &Kernel) -> Result<(u64, Grid)> {
         let (count, entries) = tables::query_tiles(self.forest, kernel.rows / self.pack);
         let blocks = [count, self.shape.heads / self.pack, 1];
-        let grid = Grid::of(blocks, kernels::THREADS).with_shared(kernel.shared);
+        let grid = Grid::with_dims(blocks, kernels::THREADS).with_shared(kernel.shared);
         Ok((self.cuda.table::<Entry>(&entries)?, grid))
     }
 
@@ -51,7 +51,7 @@ impl<'a> Call<'a> {
     fn key_tiles(&self) -> Result<(u64, Grid)> {
         let (count, entries) = tables::key_tiles(self.forest, self.kernels.keys, self.window);
         let blocks = [count, self.shape.kv_heads, 1];
-        Ok((self.cuda.table::<Entry>(&entries)?, Grid::of(blocks, kernels::THREADS)))
+        Ok((self.cuda.table::<Entry>(&entries)?, Grid::with_dims(blocks, kernels::THREADS)))
     }
 
     /// Launches a kernel with its own arguments, followed by the common ones.

@@ -25,7 +25,7 @@ pub(super) struct Cache {
 pub(super) struct Key(blake3::Hash);
 
 impl Key {
-    pub(super) fn of(source: &Source, target: &str, compiler: (u32, u32)) -> Self {
+    pub(super) fn new(source: &Source, target: &str, compiler: (u32, u32)) -> Self {
         let mut hasher = blake3::Hasher::new();
         let mut add = |part: &str| {
             hasher.update(&(part.len() as u64).to_le_bytes());
@@ -43,7 +43,7 @@ impl Key {
 
 impl Cache {
     /// Uses `TANDEM_CACHE`, else the user's cache directory.
-    pub(super) fn of_environment() -> Self {
+    pub(super) fn from_environment() -> Self {
         Self { folder: folder(|name| std::env::var_os(name).filter(|value| !value.is_empty())) }
     }
 
@@ -122,17 +122,17 @@ mod tests {
     #[test]
     fn what_is_kept_is_found_again_under_its_key_alone() {
         in_temporary_folder("cache-keys", |folder| {
-            let (cache, key) = (Cache::at(folder), Key::of(&SOURCE, "sm_80", (12, 9)));
+            let (cache, key) = (Cache::at(folder), Key::new(&SOURCE, "sm_80", (12, 9)));
             assert!(cache.get(&SOURCE, key).is_none());
             cache.put(&SOURCE, key, b"code");
             assert_eq!(cache.get(&SOURCE, key).unwrap(), b"code");
             let other_text = Source { text: "another text", ..SOURCE };
             let other_rounding = Source { fused: false, ..SOURCE };
             for key in [
-                Key::of(&SOURCE, "sm_86", (12, 9)),
-                Key::of(&SOURCE, "sm_80", (13, 0)),
-                Key::of(&other_text, "sm_80", (12, 9)),
-                Key::of(&other_rounding, "sm_80", (12, 9)),
+                Key::new(&SOURCE, "sm_86", (12, 9)),
+                Key::new(&SOURCE, "sm_80", (13, 0)),
+                Key::new(&other_text, "sm_80", (12, 9)),
+                Key::new(&other_rounding, "sm_80", (12, 9)),
             ] {
                 assert!(cache.get(&SOURCE, key).is_none());
             }
@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn damage_is_noticed_and_mended() {
         in_temporary_folder("cache-damage", |folder| {
-            let (cache, key) = (Cache::at(folder), Key::of(&SOURCE, "sm_80", (12, 9)));
+            let (cache, key) = (Cache::at(folder), Key::new(&SOURCE, "sm_80", (12, 9)));
             cache.put(&SOURCE, key, b"code of a kernel");
             let path = cache.path(&SOURCE, key).unwrap();
             let whole = fs::read(&path).unwrap();
@@ -163,13 +163,13 @@ mod tests {
     fn a_place_that_cannot_be_written_is_no_error() {
         in_temporary_folder("cache-place", |folder| {
             fs::write(folder, "a file where the folder would be").unwrap();
-            let (cache, key) = (Cache::at(folder), Key::of(&SOURCE, "sm_80", (12, 9)));
+            let (cache, key) = (Cache::at(folder), Key::new(&SOURCE, "sm_80", (12, 9)));
             cache.put(&SOURCE, key, b"code");
             assert!(cache.get(&SOURCE, key).is_none());
             fs::remove_file(folder).unwrap();
         });
         let nowhere = Cache::none();
-        let key = Key::of(&SOURCE, "sm_80", (12, 9));
+        let key = Key::new(&SOURCE, "sm_80", (12, 9));
         nowhere.put(&SOURCE, key, b"code");
         assert!(nowhere.get(&SOURCE, key).is_none());
     }

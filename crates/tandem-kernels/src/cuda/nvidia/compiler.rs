@@ -69,7 +69,7 @@ impl Compiler {
             None => Self::new(libraries::nvrtc(c_int::MAX)?),
             Some(path) => {
                 let library = Library::open(&path.to_string_lossy()).map_err(|why| failed("NVRTC", why))?;
-                Self::new(libraries::of_nvrtc(&library)?)
+                Self::new(libraries::load_nvrtc(&library)?)
             }
         }
     }

@@ -53,7 +53,7 @@ pub fn open(ordinal: usize) -> Result<Drivers> {
     let major = cuda.version()? / 1000;
     find(&cuda, ordinal)?;
     let (nvrtc, blas) = (libraries::nvrtc(major)?, libraries::blas(major)?);
-    open_with(&cuda, ordinal, nvrtc, blas, Cache::of_environment())
+    open_with(&cuda, ordinal, nvrtc, blas, Cache::from_environment())
 }
 
 /// Opens a GPU with open libraries.

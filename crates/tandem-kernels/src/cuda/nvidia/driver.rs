@@ -159,7 +159,7 @@ unsafe impl Driver for Nvidia {
             let row = |(start, pitch): (u64, usize), row: usize| start + (row * pitch) as u64;
             return (0..rows).try_for_each(|i| self.copy_parts(stream, row(from, i), row(to, i), bytes));
         }
-        let copy = Copy2D::of(from, to, rows, bytes);
+        let copy = Copy2D::new(from, to, rows, bytes);
         // SAFETY: the caller's promise; the description is read.
         self.context.call("copying rows", |cuda| unsafe { (cuda.copy_2d)(&raw const copy, stream.0) })
     }

@@ -7,7 +7,7 @@ use tandem_dlopen::{Folders, Found, Library};
 
 use super::compiler::Compiler;
 use super::context::{Cuda, version_text};
-use super::libraries::{BLAS, NVRTC, of_blas, of_nvrtc, open_driver};
+use super::libraries::{BLAS, NVRTC, load_blas, load_nvrtc, open_driver};
 use super::nvml::Nvml;
 use crate::Result;
 use crate::cuda::failed;
@@ -28,11 +28,11 @@ pub struct Inventory {
 impl Inventory {
     /// Looks for all libraries. Without a driver, the latest of each counts.
     pub fn take() -> Self {
-        Self::of(&Folders::of_environment())
+        Self::from_folders(&Folders::from_environment())
     }
 
     /// [`Inventory::take`] in given directories.
-    pub(super) fn of(folders: &Folders) -> Self {
+    pub(super) fn from_folders(folders: &Folders) -> Self {
         let driver = open_driver().and_then(|(library, functions)| {
             // Works without initialisation, which fails without a GPU.
             let version = Cuda(Arc::new(functions)).version()?;
@@ -44,7 +44,7 @@ impl Inventory {
             nvml: Nvml::open().and_then(|(library, nvml)| nvml.found(&library)),
             nvrtc: NVRTC.open(folders, major).and_then(|library| nvrtc(&library)),
             cublaslt: BLAS.open(folders, major).and_then(|library| {
-                Ok(library.found(of_blas(&library)?.version_text(), c"cublasLtGetVersion"))
+                Ok(library.found(load_blas(&library)?.version_text(), c"cublasLtGetVersion"))
             }),
         }
     }
@@ -52,7 +52,7 @@ impl Inventory {
 
 /// NVRTC needs its built-ins, which it opens when it compiles.
 fn nvrtc(library: &Library) -> Result<Found> {
-    let (major, minor) = Compiler::new(of_nvrtc(library)?)?.version();
+    let (major, minor) = Compiler::new(load_nvrtc(library)?)?.version();
     let found = library.found(format!("{major}.{minor}"), c"nvrtcVersion");
     let builtins = format!("libnvrtc-builtins.so.{major}.{minor}");
     match Library::open(&builtins) {

@@ -70,7 +70,7 @@ pub(super) fn driver() -> Result<Cuda> {
 pub(super) fn open_driver() -> Result<(Library, DriverFunctions)> {
     let library = Library::open(DRIVER)
         .map_err(|why| failed("CUDA", format!("there is no {DRIVER}, which {OF_DRIVER} ({why})")))?;
-    let functions = DriverFunctions::of(&library).map_err(|why| {
+    let functions = DriverFunctions::load(&library).map_err(|why| {
         failed(
             "CUDA",
             format!("NVIDIA's driver is older than CUDA {}: {why}", version_text(super::raw::OLDEST)),
@@ -81,12 +81,12 @@ pub(super) fn open_driver() -> Result<(Library, DriverFunctions)> {
 
 /// Opens NVRTC, up to the driver's major version.
 pub(super) fn nvrtc(major: c_int) -> Result<NvrtcFunctions> {
-    of_nvrtc(&NVRTC.open(&Folders::of_environment(), major)?)
+    load_nvrtc(&NVRTC.open(&Folders::from_environment(), major)?)
 }
 
 /// Looks up the functions of NVRTC, and opens its built-ins.
-pub(super) fn of_nvrtc(library: &Library) -> Result<NvrtcFunctions> {
-    let functions = NvrtcFunctions::of(library)
+pub(super) fn load_nvrtc(library: &Library) -> Result<NvrtcFunctions> {
+    let functions = NvrtcFunctions::load(library)
         .map_err(|why| failed(NVRTC.what, format!("older than 11.2: {why}; {}", NVRTC.packages)))?;
     // The directory may be unknown to the loader; an open library is found by name.
     let folder = library.file_of(c"nvrtcVersion").and_then(|file| Some(file.parent()?.to_owned()));
@@ -102,11 +102,11 @@ pub(super) fn of_nvrtc(library: &Library) -> Result<NvrtcFunctions> {
 
 /// Opens cuBLASLt, up to the driver's major version.
 pub(super) fn blas(major: c_int) -> Result<BlasFunctions> {
-    of_blas(&BLAS.open(&Folders::of_environment(), major)?)
+    load_blas(&BLAS.open(&Folders::from_environment(), major)?)
 }
 
 /// Looks up the functions of cuBLASLt.
-pub(super) fn of_blas(library: &Library) -> Result<BlasFunctions> {
-    BlasFunctions::of(library)
+pub(super) fn load_blas(library: &Library) -> Result<BlasFunctions> {
+    BlasFunctions::load(library)
         .map_err(|why| failed(BLAS.what, format!("older than CUDA 11.2: {why}; {}", BLAS.packages)))
 }

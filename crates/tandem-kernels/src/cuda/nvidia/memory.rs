@@ -33,7 +33,7 @@ struct Piece {
 impl Memory {
     /// Reserves address space of at least `capacity` bytes.
     pub(super) fn reserve(context: &Arc<Context>, capacity: usize) -> Result<Self> {
-        let properties = AllocationProperties::of(context.device);
+        let properties = AllocationProperties::new(context.device);
         let (mut granularity, mut base) = (0, 0);
         // SAFETY: the properties are read, and the number is written to where it is.
         context.call("asking for the size of a GPU's pages", |cuda| unsafe {
@@ -51,7 +51,7 @@ impl Memory {
 
     /// Maps new memory to the unmapped range.
     fn map(&self, offset: usize, bytes: usize) -> Result<Piece> {
-        let (context, properties) = (&self.context, AllocationProperties::of(self.context.device));
+        let (context, properties) = (&self.context, AllocationProperties::new(self.context.device));
         let mut handle = 0;
         // SAFETY: the properties are read, and the handle is written to where it is.
         context.allocate(bytes, "memory of a GPU", |cuda| unsafe {
@@ -67,7 +67,7 @@ impl Memory {
             unsafe { (context.cuda.0.release_memory)(handle) };
             return Err(error);
         }
-        let access = AccessDescription::of(context.device);
+        let access = AccessDescription::new(context.device);
         // SAFETY: the range was just mapped, and one description is read.
         let outcome = context.call("opening memory of a GPU", |cuda| unsafe {
             (cuda.set_access)(at, bytes, &raw const access, 1)

@@ -65,7 +65,7 @@ impl Modules {
         if let Some(&module) = loaded.get(source.name) {
             return Ok(module);
         }
-        let key = Key::of(source, &self.target, self.compiler.version());
+        let key = Key::new(source, &self.target, self.compiler.version());
         // A cached image that the driver rejects is compiled anew, too.
         let known = || self.cache.get(source, key).and_then(|image| self.load(source, image).ok());
         // If threads of several GPUs need a file at once, one compiles it (NVRTC serialises anyway)

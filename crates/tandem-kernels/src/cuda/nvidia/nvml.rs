@@ -38,7 +38,7 @@ impl Nvml {
     pub(super) fn open() -> Result<(Library, Self)> {
         let library = Library::open(NVML)
             .map_err(|why| failed("NVML", format!("there is no {NVML}, which {OF_DRIVER} ({why})")))?;
-        let functions = NvmlFunctions::of(&library).map_err(|why| failed("NVML", why))?;
+        let functions = NvmlFunctions::load(&library).map_err(|why| failed("NVML", why))?;
         Ok((library, Self::start(functions)?))
     }
 

@@ -132,18 +132,18 @@ const _: () = {
 };
 
 impl Location {
-    fn of(device: DeviceHandle) -> Self {
+    fn new(device: DeviceHandle) -> Self {
         Self { kind: LOCATION_TYPE_DEVICE, id: device }
     }
 }
 
 impl AllocationProperties {
     /// Describes memory of a device.
-    pub(super) fn of(device: DeviceHandle) -> Self {
+    pub(super) fn new(device: DeviceHandle) -> Self {
         Self {
             kind: ALLOCATION_TYPE_PINNED,
             requested_handle_types: 0,
-            location: Location::of(device),
+            location: Location::new(device),
             win32_handle_meta_data: std::ptr::null_mut(),
             compression_type: 0,
             gpu_direct_rdma_capable: 0,
@@ -155,14 +155,14 @@ impl AllocationProperties {
 
 impl AccessDescription {
     /// Grants a device read and write access.
-    pub(super) fn of(device: DeviceHandle) -> Self {
-        Self { location: Location::of(device), flags: ACCESS_FLAGS_PROT_READWRITE }
+    pub(super) fn new(device: DeviceHandle) -> Self {
+        Self { location: Location::new(device), flags: ACCESS_FLAGS_PROT_READWRITE }
     }
 }
 
 impl Copy2D {
     /// Describes a copy of `height` rows of `width` bytes, by address and pitch of each side.
-    pub(super) fn of(from: (u64, usize), to: (u64, usize), height: usize, width: usize) -> Self {
+    pub(super) fn new(from: (u64, usize), to: (u64, usize), height: usize, width: usize) -> Self {
         Self {
             from_x: 0,
             from_y: 0,

@@ -17,7 +17,7 @@ pub struct Usage {
 
 impl Usage {
     /// Parses the usage of every kernel in a compiler log, by name.
-    pub fn of_log(log: &str) -> Vec<Self> {
+    pub fn from_log(log: &str) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
         for line in log.lines() {
             if let Some((_, rest)) = line.split_once("Compiling entry function '") {
@@ -69,6 +69,6 @@ ptxas info    : Used 255 registers, 412 bytes cmem[0]
             Usage { kernel, registers, shared, stack, spilled }
         };
         let expected = [usage("head", [255, 0, 0, 0]), usage("rms_norm_f32", [32, 64, 16, 12])];
-        assert_eq!(Usage::of_log(log), expected);
+        assert_eq!(Usage::from_log(log), expected);
     }
 }

@@ -11,5 +11,5 @@ pub(crate) fn discopop_loss(pair: &Pair, config: &ObjectiveConfig) -> Value {
     let exponential = (log_sigmoid(x / tau) - x).exp();
     let loss = rest * logistic + exponential;
     let slope = -rest * sigmoid(-x) - m * rest / tau * logistic - exponential + exponential * rest / tau;
-    Value::of_difference(loss, slope, pair.beta)
+    Value::from_difference(loss, slope, pair.beta)
 }

@@ -10,5 +10,5 @@ pub(crate) fn exo_pair_loss(pair: &Pair, config: &ObjectiveConfig) -> Value {
     let log_win = log_sigmoid(x) - (-e).ln_1p();
     let log_lose = log_sigmoid(-x) - e.ln();
     // The derivatives of the two logarithms cancel: σ(x)·σ(−x) − σ(−x)·σ(x).
-    Value::of_difference(win * log_win + lose * log_lose, win * lose * (log_win - log_lose), pair.beta)
+    Value::from_difference(win * log_win + lose * log_lose, win * lose * (log_win - log_lose), pair.beta)
 }

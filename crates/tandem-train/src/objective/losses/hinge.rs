@@ -8,5 +8,5 @@ pub(crate) fn hinge_loss(pair: &Pair, _: &ObjectiveConfig) -> Value {
     let slack = 1.0 - pair.beta * pair.delta();
     // Asked this way round, NaN goes to the second branch and is seen; it must not vanish as a zero
     // loss.
-    if slack <= 0.0 { Value::default() } else { Value::of_difference(slack, -1.0, pair.beta) }
+    if slack <= 0.0 { Value::default() } else { Value::from_difference(slack, -1.0, pair.beta) }
 }

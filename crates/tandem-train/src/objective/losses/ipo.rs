@@ -17,5 +17,5 @@ pub(crate) fn ipo_loss(pair: &Pair, _: &ObjectiveConfig) -> Value {
 /// The same over unnormalised ratios, as in Mitchell's code and TRL's `OnlineDPOTrainer`.
 pub(crate) fn ipo_sum_loss(pair: &Pair, _: &ObjectiveConfig) -> Value {
     let error = pair.delta() - 0.5 / pair.beta;
-    Value::of_difference(error * error, 2.0 * error, 1.0)
+    Value::from_difference(error * error, 2.0 * error, 1.0)
 }

@@ -7,7 +7,7 @@ use crate::objective::{ObjectiveConfig, Pair, Value, log_sigmoid, sigmoid};
 /// `preference_loss`.
 pub(crate) fn sigmoid_loss(pair: &Pair, config: &ObjectiveConfig) -> Value {
     let (loss, slope) = smoothed(pair.beta * pair.delta(), config.label_smoothing);
-    Value::of_difference(loss, slope, pair.beta)
+    Value::from_difference(loss, slope, pair.beta)
 }
 
 /// The same over ratios divided by completion length (TRL's `sigmoid_norm`).
@@ -28,7 +28,7 @@ pub(crate) fn robust_loss(pair: &Pair, config: &ObjectiveConfig) -> Value {
     let loss = -(1.0 - e) * log_sigmoid(x) + e * log_sigmoid(-x);
     let slope = -(1.0 - e) * sigmoid(-x) - e * sigmoid(x);
     let debias = 1.0 / (1.0 - 2.0 * e);
-    Value::of_difference(loss * debias, slope * debias, pair.beta)
+    Value::from_difference(loss * debias, slope * debias, pair.beta)
 }
 
 /// `−(1 − ε) ln σ(x) − ε ln σ(−x)` and its derivative.

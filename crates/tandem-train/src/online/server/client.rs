@@ -33,7 +33,7 @@ impl Client {
         let key = server.api_key_env.as_deref().map(Key::read).transpose().map_err(error)?;
         let time = Duration::from_secs_f64(server.timeout_s);
         let http = Http::new(&server.base_url, key, time, server.concurrency, LONGEST_REPLY);
-        Ok(Self { http, server: server.clone(), protocol: protocol::of(server.kind) })
+        Ok(Self { http, server: server.clone(), protocol: protocol::for_kind(server.kind) })
     }
 
     /// Most concurrent requests.

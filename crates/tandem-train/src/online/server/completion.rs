@@ -93,7 +93,7 @@ impl CompletionRequest<'_> {
     }
 
     fn protocol(&self) -> &'static dyn Protocol {
-        protocol::of(self.options.server.as_ref().expect("a server").kind)
+        protocol::for_kind(self.options.server.as_ref().expect("a server").kind)
     }
 }
 

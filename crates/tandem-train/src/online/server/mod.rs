@@ -55,7 +55,7 @@ impl Server {
     ///
     /// # Panics
     /// The config has no server.
-    pub fn of(config: &Config, is_first: bool) -> Result<Self> {
+    pub fn from_config(config: &Config, is_first: bool) -> Result<Self> {
         let server = config.server().expect("a server");
         let first = || -> Result<_> {
             let (adapters, published, before) = (server.adapters.clone(), None, None);

@@ -84,7 +84,7 @@ impl End {
 }
 
 /// How a server is spoken to.
-pub fn of(kind: ServerKind) -> &'static dyn Protocol {
+pub fn for_kind(kind: ServerKind) -> &'static dyn Protocol {
     match kind {
         ServerKind::Vllm => &Vllm,
         ServerKind::Sglang => &Sglang,

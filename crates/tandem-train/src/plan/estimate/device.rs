@@ -128,7 +128,7 @@ impl DeviceTable {
     /// Finds the row of a GPU by its driver's name, "NVIDIA H100 80GB HBM3": the row with most
     /// words in common, ignoring memory size ("NVIDIA H200" has none). An unknown GPU gets the
     /// rates of an old one, so its plans overestimate time.
-    pub fn of_gpu(&self, name: &str) -> DeviceKind {
+    pub fn gpu(&self, name: &str) -> DeviceKind {
         let given = plain(name);
         let is_in = |word: &&str| given.contains(&plain(word));
         let fits = |row: &&DeviceKind| {
@@ -281,7 +281,7 @@ mod tests {
             ("NVIDIA A10", "A10"),
             ("emulated", "A10"),
         ] {
-            assert_eq!(table.of_gpu(given).name, name, "{given}");
+            assert_eq!(table.gpu(given).name, name, "{given}");
         }
     }
 

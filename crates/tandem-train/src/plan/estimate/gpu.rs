@@ -19,7 +19,7 @@ pub struct Gpu {
 
 impl Gpu {
     /// A rank's GPU, if it computes on one.
-    pub fn of_rank(compute: &ComputeConfig, rank: usize) -> Result<Option<Self>> {
+    pub fn for_rank(compute: &ComputeConfig, rank: usize) -> Result<Option<Self>> {
         let ordinals = ordinals(compute.devices);
         if ordinals.is_empty() {
             return Ok(None);
@@ -28,7 +28,7 @@ impl Gpu {
         let usable = (driver.free_memory()? as u64).saturating_sub(cuda::BESIDE as u64);
         let properties = driver.properties();
         let gib = usable as f64 / (1u64 << 30) as f64;
-        let kind = DeviceTable::built_in().of_gpu(&properties.name);
+        let kind = DeviceTable::built_in().gpu(&properties.name);
         let kind = DeviceKind { name: properties.name.clone(), memory_gib: Some(gib), ..kind };
         Ok(Some(Self { kind, usable, total: properties.total_memory as u64 }))
     }

@@ -24,7 +24,7 @@ pub struct Machine {
 
 impl Machine {
     /// Peak rates of a GPU from the device table.
-    pub(crate) fn of_gpu(kind: &DeviceKind) -> Self {
+    pub(crate) fn from_gpu(kind: &DeviceKind) -> Self {
         Self {
             num_ranks: 1,
             threads: 1,

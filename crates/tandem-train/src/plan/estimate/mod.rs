@@ -51,9 +51,9 @@ struct Seconds {
 
 impl Estimate {
     /// Estimates a step of the busiest rank.
-    pub fn of(plan: &Plan, device: &DeviceKind) -> Self {
-        let one = Seconds::of(&plan.work, plan, device);
-        let two = Seconds::of(&plan.work_of_two, plan, device);
+    pub fn new(plan: &Plan, device: &DeviceKind) -> Self {
+        let one = Seconds::new(&plan.work, plan, device);
+        let two = Seconds::new(&plan.work_of_two, plan, device);
         let each = two - one;
         let once = one - each;
         let rounds = plan.load.rounds;
@@ -85,7 +85,7 @@ impl Estimate {
 }
 
 impl Seconds {
-    fn of(work: &StepCost, plan: &Plan, device: &DeviceKind) -> Self {
+    fn new(work: &StepCost, plan: &Plan, device: &DeviceKind) -> Self {
         let rate = |dtype: DType| device.product_rate(dtype, plan.ranks, plan.threads);
         let (products, memory) = (rate(plan.dtype), device.memory_rate(plan.ranks, plan.threads));
         let attention = device.attention_rate(plan.dtype, plan.ranks, plan.threads);

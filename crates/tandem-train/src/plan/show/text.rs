@@ -78,7 +78,7 @@ impl Plan {
 
     /// Bytes by kind and phase, and when each phase is fullest.
     pub fn table(&self) -> String {
-        let unit = Unit::of(self.arena_bytes());
+        let unit = Unit::new(self.arena_bytes());
         let mut text = String::new();
         let mut row = |name: &str, value: &dyn Fn(&crate::plan::PhasePlan) -> String| {
             let cells = self.phases.iter().map(|phase| format!("{:>12}", value(phase))).collect::<String>();
@@ -245,7 +245,7 @@ struct Unit {
 }
 
 impl Unit {
-    fn of(largest: usize) -> Self {
+    fn new(largest: usize) -> Self {
         if largest >= 16 << 30 {
             Self { name: "GiB", bytes: (1u64 << 30) as f64, digits: 2 }
         } else {

@@ -146,7 +146,7 @@ impl TrainerBuilder<'_> {
         progress.begin_phase(Phase::Load);
         let decoder = &mesh.part(&prepared.decoder)?;
         let shard = mesh.shard();
-        let partition = Arc::new(Partition::of_run(config.compute.sharded(), decoder, shard));
+        let partition = Arc::new(Partition::for_run(config.compute.sharded(), decoder, shard));
         let mut learner = TrainState::new(config, decoder, &homes, mesh, partition)?;
         let mut scorer = TrainStep::new(config, homes, decoder.clone(), policy, reference);
         scorer.progress = progress;
@@ -207,9 +207,9 @@ fn online(
     let panel = if mesh.world().rank() == 0 { Some(panel(config, &scorer.homes, on_line)?) } else { None };
     let state = cursor.online.clone().unwrap_or_default();
     let longest = prepared.train.report().longest as usize;
-    let generation = |mesh: &mut DeviceMesh| Generation::of(config, longest, mesh.data().size());
+    let generation = |mesh: &mut DeviceMesh| Generation::from_config(config, longest, mesh.data().size());
     let answerer = if options.server.is_some() {
-        let server = Server::of(config, mesh.world().rank() == 0)?;
+        let server = Server::from_config(config, mesh.world().rank() == 0)?;
         Some(GenerationBackend::Server(Box::new(server), mesh.world().split(0)?))
     } else if let Some(device) = scorer.homes.background_device() {
         let device = device.clone();
@@ -222,7 +222,7 @@ fn online(
         Some(answerer) => GenerationMode::Aside(AsyncRound::new(answerer, &options.stop)),
         None => {
             let (generation, together) =
-                (Box::new(generation(mesh)), LockstepGroup::of(config, mesh.shard())?);
+                (Box::new(generation(mesh)), LockstepGroup::from_config(config, mesh.shard())?);
             GenerationMode::Before { generation, together }
         }
     };

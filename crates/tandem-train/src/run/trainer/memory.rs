@@ -18,7 +18,7 @@ pub(super) fn refuse_too_large(
     plan: &Plan,
     group: &mut ProcessGroup,
 ) -> Result<()> {
-    let gpu = Gpu::of_rank(&config.compute, group.rank())?;
+    let gpu = Gpu::for_rank(&config.compute, group.rank())?;
     let needed = if gpu.is_some() { plan.arena_bytes() } else { plan.ram_bytes() };
     let over = |limit: Option<u64>| limit.map_or(f64::NEG_INFINITY, |limit| needed as f64 - limit as f64);
     let mut excess = [over(config.compute.memory), over(gpu.as_ref().map(|gpu| gpu.usable))];
@@ -44,7 +44,7 @@ pub(super) fn refuse_too_large(
     };
     if group.rank() == 0 {
         let kind = kind_of(gpu)?;
-        story += &*plan::story(config, &PlanInputs::of(prepared), group.size(), &kind)?;
+        story += &*plan::story(config, &PlanInputs::new(prepared), group.size(), &kind)?;
     }
     Err(TrainError::TooLarge { story })
 }
@@ -68,13 +68,13 @@ pub(super) fn explained(
     };
     let story = || -> Result<String> {
         let plan = Plan::make(config, prepared, rank, num_ranks)?;
-        let gpu = Gpu::of_rank(&config.compute, rank)?;
+        let gpu = Gpu::for_rank(&config.compute, rank)?;
         let free = gpu.as_ref().map_or(u64::MAX, |gpu| gpu.usable + held as u64);
         // Memory free now may have been taken a moment ago.
         let room = free.min(plan.arena_bytes().saturating_sub(missing) as u64);
         let kind = kind_of(gpu)?;
         let kind = DeviceKind { memory_gib: Some(room as f64 / (1u64 << 30) as f64), ..kind };
-        plan::story(config, &PlanInputs::of(prepared), num_ranks, &kind)
+        plan::story(config, &PlanInputs::new(prepared), num_ranks, &kind)
     };
     match story() {
         Ok(story) => TrainError::OutOfMemory { error: Box::new(error), story },

@@ -258,7 +258,7 @@ impl Trainer {
         self.cursor.seed = self.config.seed;
         self.cursor.data_hash = self.prepared.train.content_hash().to_string();
         let scorer = &self.scorer;
-        let state = CheckpointState::of(&scorer.policy, &scorer.reference, &self.learner.optimizer);
+        let state = CheckpointState::new(&scorer.policy, &scorer.reference, &self.learner.optimizer);
         self.saver.begin(&self.cursor, self.mesh.world(), &scorer.homes.device, state)?;
         let folder = self.files.is_some().then(|| self.saver.folder_of(self.cursor.step));
         self.saved = Some((self.cursor.step, folder));

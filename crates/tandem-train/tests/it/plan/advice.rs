@@ -23,7 +23,10 @@ fn advice(sketch: &Sketch, cap: u64, ranks: usize) -> Option<Vec<&'static str>> 
     assert!(found.plan.fit().needed <= cap);
     // The patch does what the advice says, through a config file like any other.
     let changed = config.with(&found.overrides).unwrap();
-    assert_eq!(Plan::of(&changed, &outline, 0, ranks).unwrap().arena_bytes() as u64, found.plan.fit().needed);
+    assert_eq!(
+        Plan::new(&changed, &outline, 0, ranks).unwrap().arena_bytes() as u64,
+        found.plan.fit().needed
+    );
     Some(found.overrides)
 }
 

@@ -65,7 +65,7 @@ fn larger_model(small: &Small) -> PathBuf {
 fn largest_piece(packings: &Packings, decoder: &Decoder) -> [usize; 3] {
     let mut largest = [0; 3];
     for layer in decoder.layers() {
-        for piece in packings.of(layer).pieces() {
+        for piece in packings.packing(layer).pieces() {
             let scales = if piece.format == Format::Nf4 { 4 * piece.flat.len().div_ceil(64) } else { 0 };
             for (most, bytes) in largest.iter_mut().zip([4 * piece.flat.len(), piece.bytes.len(), scales]) {
                 *most = (*most).max(bytes.next_multiple_of(64));
@@ -83,7 +83,7 @@ fn load(
     group: &mut ProcessGroup,
 ) -> (MemoryUse, usize) {
     let decoder = &prepared.decoder;
-    let start = InitialWeights::of_policy(config, &prepared.folder, decoder).unwrap();
+    let start = InitialWeights::for_policy(config, &prepared.folder, decoder).unwrap();
     let weights = start
         .frozen(config, decoder, &MemoryPlacement::all_in(device.clone()), group, MemoryKind::Weights, None)
         .unwrap();
@@ -114,7 +114,7 @@ fn loading_takes_what_stays_and_one_piece() {
             let [values, packed, scales] = largest_piece(&packings, &prepared.decoder);
             let layers = prepared.decoder.layers();
             let counts = |rank: usize| -> usize {
-                layers.iter().map(|&layer| packings.of(layer).counts(ranks)[rank]).sum()
+                layers.iter().map(|&layer| packings.packing(layer).counts(ranks)[rank]).sum()
             };
             let full: usize = layers.iter().map(|&l| 4 * prepared.decoder.layout(l).len).sum();
             let found: Vec<(MemoryUse, usize)> = std::thread::scope(|scope| {
@@ -193,7 +193,7 @@ const MATRICES: [ParamKind; 4] =
 /// Every matrix of the blocks, as a fetch brings it, and its bits as f32.
 fn fetched(config: &Config, prepared: &RunInputs) -> Vec<u32> {
     let (device, decoder) = (device(), &prepared.decoder);
-    let start = InitialWeights::of_policy(config, &prepared.folder, decoder).unwrap();
+    let start = InitialWeights::for_policy(config, &prepared.folder, decoder).unwrap();
     let mut source = start
         .frozen(
             config,
@@ -243,7 +243,7 @@ fn a_quantised_base_keeps_its_format() {
         let (config, prepared) = quantised(&small, name, &ADAPTER);
         let expected = read(&prepared);
         let start = |config: &Config| {
-            InitialWeights::of_policy(config, &prepared.folder, &prepared.decoder)
+            InitialWeights::for_policy(config, &prepared.folder, &prepared.decoder)
                 .unwrap()
                 .frozen_format(config)
         };
@@ -278,7 +278,7 @@ fn what_is_seen_is_what_stored_weights_stand_for() {
     let small = Small::new("dpo");
     let (config, prepared) = quantised(&small, "llama-nf4", &ADAPTER);
     let (device, decoder) = (device(), &prepared.decoder);
-    let start = InitialWeights::of_policy(&config, &prepared.folder, decoder).unwrap();
+    let start = InitialWeights::for_policy(&config, &prepared.folder, decoder).unwrap();
     let mut seen = 0.0;
     let see =
         &mut |_: LayerId, values: &[f32]| seen += values.iter().map(|x| f64::from(x.abs())).sum::<f64>();

@@ -88,7 +88,7 @@ impl Blas {
     }
 
     fn plan(&self, product: &Matmul) -> Result<Arc<Plan>> {
-        let shape = Shape::of(product);
+        let shape = Shape::from_matmul(product);
         let mut plans = lock(&self.plans);
         if let Some(plan) = plans.get(&shape) {
             return Ok(plan.clone());

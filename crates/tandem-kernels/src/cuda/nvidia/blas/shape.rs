@@ -51,13 +51,13 @@ impl Layout {
     }
 
     /// Describes a factor with `n` rows or columns beside the depth `k`.
-    fn of_factor(n: usize, k: usize, (stride, along_depth): (usize, bool), dtype: DType) -> Self {
+    fn from_factor(n: usize, k: usize, (stride, along_depth): (usize, bool), dtype: DType) -> Self {
         if along_depth { Self::new(k, n, stride, dtype) } else { Self::new(n, k, stride, dtype) }
     }
 }
 
 impl Shape {
-    pub(super) fn of(product: &Matmul) -> Self {
+    pub(super) fn from_matmul(product: &Matmul) -> Self {
         let Matmul { size, dtype, a, b, c, d, d_type, tf32 } = *product;
         let alignment = |address: u64| 1 << (address | WIDEST).trailing_zeros();
         let (of_a, of_b, of_d) = (alignment(a.address), alignment(b.address), alignment(d.0));
@@ -81,8 +81,8 @@ impl Shape {
         let [m, n, k] = self.size;
         let result = |stride| Layout::new(n, m, stride, self.d_type);
         [
-            Layout::of_factor(n, k, self.b, self.dtype),
-            Layout::of_factor(m, k, self.a, self.dtype),
+            Layout::from_factor(n, k, self.b, self.dtype),
+            Layout::from_factor(m, k, self.a, self.dtype),
             result(self.c.unwrap_or(self.d)),
             result(self.d),
         ]
@@ -124,30 +124,31 @@ mod tests {
     fn alignment_counts_up_to_the_widest_access() {
         let of = |address| {
             let a = factor(address, 8, true);
-            Shape::of(&Matmul { a, ..product() }).alignments
+            Shape::from_matmul(&Matmul { a, ..product() }).alignments
         };
         for (address, alignment) in [(64, 16), (1 << 40, 16), (48, 16), (40, 8), (4, 4), (6, 2), (7, 1)] {
             assert_eq!(of(address), [16, alignment, 16, 16]);
         }
         // So it does not matter to a product where in memory an operand lies.
         let moved = Matmul { a: factor(16, 8, true), d: (48, 7), ..product() };
-        assert_eq!(Shape::of(&moved), Shape::of(&product()));
+        assert_eq!(Shape::from_matmul(&moved), Shape::from_matmul(&product()));
         let odd = Matmul { d: ((1 << 22) + 4, 7), ..product() };
-        assert_ne!(Shape::of(&odd), Shape::of(&product()));
+        assert_ne!(Shape::from_matmul(&odd), Shape::from_matmul(&product()));
     }
 
     #[test]
     fn tf32_is_of_f32_alone() {
-        assert_eq!(Shape::of(&product()).compute_type(), COMPUTE_32F);
+        assert_eq!(Shape::from_matmul(&product()).compute_type(), COMPUTE_32F);
         let wide = Matmul { dtype: DType::F32, ..product() };
-        assert_eq!(Shape::of(&wide).compute_type(), COMPUTE_32F_FAST_TF32);
-        assert_eq!(Shape::of(&Matmul { tf32: false, ..wide }).compute_type(), COMPUTE_32F);
+        assert_eq!(Shape::from_matmul(&wide).compute_type(), COMPUTE_32F_FAST_TF32);
+        assert_eq!(Shape::from_matmul(&Matmul { tf32: false, ..wide }).compute_type(), COMPUTE_32F);
     }
 
     #[test]
     fn a_single_column_may_have_any_stride() {
         let [a, _, _, d] =
-            Shape::of(&Matmul { size: [1, 3, 1], b: factor(0, 0, false), d: (0, 1), ..product() }).layouts();
+            Shape::from_matmul(&Matmul { size: [1, 3, 1], b: factor(0, 0, false), d: (0, 1), ..product() })
+                .layouts();
         assert_eq!((a.rows, a.cols, a.stride), (3, 1, 3));
         assert_eq!((d.rows, d.cols, d.stride), (3, 1, 3));
     }

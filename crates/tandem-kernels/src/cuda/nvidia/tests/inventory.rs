@@ -16,7 +16,7 @@ fn what_is_no_such_library_is_named_with_who_has_one() {
     for name in ["libnvrtc.so.11.2", "libcublasLt.so.11"] {
         std::fs::copy(&other, folder.0.join(name)).unwrap();
     }
-    let names = Inventory::of(&Folders { first: vec![folder.0.clone()], last: vec![] });
+    let names = Inventory::from_folders(&Folders { first: vec![folder.0.clone()], last: vec![] });
     for (found, function, package) in [
         (names.nvrtc, "has no nvrtcVersion", "nvidia-cuda-nvrtc-cu12"),
         (names.cublaslt, "has no cublasLtGetVersion", "nvidia-cublas-cu12"),
@@ -38,7 +38,7 @@ fn the_drivers_own_version_is_nvmls() {
 /// An inventory that finds the library which the environment names for tests.
 fn beside(path: &str) -> Inventory {
     let folder = Path::new(path).parent().unwrap().to_owned();
-    Inventory::of(&Folders { first: vec![folder], last: vec![] })
+    Inventory::from_folders(&Folders { first: vec![folder], last: vec![] })
 }
 
 #[test]

@@ -42,7 +42,7 @@ fn a_file_is_compiled_once_and_then_found_on_disk() {
 fn code_that_the_driver_refuses_is_compiled_anew() {
     let folder = Folder::new("refused");
     let cache = Cache::at(&folder.0);
-    let key = crate::cuda::nvidia::cache::Key::of(&SOURCE, "sm_80", (12, 9));
+    let key = crate::cuda::nvidia::cache::Key::new(&SOURCE, "sm_80", (12, 9));
     cache.put(&SOURCE, key, b"whole, but made for another machine");
     assert_eq!(compiled(&folder, both), 1);
     assert_eq!(compiled(&folder, both), 0);
@@ -81,7 +81,7 @@ fn arguments_and_shared_memory_reach_the_kernel() {
     let function = driver.function(&SOURCE, "first").unwrap();
     fake.calls();
     let launch = |shared: usize| {
-        let grid = Grid::of([7, 5, 3], 256).with_shared(shared);
+        let grid = Grid::with_dims([7, 5, 3], 256).with_shared(shared);
         let args = [Arg::address(region.base()), Arg::from(-2i32), Arg::from(1.5f64)];
         // SAFETY: the stand-in's kernels take these.
         unsafe { driver.launch(stream, function, grid, &args) }

@@ -34,7 +34,7 @@ fn a_real_nvrtc_compiles_kernels() {
         assert_eq!(target, format!("sm_{}{}", capability.0, capability.1));
         let Compiled { image, log } = compiler.compile(source, &target, &["--ptxas-options=-v"]).unwrap();
         assert_eq!(&image[..4], b"\x7fELF");
-        let used = Usage::of_log(&log);
+        let used = Usage::from_log(&log);
         assert!(!used.is_empty() && used.iter().all(|kernel| kernel.registers > 0), "{log}");
     }
     let text = compiler.compile(source, "compute_80", &[]).unwrap().image;
@@ -64,7 +64,7 @@ fn a_real_nvrtc_rounds_as_it_is_told() {
 fn a_real_cublaslt_takes_our_descriptions() {
     let test = "a_real_cublaslt_takes_our_descriptions";
     let Some(path) = named("TANDEM_TEST_CUBLASLT", test) else { return };
-    let blas = BlasFunctions::of(&Library::open(&path).unwrap()).unwrap();
+    let blas = BlasFunctions::load(&Library::open(&path).unwrap()).unwrap();
     // SAFETY: descriptions are made, told attributes of the sizes that we use, and given back.
     unsafe {
         assert!((110_000..140_000).contains(&(blas.version)()));

@@ -53,7 +53,7 @@ pub fn gpus(ordinals: &[usize], sizes: &Sizes) -> Result<Vec<DeviceKind>> {
 /// One GPU. Its link to others is the table's.
 fn alone(driver: Drivers, sizes: &Sizes) -> Result<DeviceKind> {
     let properties = driver.properties().clone();
-    let table = DeviceTable::built_in().of_gpu(&properties.name);
+    let table = DeviceTable::built_in().gpu(&properties.name);
     let device = Device::cuda(driver, MEMORY, Options::default())?;
     let rate = |dtype| product_rate(&device, sizes, dtype);
     Ok(DeviceKind {
