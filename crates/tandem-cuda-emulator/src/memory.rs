@@ -107,7 +107,7 @@ impl Region for Emulation {
             let source = std::io::Error::last_os_error();
             return Err(KernelError::System { what: "memory for an emulated GPU", source });
         }
-        // Unwritten memory reads as NaN.
+        // SAFETY: the range was just made writable and has no other user. Unwritten memory reads as NaN.
         unsafe { self.base.add(mapped).write_bytes(0xff, more) };
         self.mapped.store(wanted, Ordering::Relaxed);
         Ok(())

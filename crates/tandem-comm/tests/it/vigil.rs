@@ -53,7 +53,7 @@ fn child() {
 fn work(group: &mut ProcessGroup, role: &Role) -> Result<()> {
     for step in 1.. {
         group.progress().step(step);
-        group.progress().enter(Phase::Reduce);
+        group.progress().begin_phase(Phase::Reduce);
         group.all_reduce(&mut [0f32; 4], Reduction::Sum)?;
         role.store.add("ready", 1).unwrap();
     }
@@ -63,11 +63,11 @@ fn work(group: &mut ProcessGroup, role: &Role) -> Result<()> {
 /// Rank 1 lives, but its forward pass exceeds the others' deadline.
 fn stands(group: &mut ProcessGroup, role: &Role) -> Result<()> {
     group.progress().step(7);
-    group.progress().enter(Phase::Forward);
+    group.progress().begin_phase(Phase::Forward);
     if role.rank == 1 {
         role.store.wait(&["result/0", "result/2"], DEADLINE).unwrap();
     }
-    group.progress().enter(Phase::Reduce);
+    group.progress().begin_phase(Phase::Reduce);
     group.barrier()
 }
 

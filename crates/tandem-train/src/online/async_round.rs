@@ -72,7 +72,7 @@ impl AsyncRound {
         match &mut answerer {
             GenerationBackend::Borrower(borrower) => borrower.acquire(scorer)?,
             GenerationBackend::Server(server, _) => {
-                server.publish(round[0].answered_after, scorer, mesh, prepared)?
+                server.publish(round[0].answered_after, scorer, mesh, prepared)?;
             }
         }
         self.stop.store(false, Ordering::Relaxed);

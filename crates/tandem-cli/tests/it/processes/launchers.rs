@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::job::{free_port, newest_step, ranks_of, signal};
+use super::job::{newest_step, ranks_of, signal};
 use super::{configure, same_runs};
 use crate::workshop::{Workshop, free_port, python_with_torchrun, skip};
 
