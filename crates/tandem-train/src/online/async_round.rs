@@ -39,11 +39,11 @@ pub struct AsyncRound {
 
 enum At {
     Rest(GenerationBackend),
-    Work(BackgroundTask<(GenerationBackend, CompletedPrompt)>),
+    Work(BackgroundTask<(GenerationBackend, RoundResult)>),
 }
 
 /// A round with its answers, unless it was stopped.
-type CompletedPrompt = Result<Option<Vec<Batch>>>;
+type RoundResult = Result<Option<Vec<Batch>>>;
 
 impl AsyncRound {
     /// Creates an idle round; `ends` lists the stop strings.

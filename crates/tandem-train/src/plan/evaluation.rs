@@ -24,7 +24,8 @@ pub fn needs(config: &Config, prepared: &RunInputs) -> Result<MemoryRequirements
         let homes = MemoryPlacement::meta(&config.compute, PassCapacities::default());
         let rows: Vec<u32> = (0..cache.num_rows() as u32).collect();
         let share = batcher.share(cache, &rows, 0, 1);
-        let mut batches = share.mine.iter().map(|&index| batcher.build(cache, share.rows_of(index)));
+        let mut batches =
+            share.own_micro_batches.iter().map(|&index| batcher.build(cache, share.rows_of(index)));
         dry_run::reference_pass(config, &outline, &homes, &mut DeviceMesh::alone(), &mut batches, false)?;
         phases.push(PhasePlan::new("reference", &homes, 0.0));
     }

@@ -321,7 +321,8 @@ impl DryRun<'_> {
             }
             let flops = total_flops(&homes) / survey.evaluation.largest.len() as f64;
             if turns.iter().any(|turns| turns.own < turns.all) {
-                let share = RankBatch { mine: Vec::new(), ..RankBatch::uniform(&survey.typical, 1) };
+                let share =
+                    RankBatch { own_micro_batches: Vec::new(), ..RankBatch::uniform(&survey.typical, 1) };
                 scorer.evaluate(&mut mesh, &share, &mut |_| Ok(survey.typical.clone()))?;
             }
             self.phases.push(PhasePlan::new("evaluate", &homes, flops));
@@ -370,7 +371,10 @@ fn step(
     batch: &MicroBatch,
     turns: MicroBatchCounts,
 ) -> Result<()> {
-    let share = RankBatch { mine: (0..turns.own).collect(), ..RankBatch::uniform(batch, turns.all.max(1)) };
+    let share = RankBatch {
+        own_micro_batches: (0..turns.own).collect(),
+        ..RankBatch::uniform(batch, turns.all.max(1))
+    };
     scorer.step(learner, mesh, &share, &mut |_: &[u32]| Ok(batch.clone()), &StepOptions::dry())?;
     Ok(())
 }

@@ -73,7 +73,7 @@ pub struct RankBatch {
     pub sequence_tokens: u64,
     /// The micro-batches that this rank computes, by their place among all, in the order in which
     /// it does.
-    pub mine: Vec<usize>,
+    pub own_micro_batches: Vec<usize>,
     /// How many the rank that has most of them computes.
     pub rounds: usize,
 }
@@ -88,7 +88,7 @@ impl RankBatch {
             cuts: (0..count).map(|index| index * rows..(index + 1) * rows).collect(),
             totals: BatchTotals { pairs: times * rows as u64, chosen_tokens: times * chosen },
             sequence_tokens: times * batch.sequence_tokens,
-            mine: (0..count).collect(),
+            own_micro_batches: (0..count).collect(),
             rounds: count,
         }
     }
@@ -179,8 +179,8 @@ impl MicroBatcher {
         let tokens: Vec<_> = cuts.iter().map(tokens).collect();
         let mut dealt = deal(&tokens, num_ranks, self.in_rounds);
         let rounds = dealt.iter().map(Vec::len).max().unwrap_or(0);
-        let mine = std::mem::take(&mut dealt[rank]);
-        RankBatch { rows: rows.to_vec(), cuts, totals, sequence_tokens, mine, rounds }
+        let own_micro_batches = std::mem::take(&mut dealt[rank]);
+        RankBatch { rows: rows.to_vec(), cuts, totals, sequence_tokens, own_micro_batches, rounds }
     }
 
     /// Counts over rows, without building their forests.

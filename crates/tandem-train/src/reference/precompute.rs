@@ -113,10 +113,11 @@ impl Precompute<'_> {
         let mut batcher = prepared.batcher(config);
         let rows: Vec<u32> = (0..cache.num_rows() as u32).collect();
         let share = batcher.share(cache, &rows, data.rank(), data.size());
-        let batches = share.mine.iter().map(|&index| batcher.build(cache, share.rows_of(index)));
+        let batches = share.own_micro_batches.iter().map(|&index| batcher.build(cache, share.rows_of(index)));
         let total = cache.num_rows() as u64;
         let progress = |done| observer.event(&Event::Reference { split, done, total });
-        let idle = if config.compute.sharded().weights { share.rounds - share.mine.len() } else { 0 };
+        let idle =
+            if config.compute.sharded().weights { share.rounds - share.own_micro_batches.len() } else { 0 };
         let scores = RowScores::compute(&walk, weights, cache, data, batches, idle, progress)?;
         if mesh.world().rank() == 0 {
             scores.write(&path)?;

@@ -104,7 +104,7 @@ pub struct StepOutcome {
     pub updated: bool,
     /// Dataset rows of micro-batches with a non-finite loss; all rows if only the gradient is not
     /// finite.
-    pub suspects: Vec<u32>,
+    pub non_finite_rows: Vec<u32>,
     /// Summed log-ratio of policy to reference over all sequences, and their scored tokens.
     pub log_ratio: (f64, u64),
 }
@@ -193,7 +193,7 @@ impl TrainStep {
         let (mut under_way, mut last) = (VecDeque::new(), None);
         for turn in schedule_1f1b(mesh.stage(), self.rounds(share)) {
             match turn {
-                PipelineAction::Forward(round) => match share.mine.get(round) {
+                PipelineAction::Forward(round) => match share.own_micro_batches.get(round) {
                     Some(&index) => {
                         self.enter(StepPhase::Data);
                         let micro = build(share.rows_of(index))?;
@@ -275,7 +275,7 @@ impl TrainStep {
         let beta = self.objective.beta;
         let mut stats = StepStats::new(share.cuts.len());
         for round in 0..self.rounds(share) {
-            let Some(&index) = share.mine.get(round) else {
+            let Some(&index) = share.own_micro_batches.get(round) else {
                 self.idle_forward()?;
                 self.policy.release_all();
                 continue;
@@ -303,7 +303,7 @@ impl TrainStep {
     /// How often this rank walks: also with nothing to compute, if other ranks need it in their
     /// walk.
     fn rounds(&self, share: &RankBatch) -> usize {
-        if self.sharded.meets_in_walk() { share.rounds } else { share.mine.len() }
+        if self.sharded.meets_in_walk() { share.rounds } else { share.own_micro_batches.len() }
     }
 
     /// Enters a phase of the step.

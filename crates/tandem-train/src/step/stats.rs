@@ -84,13 +84,13 @@ impl StepStats {
         let whole = self.total();
         let is_broken = |index: &usize| !self.get(*index).sums.loss().is_finite();
         let broken = (0..share.cuts.len()).filter(is_broken);
-        let mut suspects: Vec<u32> = broken.flat_map(|index| share.rows_of(index)).copied().collect();
-        let updated = is_dry || (suspects.is_empty() && grad_norm.is_finite());
-        if !updated && suspects.is_empty() {
-            suspects.clone_from(&share.rows);
+        let mut non_finite_rows: Vec<u32> = broken.flat_map(|index| share.rows_of(index)).copied().collect();
+        let updated = is_dry || (non_finite_rows.is_empty() && grad_norm.is_finite());
+        if !updated && non_finite_rows.is_empty() {
+            non_finite_rows.clone_from(&share.rows);
         }
         let log_ratio = (whole.log_ratio, whole.scored_tokens as u64);
-        StepOutcome { sums: whole.sums, grad_norm, updated, suspects, log_ratio }
+        StepOutcome { sums: whole.sums, grad_norm, updated, non_finite_rows, log_ratio }
     }
 }
 

@@ -127,7 +127,7 @@ impl Trainer {
         self.cursor.skipped += 1;
         self.cursor.skipped_in_row += 1;
         let places: Vec<String> = outcome
-            .suspects
+            .non_finite_rows
             .iter()
             .map(|&row| ranked.map_or(row, |ranked| ranked[row as usize].row))
             .map(|row| self.prepared.train.origin(row as usize).to_string())
