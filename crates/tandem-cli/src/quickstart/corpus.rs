@@ -8,6 +8,7 @@ use std::path::Path;
 
 use anyhow::{Context, ensure};
 use serde_json::{Value, json};
+use tandem_kernels::numerics::random;
 
 use super::person::{CITIES, NAMES, NUM_SENTENCES, Person};
 
@@ -110,17 +111,13 @@ fn write_lines(path: &Path, rows: impl Iterator<Item = Value>) -> anyhow::Result
     write().with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): small, seeded, the same on every machine.
+/// A SplitMix64 sequence: seeded, the same on every machine.
 struct Dice(u64);
 
 impl Dice {
     fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^= z >> 31;
-        ((u128::from(z) * bound as u128) >> 64) as usize
+        self.0 = self.0.wrapping_add(random::STEP);
+        ((u128::from(random::mix(self.0)) * bound as u128) >> 64) as usize
     }
 }
 

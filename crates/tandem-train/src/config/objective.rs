@@ -8,7 +8,7 @@ use super::form::{AT_LEAST_ONE, Form, POSITIVE, boolean, choice, custom, integer
 use super::keys::{Keys, keys};
 use super::reader::{Entry, nearest};
 use super::{Algorithm, Method};
-use crate::objective::registry::{LOSSES, NOT_YET, find};
+use crate::objective::losses::{LOSSES, NOT_YET, find};
 use crate::objective::{Divergence, ObjectiveConfig, PairLoss, Smoothing, Term};
 
 const DIVERGENCES: [(&str, Divergence); 4] = [

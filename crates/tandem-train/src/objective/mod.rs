@@ -8,18 +8,17 @@
 //! global batch. Cutting a batch into micro-batches therefore does not change the loss. The `sft`
 //! term is a mean over tokens and needs [`BatchTotals`] before the first forward pass.
 //!
-//! A new loss is one file here and one line in [`registry`].
+//! A new loss is one file here and one line in [`losses`].
 
 mod divergence;
-mod losses;
+pub mod losses;
 mod nash_md;
-pub mod registry;
 mod reward;
 mod xpo;
 
 pub use divergence::Divergence;
+pub use losses::{PairLoss, Smoothing};
 pub use nash_md::{TokenLogProbs, nash_md_loss};
-pub use registry::{PairLoss, Smoothing};
 pub use reward::reward_loss;
 pub use xpo::add_exploration;
 

@@ -18,7 +18,7 @@ fn floats(value: &Json) -> Vec<f64> {
 pub(super) fn config(terms: &[(&str, f64)]) -> ObjectiveConfig {
     let terms = terms
         .iter()
-        .map(|&(name, weight)| Term { loss: registry::find(name).expect("a known loss"), weight })
+        .map(|&(name, weight)| Term { loss: losses::find(name).expect("a known loss"), weight })
         .collect();
     ObjectiveConfig {
         center_rewards_coefficient: None,
@@ -145,7 +145,7 @@ fn sigmoid_with_smoothing_and_without_reference_equals_mitchell_pair_by_pair() {
 
 #[test]
 fn derivatives_equal_central_differences() {
-    for loss in &registry::LOSSES {
+    for loss in losses::LOSSES {
         for (beta, smoothing) in [(0.1, 0.0f64), (0.5, 0.2), (2.0, 0.001)] {
             let mut config = config(&[(loss.name, 0.7)]);
             config.beta = beta;
@@ -209,7 +209,7 @@ fn divergences_stand_for_the_ratio_as_their_definitions_say() {
 #[test]
 fn derivatives_under_every_divergence_equal_central_differences() {
     for divergence in DIVERGENCES {
-        for loss in registry::LOSSES.iter().filter(|loss| loss.any_divergence) {
+        for loss in losses::LOSSES.iter().filter(|loss| loss.any_divergence) {
             let mut config = ObjectiveConfig { divergence, ..config(&[(loss.name, 0.7)]) };
             config.label_smoothing = if loss.smoothing == Smoothing::Positive { 0.01 } else { 0.0 };
             let (reference, tokens) = ([-9.0, -7.0], [5, 6]);
@@ -313,7 +313,7 @@ fn the_start_is_unknown_for_losses_of_the_log_probability_itself() {
 
 #[test]
 fn extreme_margins_stay_finite() {
-    for loss in &registry::LOSSES {
+    for loss in losses::LOSSES {
         for margin in [-1e4, -800.0, 800.0, 1e4] {
             let mut config = config(&[(loss.name, 1.0)]);
             config.beta = 1.0;
@@ -330,7 +330,7 @@ fn extreme_margins_stay_finite() {
 
 #[test]
 fn a_nan_log_probability_reaches_every_loss() {
-    for loss in &registry::LOSSES {
+    for loss in losses::LOSSES {
         let mut config = config(&[(loss.name, 1.0)]);
         config.label_smoothing = if loss.smoothing == Smoothing::Unused { 0.0 } else { 0.1 };
         let found = loss_of(&[f64::NAN, -1.0], Some(&[-1.0, -1.0]), &[5, 5], &config);

@@ -225,6 +225,10 @@ impl Online {
             let Some(answers) = answers else { return Ok(false) };
             fill(&mut round, answers);
             self.took.tokens += num_tokens(&round);
+        } else if round[0].answered_after == round[0].step {
+            // Generated right before this step, which a stop then left out, and its line with it.
+            // A round that overlapped the step before stands in the line of that one.
+            self.took.tokens += num_tokens(&round);
         }
         if let Some(judges) = self.judging.begin() {
             let prompts = round.iter().flat_map(|batch| &batch.prompts);

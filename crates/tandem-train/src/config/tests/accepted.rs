@@ -39,7 +39,7 @@ fn the_example_arrives_whole() {
         online: None,
         objective: ObjectiveConfig {
             terms: vec![crate::objective::Term {
-                loss: crate::objective::registry::find("sigmoid").expect("registered"),
+                loss: crate::objective::losses::find("sigmoid").expect("registered"),
                 weight: 1.0,
             }],
             beta: 0.1,
