@@ -66,12 +66,12 @@ fn join_and_train(
     let deadline = Duration::from_secs(config.compute.deadline);
     // Report a missing engine before other ranks wait for this one.
     let nccl = match config.compute.engine {
-        Engine::Auto | Engine::Threads | Engine::Gloo => None,
         Engine::Nccl => Some(Libraries::open().map_err(|why| {
             mistake(format!(
                 "compute.engine = \"nccl\": {why}. compute.engine = \"auto\" does without, through Gloo"
             ))
         })?),
+        _ => None,
     };
     // The store ends last if this process serves it.
     let JoinedGroup { server: _server, group, mut vigil, raised } =
