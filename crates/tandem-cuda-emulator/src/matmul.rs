@@ -20,7 +20,7 @@ const COLUMNS: usize = 4;
 /// Reads numbers `step` apart, widened.
 ///
 /// # Safety
-/// As many numbers of that type exist.
+/// Lengths in numbers of that type.
 unsafe fn read(address: u64, first: usize, step: usize, dtype: DType, to: &mut [f32]) {
     let address = translate(address) as usize;
     // SAFETY: the caller's promise.

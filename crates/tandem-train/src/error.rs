@@ -328,7 +328,7 @@ impl From<ConfigError> for TrainError {
     }
 }
 
-/// What a store tells the walk when a rank is lost; [`TrainError::comm`] finds it again.
+/// Error of a store to the executor when a rank is lost; [`TrainError::comm`] finds it again.
 pub(crate) fn lost(error: CommError) -> ModelError {
     ModelError::Store(Box::new(error))
 }

@@ -1,4 +1,4 @@
-//! What a decoder is made of.
+//! Parts of a decoder.
 
 mod config;
 mod rotary;

@@ -64,7 +64,7 @@ fn elements<'a>(data: &StatesView<'a>) -> &'a [f32] {
     data.as_f32().expect("f32")
 }
 
-/// What a rank writes: its share of all elements, one after another, wherever that cuts a tensor.
+/// A rank's part: its share of all elements in order, wherever that cuts a tensor.
 fn share<'a>(tensors: &[TensorShard<'a>], rank: usize, num_ranks: usize) -> Vec<TensorShard<'a>> {
     let total: usize = tensors.iter().map(|t| t.data.len()).sum();
     let mine = total * rank / num_ranks..total * (rank + 1) / num_ranks;
@@ -179,7 +179,7 @@ fn any_number_of_writers_gives_the_same_tensors() {
     }
 }
 
-/// Of a matrix of three columns two ranks have the first, in turns, and a third the others.
+/// A matrix of three columns: two ranks share the first in turns, a third rank has the others.
 #[test]
 fn columns_of_several_writers_are_one_matrix() {
     let (_folder, checkpoints) = setup(&[]);

@@ -150,7 +150,7 @@ impl Algorithm {
 /// Completions of a prompt that become pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pairs {
-    /// Those with the highest and the lowest score.
+    /// The completions with the highest and the lowest score.
     BestWorst,
     /// Every two with different scores.
     All,

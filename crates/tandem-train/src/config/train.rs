@@ -58,7 +58,7 @@ keys! {
 /// Division of a global batch into micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MicroBatchSize {
-    /// As many rows as fit this many tokens of the forest, at least one.
+    /// Rows that fit this many tokens of the forest, at least one.
     Tokens(usize),
     /// This many rows (pairs).
     Rows(usize),

@@ -1,6 +1,6 @@
 //! Types of config values that other rooms act on.
 
-/// What leaves the device.
+/// Offload target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Offload {
     /// Nothing.
@@ -18,7 +18,7 @@ impl Offload {
         [("none", Self::None), ("host", Self::Host), ("nvme", Self::Nvme)];
 }
 
-/// What is divided among the ranks, each part living on one of them only.
+/// State that is sharded over ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Sharding {
     /// Nothing: every rank holds everything.

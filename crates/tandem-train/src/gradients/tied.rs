@@ -14,7 +14,7 @@ use crate::parallel::PipelineGroup;
 const PIECE: usize = 1 << 17;
 
 impl Accumulator {
-    /// Where the head is tied to the token table, adds up what first and last stage have of the
+    /// With a head tied to the token table, adds the gradients that first and last stage have of the
     /// layer's gradient, so that both update it alike. All stages call this, after their ranks have
     /// reduced.
     pub(super) fn join_tied(&mut self, stages: Option<&PipelineGroup>) -> Result<()> {

@@ -30,7 +30,7 @@ pub struct MetricSums {
     accurate: f64,
     chosen_log_prob: f64,
     rejected_log_prob: f64,
-    /// Of chosen and rejected tokens.
+    /// Sums over chosen and rejected tokens.
     entropy: [f64; 2],
     mean_logit: [f64; 2],
     hits: [f64; 2],
@@ -388,7 +388,8 @@ mod tests {
         assert_eq!((record.get("rewards/chosen"), record.get("entropy")), (None, None));
     }
 
-    /// What TRL gets wrong: means of means. Unequal micro-batches must give the whole batch's mean.
+    /// Guards against means of means, as in TRL: unequal micro-batches must give the whole batch's
+    /// mean.
     #[test]
     fn merged_micro_batches_report_the_mean_of_the_whole() {
         let [mut whole, mut first, mut second] = [MetricSums::default(); 3];

@@ -1,4 +1,4 @@
-//! What a run reports: TRL's metric names, as means over the whole batch, and the file they go to.
+//! Metrics of a run: TRL's names, means over the whole batch, and their file.
 
 mod accumulator;
 mod record;

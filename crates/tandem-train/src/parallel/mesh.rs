@@ -152,12 +152,12 @@ impl DeviceMesh {
         self.axes.as_ref()?.tensor.as_ref()
     }
 
-    /// Those who hold the other slices of this rank's stage.
+    /// Ranks that hold the other slices of this rank's stage.
     pub fn split(&self) -> Option<&dyn TensorParallelOps> {
         self.tensor().map(|tensor| tensor as &dyn TensorParallelOps)
     }
 
-    /// Those who hold the other stages of this rank's model.
+    /// Ranks that hold the other stages of this rank's model.
     pub fn stages(&self) -> Option<&PipelineGroup> {
         self.axes.as_ref()?.stages.as_ref()
     }
@@ -175,7 +175,7 @@ impl DeviceMesh {
         self.stages().map_or(PipelineStage::WHOLE, PipelineGroup::own)
     }
 
-    /// What this rank holds of a decoder.
+    /// This rank's part of a decoder.
     ///
     /// # Errors
     /// If it cannot be divided into so many slices and stages.

@@ -62,7 +62,7 @@ fn placed(
     ShardedWeights::new(device, decoder.clone(), partition, group, parts, away, dtype).unwrap()
 }
 
-/// What a layer reads, as bytes: products and look-ups.
+/// Bytes that a layer reads: matmuls and look-ups.
 fn content(decoder: &Decoder, layer: LayerId, weights: &LayerWeights<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
     for param in &decoder.layout(layer).params {
@@ -74,7 +74,7 @@ fn content(decoder: &Decoder, layer: LayerId, weights: &LayerWeights<'_>) -> Vec
     bytes
 }
 
-/// What [`content`] is on one rank that holds everything.
+/// [`content`] on one rank that holds everything.
 fn expected(decoder: &Arc<Decoder>, layer: LayerId, dtype: DType) -> Vec<u8> {
     let device = cpu();
     let masters = init::init(decoder, &device, MemoryKind::Master, 7).unwrap();

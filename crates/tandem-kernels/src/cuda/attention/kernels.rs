@@ -177,7 +177,7 @@ pub(super) fn too_wide(head_dim: usize) -> KernelError {
 mod tests {
     use super::*;
 
-    /// What GPUs of capability 8.6 and 8.9 give a block.
+    /// Shared memory of a block on GPUs of capability 8.6 and 8.9.
     const LIMIT: usize = 99 << 10;
 
     #[test]

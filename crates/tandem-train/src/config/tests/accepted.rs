@@ -1,4 +1,4 @@
-//! What a right config comes to.
+//! Accepted configs and their values.
 
 use std::path::PathBuf;
 

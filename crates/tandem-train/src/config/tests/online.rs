@@ -1,4 +1,4 @@
-//! What `method = "online"` takes, and what it refuses.
+//! Keys that `method = "online"` accepts and refuses.
 
 use super::*;
 

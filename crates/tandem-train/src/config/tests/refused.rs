@@ -1,4 +1,4 @@
-//! What is wrong, and how it is said.
+//! Refused configs and their messages.
 
 use std::path::Path;
 

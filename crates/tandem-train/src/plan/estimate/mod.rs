@@ -25,11 +25,11 @@ pub use machine::Machine;
 pub struct Estimate {
     /// Seconds per step.
     pub step_seconds: f64,
-    /// Of these, compute.
+    /// Compute part of it.
     pub compute_seconds: f64,
-    /// Of these, waiting for messages.
+    /// Part spent waiting for messages.
     pub exchange_seconds: f64,
-    /// Of these, pipeline bubble.
+    /// Part spent in the pipeline bubble.
     pub bubble_seconds: f64,
     /// Tokens a second over all ranks, each answer with its own copy of the prompt.
     pub tokens_per_second: f64,

@@ -79,7 +79,7 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// What a run told, in order; opens a gate at a moment.
+/// Events of a run in order; opens a gate at a chosen event.
 struct Log<'a> {
     lines: Vec<String>,
     gate: &'a Gate,

@@ -43,7 +43,7 @@ const STATIC_SHARED: c_int = 1 << 10;
 pub(super) struct Kind {
     pub(super) capability: (u32, u32),
     pub(super) memory: usize,
-    /// What of the host's memory can be pinned.
+    /// Host memory that can be pinned.
     pub(super) host: usize,
     /// True if the host's addresses are the GPU's.
     pub(super) host_pointers: bool,
@@ -94,7 +94,7 @@ impl Gpu {
     }
 }
 
-/// What all GPUs of this thread answer before one is opened.
+/// Settings of all GPUs of this thread before one is opened.
 #[derive(Clone, Copy)]
 pub(super) struct Answers {
     pub(super) init: c_int,
@@ -147,7 +147,7 @@ impl Fake {
         self.open_with(Cache::none()).unwrap()
     }
 
-    /// What was called since this was last asked.
+    /// Returns the calls since the last query.
     pub(super) fn calls(&self) -> Vec<String> {
         std::mem::take(&mut gpus().get_mut(&self.ordinal).unwrap().calls)
     }

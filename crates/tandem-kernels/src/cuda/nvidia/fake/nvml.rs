@@ -14,7 +14,7 @@ const NVLINK: c_int = 2;
 const NOT_JOINED: c_int = 5;
 /// `NVML_ERROR_NOT_SUPPORTED`.
 const NOT_SUPPORTED: c_int = 3;
-/// Of a bridge about which it cannot be asked.
+/// A bridge that cannot be queried.
 pub(in crate::cuda::nvidia) const UNKNOWN: u32 = 99;
 
 /// NVML, initialised.

@@ -1,4 +1,4 @@
-//! What is told of libraries, there or not.
+//! Inventory of present and missing libraries.
 
 use std::path::{Path, PathBuf};
 

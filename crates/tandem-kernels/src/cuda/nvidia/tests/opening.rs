@@ -1,4 +1,4 @@
-//! What is said where there is no GPU, or one that cannot be used.
+//! Messages without a GPU, or with an unusable one.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What GPUs can do, alone and together.
+//! Rates of GPUs, alone and together.
 //!
 //! A plan multiplies rates by the shares that programs reach of them. The links here are measured
 //! as a run uses them, so their share is
@@ -19,7 +19,7 @@ use crate::placement::gpus;
 use crate::plan::estimate::device::{DeviceKind, DeviceTable};
 use crate::{Fault, Result, TrainError};
 
-/// What a GPU's measurements take of its memory at most.
+/// Most GPU memory that the measurements take.
 const MEMORY: usize = 4 << 30;
 
 /// All-reduces, of which the fastest counts: the first ones find their way.

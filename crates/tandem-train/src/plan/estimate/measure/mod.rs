@@ -52,7 +52,7 @@ const OF_A_PROCESSOR: Sizes = Sizes {
     patience: PATIENCE,
 };
 
-/// Those of a model of 8 B.
+/// Sizes of an 8 B model.
 pub const OF_A_GPU: Sizes = Sizes {
     product: (8192, 4096, 4096),
     sequences: (4, 2048),
