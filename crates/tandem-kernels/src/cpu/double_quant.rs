@@ -127,9 +127,9 @@ fn lane_sums<const N: usize>(registers: &[[f32; N]]) -> [f32; N] {
 mod tests {
     use super::*;
 
-    /// Of `i = torch.arange(n); x = (i * i * 7919 % 16_777_213).float() / 2**24; x = x * x * 3.0`
-    /// the bits of `x.mean()` with torch 2.15.0 on one thread. Where the number of scales grows,
-    /// sums go up more levels.
+    /// The bits of `x.mean()` with torch 2.15.0 on one thread, for
+    /// `i = torch.arange(n); x = (i * i * 7919 % 16_777_213).float() / 2**24; x = x * x * 3.0`.
+    /// Where the number of scales grows, sums go up more levels.
     #[test]
     fn the_mean_has_the_bits_of_torch() {
         let expected = [

@@ -17,7 +17,7 @@ pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
 const OLD_WEIGHTS: &str = "adapter_model.bin";
 
 /// Adapter folder: `adapter_config.json` and `adapter_model.safetensors` (or `adapter_model.bin`).
-/// Of several adapters, `default` lies in the folder itself, others below it under their names.
+/// Folder of one of several adapters: `default` is the folder itself, others are subfolders by name.
 pub struct PeftFolder {
     path: PathBuf,
     config: PeftConfig,

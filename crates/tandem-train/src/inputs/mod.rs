@@ -214,7 +214,7 @@ fn tokens(
 ) -> Result<TokenCache> {
     let sources =
         Sources(sources.iter().map(|s| Source { path: s.path.clone(), weight: s.weight }).collect());
-    let kind = recipe::for_method(config.method).record_kind();
+    let kind = config.method.rows();
     let DataConfig { max_length, truncation, loss_on, .. } = config.data;
     // Prompt tokens that leave room for the completion.
     let max_length = max_length - config.online.as_ref().map_or(0, |online| online.max_new_tokens);

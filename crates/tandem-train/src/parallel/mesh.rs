@@ -189,7 +189,7 @@ impl DeviceMesh {
         self.slice().index == 0 && self.stage().is_last()
     }
 
-    /// What each rank of the tensor group says, added in the order of slices: the same bits on all
+    /// Sums a value over the tensor group in the order of slices: the same bits on all
     /// of them.
     pub fn sum_of_slices(&self, own: f64) -> Result<f64> {
         let Some(split) = self.split() else { return Ok(own) };

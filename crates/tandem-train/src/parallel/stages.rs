@@ -66,7 +66,7 @@ impl PipelineGroup {
         Ok(())
     }
 
-    /// What [`PipelineGroup::add_up`] calls in a dry run, for `len` numbers with room for `piece`.
+    /// Makes the calls of [`PipelineGroup::add_up`] in a dry run, for `len` numbers with room for `piece`.
     pub fn dry_add_up(&self, with: usize, kind: ElementKind, len: usize, piece: usize) -> Result<()> {
         let mut group = self.0.borrow_mut();
         for start in (0..len).step_by(piece) {

@@ -1,7 +1,6 @@
 //! Direct preference optimisation and its family of losses, on pairs of a data set.
 
 use tandem_data::forest::{ForestBuilder, PairTokens};
-use tandem_data::record::RowKind;
 use tandem_data::token_cache::TokenCache;
 
 use super::{AssumedRow, DatasetRow, MicroBatch, Recipe, ScoredBatch, chain};
@@ -12,10 +11,6 @@ use crate::objective::{BatchTotals, Loss, ObjectiveConfig, add_exploration, pref
 pub(super) struct Dpo;
 
 impl Recipe for Dpo {
-    fn record_kind(&self) -> RowKind {
-        RowKind::Preference
-    }
-
     fn row<'a>(&self, cache: &'a TokenCache, row: usize) -> DatasetRow<'a> {
         DatasetRow::Pair(cache.pair(row))
     }

@@ -12,7 +12,6 @@ mod reward;
 mod sft;
 
 use tandem_data::forest::{ForestBuilder, PairTokens, ScoredTokens};
-use tandem_data::record::RowKind;
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_kernels::ops::HeadScores;
@@ -30,9 +29,6 @@ pub use online::ScoredPrompt;
 
 /// A kind of training.
 pub trait Recipe: Send + Sync {
-    /// Kind of the records in its data sets.
-    fn record_kind(&self) -> RowKind;
-
     /// Reads a row of its data sets.
     fn row<'a>(&self, cache: &'a TokenCache, row: usize) -> DatasetRow<'a>;
 

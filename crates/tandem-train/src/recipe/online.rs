@@ -4,7 +4,6 @@ use std::sync::atomic::AtomicBool;
 
 use serde_json::{Map, Value};
 use tandem_data::forest::{ForestBuilder, RowCounts};
-use tandem_data::record::RowKind;
 use tandem_data::token_cache::TokenCache;
 use tandem_judge::{Candidate, Judge, JudgeError, Prompt, PromptWithCompletions, Rule, RuleJudge};
 
@@ -18,10 +17,6 @@ use crate::objective::{BatchTotals, Loss, ObjectiveConfig, TokenLogProbs, nash_m
 pub(super) struct Online;
 
 impl Recipe for Online {
-    fn record_kind(&self) -> RowKind {
-        RowKind::Prompt
-    }
-
     fn row<'a>(&self, cache: &'a TokenCache, row: usize) -> DatasetRow<'a> {
         DatasetRow::Prompt(cache.prompt(row).0)
     }

@@ -1,7 +1,6 @@
 //! Reward models, from preferences.
 
 use tandem_data::forest::ForestBuilder;
-use tandem_data::record::RowKind;
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_model::{ModelFolder, Result as ModelResult};
@@ -14,10 +13,6 @@ use crate::objective::{BatchTotals, Loss, ObjectiveConfig, reward_loss};
 pub(super) struct Reward;
 
 impl Recipe for Reward {
-    fn record_kind(&self) -> RowKind {
-        RowKind::Reward
-    }
-
     fn row<'a>(&self, cache: &'a TokenCache, row: usize) -> DatasetRow<'a> {
         DatasetRow::Pair(cache.pair(row))
     }

@@ -1,7 +1,6 @@
 //! Supervised fine-tuning: the likelihood of responses.
 
 use tandem_data::forest::{ForestBuilder, ScoredTokens};
-use tandem_data::record::RowKind;
 use tandem_data::token_cache::TokenCache;
 
 use super::{AssumedRow, DatasetRow, MicroBatch, Recipe, ScoredBatch};
@@ -12,10 +11,6 @@ use crate::objective::{BatchTotals, Loss, ObjectiveConfig, likelihood_loss};
 pub(super) struct Sft;
 
 impl Recipe for Sft {
-    fn record_kind(&self) -> RowKind {
-        RowKind::Supervised
-    }
-
     fn row<'a>(&self, cache: &'a TokenCache, row: usize) -> DatasetRow<'a> {
         DatasetRow::Scored(cache.scored(row))
     }

@@ -56,7 +56,7 @@ const PLACES: [(usize, &[&str]); 9] = [
     (4, &["compute.pipeline=2", "compute.sharding=zero2"]),
 ];
 
-/// What an online run does.
+/// Keys of an online run.
 const ONLINE: [&[&str]; 8] = [
     &[],
     &["online.algorithm=xpo", "online.steps_per_round=3"],
@@ -68,10 +68,10 @@ const ONLINE: [&[&str]; 8] = [
     &["online.overlap=true", "adapter.rank=4", "compute.format=nf4", "online.max_batch=3"],
 ];
 
-/// What a reward model trains.
+/// Settings of a reward model.
 const REWARD: [&[&str]; 2] = [&[], &["adapter.rank=4", "compute.format=nf4"]];
 
-/// Of every run: steps of ten rows, checkpoints, evaluations.
+/// Settings of every run: steps of ten rows, checkpoints, evaluations.
 const RUN: [&str; 6] = [
     "train.batch_size=10",
     "train.steps=7",

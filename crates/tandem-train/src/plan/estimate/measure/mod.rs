@@ -114,7 +114,7 @@ fn tflops(rate: f64) -> f64 {
     (rate / 1e9).round().max(1.0) / 1000.0
 }
 
-/// What so many threads can do at best: multiply-adds in registers, and copies of more than caches
+/// Peak rates of this many threads: multiply-adds in registers, and copies of more than caches
 /// hold, but of no more than `memory` bytes in all.
 pub fn machine(threads: usize, memory: Option<u64>) -> Result<Machine> {
     let copied = memory.map_or(COPIED, |bytes| COPIED.min(bytes as usize / 8).max(1));
