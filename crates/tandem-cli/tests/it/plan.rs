@@ -127,13 +127,16 @@ fn a_disk_that_is_too_small_for_the_plan_is_told_after_it() {
     let free = String::from_utf8(disk.stdout).unwrap();
     let free: u64 = free.split_whitespace().last().unwrap().parse().unwrap();
     if free > needed {
-        told.expect(0);
+        // Memory of this machine may still be too small.
+        told.expect(if plan["fits"].as_bool().unwrap() { 0 } else { 2 });
         return skip(&format!("{free} bytes are free, more than a plan of {needed}"));
     }
     let sentence = format!("there takes {needed} bytes, and ");
     told.expect(1)
         .says(&[&sentence, "are free there: make room, or give compute.offload_dir another folder"]);
-    shop.run(&[&settings[..], &more, &["--devices", "2xA10"]].concat()).expect(0);
+    // The disk of other devices is not this one. Their memory is too small for the model.
+    let elsewhere = shop.run(&[&settings[..], &more, &["--devices", "2xA10"]].concat()).expect(2);
+    assert!(!elsewhere.stderr.contains("are free there"), "{elsewhere:?}");
 }
 
 #[test]
