@@ -60,6 +60,14 @@ macro_rules! on {
 }
 pub(crate) use on;
 
+/// Launches the kernel of the device; nothing is returned.
+macro_rules! launch {
+    ($device:expr, $work:expr, { $($kernels:tt)* }) => {
+        $device.launch($work, $crate::device::on!($($kernels)*)).map(drop)
+    };
+}
+pub(crate) use launch;
+
 impl Device {
     /// Creates a CPU device with `threads` threads and an arena of at most `capacity` bytes.
     ///

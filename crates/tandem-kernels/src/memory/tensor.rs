@@ -181,9 +181,10 @@ impl Tensor {
     }
 }
 
-/// Shape, strides and address of a view, shared or mutable.
+/// Shape, strides, address and parts of a view, shared or mutable. `room` names the field that only
+/// [`View`] has.
 macro_rules! describe {
-    ($view:ident) => {
+    ($view:ident $(, $room:ident)?) => {
         impl $view<'_> {
             /// Returns the number of rows.
             pub fn rows(&self) -> usize {
@@ -234,10 +235,39 @@ macro_rules! describe {
             pub(crate) fn address(&self) -> u64 {
                 self.pointer.addr() as u64
             }
+
+        /// Returns a range of rows.
+        ///
+        /// # Panics
+        /// If the range is not inside the matrix.
+        pub fn row_range(self, range: Range<usize>) -> Self {
+            assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
+            let pointer = self.pointer.wrapping_add(range.start * self.stride * self.dtype.size());
+            Self { pointer, rows: range.len(), $($room: range.len(),)? ..self }
+        }
+
+        /// Returns a range of columns.
+        ///
+        /// # Panics
+        /// If the range is not inside the matrix.
+        pub fn col_range(self, range: Range<usize>) -> Self {
+            assert!(range.start <= range.end && range.end <= self.cols, "columns {range:?} of {}", self.cols);
+            let pointer = self.pointer.wrapping_add(range.start * self.dtype.size());
+            Self { pointer, cols: range.len(), ..self }
+        }
+
+        /// Returns the elements in another shape.
+        ///
+        /// # Panics
+        /// If the view is not contiguous or the number of elements differs.
+        pub fn reshape(self, rows: usize, cols: usize) -> Self {
+            assert!(self.is_contiguous() && rows * cols == self.len(), "reshape to {rows}x{cols}");
+            Self { rows, $($room: rows,)? cols, stride: cols, ..self }
+        }
         }
     };
 }
-describe!(View);
+describe!(View, room);
 describe!(ViewMut);
 
 impl<'a> View<'a> {
@@ -269,35 +299,6 @@ impl<'a> View<'a> {
     /// Returns the rows and their allocated number; a range of rows has no further room.
     pub fn extent(&self) -> Extent {
         Extent { len: self.rows, room: self.room }
-    }
-
-    /// Returns a range of rows.
-    ///
-    /// # Panics
-    /// If the range is not inside the matrix.
-    pub fn row_range(self, range: Range<usize>) -> Self {
-        assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
-        let pointer = self.pointer.wrapping_add(range.start * self.stride * self.dtype.size());
-        Self { pointer, rows: range.len(), room: range.len(), ..self }
-    }
-
-    /// Returns a range of columns.
-    ///
-    /// # Panics
-    /// If the range is not inside the matrix.
-    pub fn col_range(self, range: Range<usize>) -> Self {
-        assert!(range.start <= range.end && range.end <= self.cols, "columns {range:?} of {}", self.cols);
-        let pointer = self.pointer.wrapping_add(range.start * self.dtype.size());
-        Self { pointer, cols: range.len(), ..self }
-    }
-
-    /// Returns the elements in another shape.
-    ///
-    /// # Panics
-    /// If the view is not contiguous or the number of elements differs.
-    pub fn reshape(self, rows: usize, cols: usize) -> Self {
-        assert!(self.is_contiguous() && rows * cols == self.len(), "reshape to {rows}x{cols}");
-        Self { rows, room: rows, cols, stride: cols, ..self }
     }
 
     /// Returns the elements as a slice, on the CPU.
@@ -376,26 +377,6 @@ impl<'a> ViewMut<'a> {
         ViewMut { lifetime: PhantomData, ..*self }
     }
 
-    /// Returns a range of rows.
-    ///
-    /// # Panics
-    /// If the range is not inside the matrix.
-    pub fn row_range(self, range: Range<usize>) -> Self {
-        assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
-        let pointer = self.pointer.wrapping_add(range.start * self.stride * self.dtype.size());
-        Self { pointer, rows: range.len(), ..self }
-    }
-
-    /// Returns a range of columns.
-    ///
-    /// # Panics
-    /// If the range is not inside the matrix.
-    pub fn col_range(self, range: Range<usize>) -> Self {
-        assert!(range.start <= range.end && range.end <= self.cols, "columns {range:?} of {}", self.cols);
-        let pointer = self.pointer.wrapping_add(range.start * self.dtype.size());
-        Self { pointer, cols: range.len(), ..self }
-    }
-
     /// Splits into adjacent column ranges of the given widths.
     ///
     /// # Panics
@@ -419,15 +400,6 @@ impl<'a> ViewMut<'a> {
         assert!(row <= self.rows, "split_rows at {row} of {}", self.rows);
         let pointer = self.pointer.wrapping_add(row * self.stride * self.dtype.size());
         [Self { rows: row, ..self }, Self { pointer, rows: self.rows - row, ..self }]
-    }
-
-    /// Returns the elements in another shape.
-    ///
-    /// # Panics
-    /// If the view is not contiguous or the number of elements differs.
-    pub fn reshape(self, rows: usize, cols: usize) -> Self {
-        assert!(self.is_contiguous() && rows * cols == self.len(), "reshape to {rows}x{cols}");
-        Self { rows, cols, stride: cols, ..self }
     }
 
     /// Returns the elements as a mutable slice, on the CPU.

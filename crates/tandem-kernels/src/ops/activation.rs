@@ -1,7 +1,7 @@
 //! Feed-forward activations, plain and gated.
 
 use crate::cpu::activation as kernel;
-use crate::device::on;
+use crate::device::launch;
 use crate::ops::check;
 use crate::{Device, Result, View, ViewMut, cuda};
 
@@ -29,14 +29,10 @@ pub fn gated(device: &Device, function: Activation, gu: View, h: ViewMut) -> Res
     check::shape(OP, "gu", &gu, tokens, 2 * width)?;
     check::same_type(OP, "h", &h, &gu)?;
     let work = check::work(OP, &h, FLOPS * h.len() as f64, check::bytes(&[&gu, &h]));
-    device.launch(
-        work,
-        on!(
-            cpu => kernel::gated(cpu, function, gu, h),
-            cuda => cuda::activation::gated(cuda, function, gu, h)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => kernel::gated(cpu, function, gu, h),
+        cuda => cuda::activation::gated(cuda, function, gu, h)
+    })
 }
 
 /// Overwrites `dgu[T,2F]` with the gradient of [`gated`].
@@ -48,14 +44,10 @@ pub fn gated_backward(device: &Device, function: Activation, gu: View, dh: View,
     check::same_type(OP, "dh", &dh, &gu)?;
     check::same_type(OP, "dgu", &dgu, &gu)?;
     let work = check::work(OP, &dh, 2.0 * FLOPS * dh.len() as f64, check::bytes(&[&gu, &dh, &dgu]));
-    device.launch(
-        work,
-        on!(
-            cpu => kernel::gated_backward(cpu, function, gu, dh, dgu),
-            cuda => cuda::activation::gated_backward(cuda, function, gu, dh, dgu)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => kernel::gated_backward(cpu, function, gu, dh, dgu),
+        cuda => cuda::activation::gated_backward(cuda, function, gu, dh, dgu)
+    })
 }
 
 /// Computes `h = f(u)`.
@@ -64,14 +56,10 @@ pub fn activate(device: &Device, function: Activation, u: View, h: ViewMut) -> R
     check::shape(OP, "h", &h, u.rows(), u.cols())?;
     check::same_type(OP, "h", &h, &u)?;
     let work = check::work(OP, &u, FLOPS * u.len() as f64, check::bytes(&[&u, &h]));
-    device.launch(
-        work,
-        on!(
-            cpu => kernel::activate(cpu, function, u, h),
-            cuda => cuda::activation::activate(cuda, function, u, h)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => kernel::activate(cpu, function, u, h),
+        cuda => cuda::activation::activate(cuda, function, u, h)
+    })
 }
 
 /// Computes `du = f'(u) · dh`; `du` is overwritten.
@@ -88,12 +76,8 @@ pub fn activate_backward(
     check::same_type(OP, "dh", &dh, &u)?;
     check::same_type(OP, "du", &du, &u)?;
     let work = check::work(OP, &u, FLOPS * u.len() as f64, check::bytes(&[&u, &dh, &du]));
-    device.launch(
-        work,
-        on!(
-            cpu => kernel::activate_backward(cpu, function, u, dh, du),
-            cuda => cuda::activation::activate_backward(cuda, function, u, dh, du)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => kernel::activate_backward(cpu, function, u, dh, du),
+        cuda => cuda::activation::activate_backward(cuda, function, u, dh, du)
+    })
 }

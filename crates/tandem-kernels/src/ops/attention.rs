@@ -195,8 +195,7 @@ pub fn attention(device: &Device, call: Attention) -> Result<()> {
     let (q, forest, shape) = (*q, *forest, *shape);
     let work = || check::work(OP, &q, 4.0 * shape.head_dim as f64 * shape.pairs(forest), bytes);
     let run = on!(cpu => kernel::forward(cpu, call), cuda => cuda::attention::forward(cuda, call));
-    device.launch_counting(work, run)?;
-    Ok(())
+    device.launch_counting(work, run).map(drop)
 }
 
 /// Computes the gradients of [`attention`].
@@ -230,8 +229,7 @@ pub fn attention_backward(device: &Device, call: AttentionBackward) -> Result<()
         cpu => kernel::backward(cpu, call, scratch),
         cuda => cuda::attention::backward(cuda, call, scratch)
     );
-    device.launch_counting(work, run)?;
-    Ok(())
+    device.launch_counting(work, run).map(drop)
 }
 
 /// Computes attention of single new tokens over a key/value cache.
@@ -271,6 +269,5 @@ pub fn attention_decode(device: &Device, call: AttentionDecode) -> Result<()> {
         cpu => kernel::decode(cpu, call),
         cuda => cuda::attention::decode(cuda, call, partial)
     );
-    device.launch_counting(work, run)?;
-    Ok(())
+    device.launch_counting(work, run).map(drop)
 }

@@ -1,7 +1,7 @@
 //! Quantised matrices of bitsandbytes checkpoints: repacked into a [`Format`], or read as f32.
 
 use super::pack::length;
-use crate::device::on;
+use crate::device::launch;
 use crate::memory::bytes::BytesMut;
 use crate::numerics::format::{NF4_BLOCK, NF4_BLOCKS};
 use crate::{DType, Device, Format, KernelError, OpCost, Result, cpu, cuda};
@@ -124,14 +124,10 @@ pub fn pack_stored_nf4(
     let StoredNf4 { weight, absmax, nested_absmax, nested_offset: mean, .. } = *stored;
     let bytes = weight.len() + absmax.len() + packed.len();
     let work = OpCost::new(OP, (rows, cols, DType::F32), 0.0, bytes as f64);
-    device.launch(
-        work,
-        on!(
-            cpu => cpu.pack_stored_nf4(weight, absmax, nested_absmax, mean, packed),
-            cuda => cuda::bitsandbytes::pack_stored_nf4(cuda, weight, absmax, nested_absmax, mean, packed)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => cpu.pack_stored_nf4(weight, absmax, nested_absmax, mean, packed),
+        cuda => cuda::bitsandbytes::pack_stored_nf4(cuda, weight, absmax, nested_absmax, mean, packed)
+    })
 }
 
 /// Repacks a `rows × cols` int8 matrix, as [`pack_stored_nf4`].
@@ -151,14 +147,10 @@ pub fn pack_stored_int8(
     }
     let bytes = weight.len() + packed.len();
     let work = OpCost::new(OP, (rows, cols, DType::F32), 0.0, bytes as f64);
-    device.launch(
-        work,
-        on!(
-            cpu => cpu.pack_stored_int8(weight, scb, packed),
-            cuda => cuda::bitsandbytes::pack_stored_int8(cuda, weight, scb, packed)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => cpu.pack_stored_int8(weight, scb, packed),
+        cuda => cuda::bitsandbytes::pack_stored_int8(cuda, weight, scb, packed)
+    })
 }
 
 fn count(name: &str, found: usize, expected: usize, rows: usize, cols: usize) -> Result<(), String> {

@@ -2,7 +2,7 @@
 
 use super::check;
 use crate::cpu::columns as kernel;
-use crate::device::on;
+use crate::device::launch;
 use crate::{Backend, DType, Device, Extent, MemoryKind, Result, Tensor, View, ViewMut, cuda};
 
 fn check_columns(op: &'static str, cols: usize, factors: &View, bias: Option<&View>) -> Result<()> {
@@ -26,14 +26,10 @@ pub fn scale_columns(device: &Device, y: ViewMut, factors: View, bias: Option<Vi
     const OP: &str = "scale_columns";
     check_columns(OP, y.cols(), &factors, bias.as_ref())?;
     let work = check::work(OP, &y, 2.0 * y.len() as f64, 2.0 * y.num_bytes() as f64);
-    device.launch(
-        work,
-        on!(
-            cpu => kernel::scale_columns(cpu, None, factors, bias, y),
-            cuda => cuda::columns::scale_columns(cuda, None, factors, bias, y)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => kernel::scale_columns(cpu, None, factors, bias, y),
+        cuda => cuda::columns::scale_columns(cuda, None, factors, bias, y)
+    })
 }
 
 /// Computes [`scale_columns`] out of place: `y[T,N] = x[T,N] ⊙ factors[1,N] (+ bias[1,N])`, `x` and
@@ -43,14 +39,10 @@ pub fn scaled_columns(device: &Device, x: View, factors: View, bias: Option<View
     check::shape(OP, "y", &y, x.rows(), x.cols())?;
     check_columns(OP, x.cols(), &factors, bias.as_ref())?;
     let work = check::work(OP, &x, 2.0 * x.len() as f64, check::bytes(&[&x, &y]));
-    device.launch(
-        work,
-        on!(
-            cpu => kernel::scale_columns(cpu, Some(x), factors, bias, y),
-            cuda => cuda::columns::scale_columns(cuda, Some(x), factors, bias, y)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => kernel::scale_columns(cpu, Some(x), factors, bias, y),
+        cuda => cuda::columns::scale_columns(cuda, Some(x), factors, bias, y)
+    })
 }
 
 /// Computes `out[1,N] = Σ_t a[t,N] · b[t,N]`, or `+=` if `add`, in a fixed order per column. `a`
@@ -61,12 +53,8 @@ pub fn column_dots(device: &Device, a: View, b: View, out: ViewMut, add: bool) -
     check::f32_shape(OP, "out", &out, 1, a.cols())?;
     let work = check::work(OP, &a, 2.0 * a.len() as f64, check::bytes(&[&a, &b, &out]));
     let mut partial = partial_sums(device, a.extent(), a.cols())?;
-    device.launch(
-        work,
-        on!(
-            cpu => kernel::column_dots(cpu, a, b, out, add),
-            cuda => cuda::columns::column_dots(cuda, a, b, out, add, partial.as_mut().map(Tensor::view_mut))
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => kernel::column_dots(cpu, a, b, out, add),
+        cuda => cuda::columns::column_dots(cuda, a, b, out, add, partial.as_mut().map(Tensor::view_mut))
+    })
 }

@@ -1,20 +1,16 @@
 //! Copies and conversions of whole matrices.
 
 use super::check;
-use crate::device::on;
+use crate::device::launch;
 use crate::{Device, KernelError, Result, View, ViewMut, cuda};
 
 /// Sets every element to zero.
 pub fn fill_zero(device: &Device, x: ViewMut) -> Result<()> {
     let work = check::work("fill_zero", &x, 0.0, x.num_bytes() as f64);
-    device.launch(
-        work,
-        on!(
-            cpu => cpu.fill_zero(x),
-            cuda => cuda::convert::fill_zero(cuda, x)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => cpu.fill_zero(x),
+        cuda => cuda::convert::fill_zero(cuda, x)
+    })
 }
 
 /// Computes `dst = src` with conversion between types where they differ.
@@ -22,14 +18,10 @@ pub fn cast(device: &Device, src: View, dst: ViewMut) -> Result<()> {
     const OP: &str = "cast";
     check::shape(OP, "dst", &dst, src.rows(), src.cols())?;
     let work = check::work(OP, &src, 0.0, (src.num_bytes() + dst.num_bytes()) as f64);
-    device.launch(
-        work,
-        on!(
-            cpu => cpu.cast(src, dst),
-            cuda => cuda::convert::cast(cuda, src, dst)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => cpu.cast(src, dst),
+        cuda => cuda::convert::cast(cuda, src, dst)
+    })
 }
 
 /// Computes `dst += src`; `dst` is f32.
@@ -38,27 +30,19 @@ pub fn add(device: &Device, src: View, dst: ViewMut) -> Result<()> {
     check::shape(OP, "dst", &dst, src.rows(), src.cols())?;
     check::is_f32(OP, "dst", &dst)?;
     let work = check::work(OP, &src, src.len() as f64, (src.num_bytes() + 2 * dst.num_bytes()) as f64);
-    device.launch(
-        work,
-        on!(
-            cpu => cpu.add(src, dst),
-            cuda => cuda::convert::add(cuda, src, dst)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => cpu.add(src, dst),
+        cuda => cuda::convert::add(cuda, src, dst)
+    })
 }
 
 /// Computes `x *= factor`; a bf16 product is rounded once.
 pub fn scale(device: &Device, x: ViewMut, factor: f32) -> Result<()> {
     let work = check::work("scale", &x, x.len() as f64, 2.0 * x.num_bytes() as f64);
-    device.launch(
-        work,
-        on!(
-            cpu => cpu.scale(x, factor),
-            cuda => cuda::convert::scale(cuda, x, factor)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => cpu.scale(x, factor),
+        cuda => cuda::convert::scale(cuda, x, factor)
+    })
 }
 
 /// Computes `dst[i] = src[rows[i]]`, with conversion.
@@ -68,14 +52,10 @@ pub fn gather_rows(device: &Device, src: View, rows: &[u32], dst: ViewMut) -> Re
     rows_inside(OP, rows, src.rows())?;
     let read = dst.len() * src.dtype().size();
     let work = check::work(OP, &dst, 0.0, (read + dst.num_bytes()) as f64);
-    device.launch(
-        work,
-        on!(
-            cpu => cpu.gather_rows(src, rows, dst),
-            cuda => cuda::convert::gather_rows(cuda, src, rows, dst)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => cpu.gather_rows(src, rows, dst),
+        cuda => cuda::convert::gather_rows(cuda, src, rows, dst)
+    })
 }
 
 /// Computes `dst[rows[i]] = src[i]` with conversion, and zeroes every other row. Rows are distinct.
@@ -87,14 +67,10 @@ pub fn spread_rows(device: &Device, src: View, rows: &[u32], dst: ViewMut) -> Re
         return Err(KernelError::invalid(OP, format!("row {row} is listed twice")));
     }
     let work = check::work(OP, &dst, 0.0, (src.num_bytes() + dst.num_bytes()) as f64);
-    device.launch(
-        work,
-        on!(
-            cpu => cpu.spread_rows(src, rows, dst),
-            cuda => cuda::convert::spread_rows(cuda, src, rows, dst)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => cpu.spread_rows(src, rows, dst),
+        cuda => cuda::convert::spread_rows(cuda, src, rows, dst)
+    })
 }
 
 fn rows_inside(op: &'static str, rows: &[u32], num_rows: usize) -> Result<()> {
@@ -124,14 +100,10 @@ pub fn write_f32(device: &Device, values: &[f32], dst: ViewMut) -> Result<()> {
         return Err(KernelError::invalid(OP, format!("{} numbers for a {rows}x{cols} matrix", values.len())));
     }
     let work = check::work(OP, &dst, 0.0, dst.num_bytes() as f64);
-    device.launch(
-        work,
-        on!(
-            cpu => cpu.write_f32(values, dst),
-            cuda => cuda::convert::write_f32(cuda, values, dst)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => cpu.write_f32(values, dst),
+        cuda => cuda::convert::write_f32(cuda, values, dst)
+    })
 }
 
 /// Copies a tensor to the host, with conversion; zeros on a dry run.
@@ -146,12 +118,8 @@ pub fn read_f32(device: &Device, src: View) -> Result<Vec<f32>> {
 pub fn read_f32_into(device: &Device, src: View, values: &mut Vec<f32>) -> Result<()> {
     values.resize(src.len(), 0.0);
     let work = check::work("read_f32", &src, 0.0, src.num_bytes() as f64);
-    device.launch(
-        work,
-        on!(
-            cpu => cpu.read_f32(src, values),
-            cuda => cuda::convert::read_f32(cuda, src, values)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => cpu.read_f32(src, values),
+        cuda => cuda::convert::read_f32(cuda, src, values)
+    })
 }

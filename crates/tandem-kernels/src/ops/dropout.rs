@@ -3,7 +3,7 @@
 
 use super::check;
 use crate::cpu::dropout as kernel;
-use crate::device::on;
+use crate::device::launch;
 use crate::numerics::random::{STEP, mix};
 use crate::{Device, KernelError, Result, View, ViewMut, cuda};
 
@@ -54,14 +54,10 @@ pub fn dropout(device: &Device, x: View, y: ViewMut, key: u64, p: f32) -> Result
     check_rate(OP, p)?;
     let work = check::work(OP, &x, x.len() as f64, check::bytes(&[&x, &y]));
     let mask = Mask::new(key, p);
-    device.launch(
-        work,
-        on!(
-            cpu => kernel::dropout(cpu, x, y, mask, false),
-            cuda => cuda::dropout::dropout(cuda, x, y, mask, false)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => kernel::dropout(cpu, x, y, mask, false),
+        cuda => cuda::dropout::dropout(cuda, x, y, mask, false)
+    })
 }
 
 /// Computes `dx += dy ⊙ mask / (1 − p)` with the mask of [`dropout`] for the same key and shape.
@@ -72,12 +68,8 @@ pub fn dropout_backward_add(device: &Device, dy: View, dx: ViewMut, key: u64, p:
     check_rate(OP, p)?;
     let work = check::work(OP, &dy, 2.0 * dy.len() as f64, check::bytes(&[&dy, &dx, &dx]));
     let mask = Mask::new(key, p);
-    device.launch(
-        work,
-        on!(
-            cpu => kernel::dropout(cpu, dy, dx, mask, true),
-            cuda => cuda::dropout::dropout(cuda, dy, dx, mask, true)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => kernel::dropout(cpu, dy, dx, mask, true),
+        cuda => cuda::dropout::dropout(cuda, dy, dx, mask, true)
+    })
 }

@@ -2,7 +2,7 @@
 
 use super::check;
 use crate::cpu::elementwise as kernel;
-use crate::device::on;
+use crate::device::launch;
 use crate::{Device, Result, View, ViewMut, cuda};
 
 /// Computes `x = value`; f32, contiguous.
@@ -11,14 +11,10 @@ pub fn fill(device: &Device, x: ViewMut, value: f32) -> Result<()> {
     check::is_f32(OP, "x", &x)?;
     check::contiguous(OP, "x", x.is_contiguous())?;
     let work = check::work(OP, &x, 0.0, x.num_bytes() as f64);
-    device.launch(
-        work,
-        on!(
-            _cpu => x.into_slice().fill(value),
-            cuda => cuda::elementwise::fill(cuda, x, value)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        _cpu => x.into_slice().fill(value),
+        cuda => cuda::elementwise::fill(cuda, x, value)
+    })
 }
 
 /// Computes `y = a / b`, or `+=` if `add`; f32 `[1,N]`.
@@ -28,14 +24,10 @@ pub fn divide(device: &Device, a: View, b: View, y: ViewMut, add: bool) -> Resul
     check::f32_shape(OP, "b", &b, 1, y.cols())?;
     check::f32_shape(OP, "y", &y, 1, y.cols())?;
     let work = check::work(OP, &y, y.len() as f64, 3.0 * y.num_bytes() as f64);
-    device.launch(
-        work,
-        on!(
-            _cpu => kernel::divide(a.as_slice(), b.as_slice(), y.into_slice(), add),
-            cuda => cuda::elementwise::divide(cuda, a, b, y, add)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        _cpu => kernel::divide(a.as_slice(), b.as_slice(), y.into_slice(), add),
+        cuda => cuda::elementwise::divide(cuda, a, b, y, add)
+    })
 }
 
 /// Computes `y = weight · x + (1 − weight) · y`; f32 `[1,N]`.
@@ -44,12 +36,8 @@ pub fn mix(device: &Device, x: View, weight: f32, y: ViewMut) -> Result<()> {
     check::f32_shape(OP, "x", &x, 1, y.cols())?;
     check::f32_shape(OP, "y", &y, 1, y.cols())?;
     let work = check::work(OP, &y, 3.0 * y.len() as f64, 3.0 * y.num_bytes() as f64);
-    device.launch(
-        work,
-        on!(
-            cpu => cpu.mix(x.as_slice(), weight, y.into_slice()),
-            cuda => cuda::elementwise::mix(cuda, x, weight, y)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => cpu.mix(x.as_slice(), weight, y.into_slice()),
+        cuda => cuda::elementwise::mix(cuda, x, weight, y)
+    })
 }

@@ -1,7 +1,7 @@
 //! Table look-up and its deterministic scatter.
 
 use crate::cpu::embedding as kernel;
-use crate::device::on;
+use crate::device::launch;
 use crate::ops::{ELSEWHERE, check};
 use crate::{Device, KernelError, Result, View, ViewMut, cuda};
 
@@ -33,14 +33,10 @@ pub fn embedding(
     check_ids(OP, ids, table.rows())?;
     let read = x.len() * (table.dtype().size() + if accumulate { 4 } else { 0 });
     let work = check::work(OP, &x, x.len() as f64, read as f64 + check::bytes(&[&x]));
-    device.launch(
-        work,
-        on!(
-            cpu => kernel::embedding(cpu, table, ids, scale, x, accumulate),
-            cuda => cuda::embedding::embedding(cuda, table, ids, scale, x, accumulate)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => kernel::embedding(cpu, table, ids, scale, x, accumulate),
+        cuda => cuda::embedding::embedding(cuda, table, ids, scale, x, accumulate)
+    })
 }
 
 /// Computes `dtable[ids[t]] += scale · dx[t]` in f32, each table row in token order. [`ELSEWHERE`]
@@ -54,12 +50,8 @@ pub fn embedding_backward(device: &Device, ids: &[u32], scale: f32, dx: View, dt
     check::is_f32(OP, "dtable", &dtable)?;
     check_ids(OP, ids, dtable.rows())?;
     let work = check::work(OP, &dx, 2.0 * dx.len() as f64, check::bytes(&[&dx, &dx, &dx]));
-    device.launch(
-        work,
-        on!(
-            cpu => kernel::embedding_backward(cpu, ids, scale, dx, dtable),
-            cuda => cuda::embedding::embedding_backward(cuda, ids, scale, dx, dtable)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => kernel::embedding_backward(cpu, ids, scale, dx, dtable),
+        cuda => cuda::embedding::embedding_backward(cuda, ids, scale, dx, dtable)
+    })
 }

@@ -1,7 +1,7 @@
 //! Additions to order-independent sums.
 
 use super::check;
-use crate::device::on;
+use crate::device::launch;
 use crate::numerics::exact::{ExactView, FixedPointSum};
 use crate::{DType, Device, KernelError, OpCost, Result, View, cuda};
 
@@ -14,14 +14,10 @@ pub fn exact_merge(device: &Device, other: ExactView, sums: &mut FixedPointSum, 
     let bytes = 8 * other.len() * if add { 3 } else { 2 };
     let shape = (1, other.len(), DType::F32);
     let work = OpCost::new(OP, shape, other.len() as f64, bytes as f64);
-    device.launch(
-        work,
-        on!(
-            cpu => cpu.exact_merge(other.as_slice(), sums.as_mut_slice(), add),
-            cuda => cuda::exact::exact_merge(cuda, other, sums, add)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => cpu.exact_merge(other.as_slice(), sums.as_mut_slice(), add),
+        cuda => cuda::exact::exact_merge(cuda, other, sums, add)
+    })
 }
 
 /// Overwrites the first N sums with the f32 terms `[1,N]`, or adds the terms if `add`.
@@ -44,14 +40,10 @@ pub fn exact_sum(
     }
     let moved = terms.num_bytes() * if add { 5 } else { 3 };
     let work = check::work(OP, &terms, 2.0 * terms.len() as f64, moved as f64);
-    device.launch(
-        work,
-        on!(
-            cpu => if !cpu.exact_sum(terms, sums.as_mut_slice(), add, limit) {
-                cpu.see_out_of_range();
-            },
-            cuda => cuda::exact::exact_sum(cuda, terms, sums, add, limit)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => if !cpu.exact_sum(terms, sums.as_mut_slice(), add, limit) {
+            cpu.see_out_of_range();
+        },
+        cuda => cuda::exact::exact_sum(cuda, terms, sums, add, limit)
+    })
 }

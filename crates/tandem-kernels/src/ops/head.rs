@@ -6,7 +6,7 @@
 //! less, the same bits. Logits are f32, computed from operands of the compute type.
 
 use crate::cpu::head as kernel;
-use crate::device::on;
+use crate::device::{launch, on};
 use crate::ops::columns::partial_sums;
 use crate::ops::head_strips::LogitMemory;
 use crate::ops::{ELSEWHERE, HeadParts, LowRank, PASSED_OVER, check};
@@ -354,12 +354,10 @@ pub fn head_backward(
     let partial = partial.as_mut().map(Tensor::view_mut);
     let memory = LogitMemory { chunk: CHUNK, kept: kept.view_mut(), spare: spare.view_mut() };
     let lse = &scores.log_sum_exp;
-    let run = on!(
+    launch!(device, work, {
         cpu => kernel::backward(cpu, call, lse, d_log_prob, gradients, memory),
         cuda => cuda::head::backward(cuda, call, lse, d_log_prob, gradients, memory, partial)
-    );
-    device.launch(work, run)?;
-    Ok(())
+    })
 }
 
 /// Returns flops and bytes of the requested gradients, if the logits of `again` rows are

@@ -6,7 +6,7 @@
 use super::check;
 use super::columns::partial_sums;
 use super::low_rank::LowRank;
-use crate::device::on;
+use crate::device::launch;
 use crate::ops::gemm::{Operand, Product, Term};
 use crate::{Backend, DType, Device, Extent, MemoryKind, OpCost, Result, Tensor, View, ViewMut, cuda};
 
@@ -201,14 +201,10 @@ fn run(
     let flops = 2.0 * m as f64 * n as f64 * k as f64;
     let work = OpCost::new(op, (m, n, dtype), flops, (read + written) as f64).with_depth(k);
     let mut wide = wide_sums(device, &product)?;
-    device.launch(
-        work,
-        on!(
-            cpu => product.run(cpu),
-            cuda => cuda::gemm::run(cuda, product, wide.as_mut().map(Tensor::view_mut))
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => product.run(cpu),
+        cuda => cuda::gemm::run(cuda, product, wide.as_mut().map(Tensor::view_mut))
+    })
 }
 
 /// Computes `db[1,N] += Σ_t dy[t,N]` in f32, in an order that does not depend on the number of
@@ -219,12 +215,8 @@ pub fn bias_backward(device: &Device, dy: View, db: ViewMut) -> Result<()> {
     check::is_f32(OP, "db", &db)?;
     let work = check::work(OP, &dy, dy.len() as f64, (dy.num_bytes() + 2 * db.num_bytes()) as f64);
     let mut partial = partial_sums(device, dy.extent(), dy.cols())?;
-    device.launch(
-        work,
-        on!(
-            cpu => cpu.bias_backward(dy, db),
-            cuda => cuda::columns::column_sums(cuda, dy, db, partial.as_mut().map(Tensor::view_mut))
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => cpu.bias_backward(dy, db),
+        cuda => cuda::columns::column_sums(cuda, dy, db, partial.as_mut().map(Tensor::view_mut))
+    })
 }

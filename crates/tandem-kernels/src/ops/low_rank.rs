@@ -2,7 +2,7 @@
 
 use super::check;
 use crate::cpu::low_rank as kernel;
-use crate::device::on;
+use crate::device::launch;
 use crate::{Device, Result, View, ViewMut, cuda};
 
 /// Term `h · bᵀ` of a linear layer's output or of logits, of the type of the layer's input.
@@ -32,12 +32,8 @@ pub fn low_rank_row_norms(
     check::f32_shape(OP, "out", &out, 1, n)?;
     let flops = 2.0 * w.len() as f64 * (a.rows() + 1) as f64;
     let work = check::work(OP, &w, flops, check::bytes(&[&w, &a, &b, &out]));
-    device.launch(
-        work,
-        on!(
-            cpu => kernel::row_norms(cpu, w, a, b, scale, out),
-            cuda => cuda::low_rank::row_norms(cuda, w, a, b, scale, out)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => kernel::row_norms(cpu, w, a, b, scale, out),
+        cuda => cuda::low_rank::row_norms(cuda, w, a, b, scale, out)
+    })
 }

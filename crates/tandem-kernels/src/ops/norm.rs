@@ -1,7 +1,7 @@
 //! RMSNorm and LayerNorm over rows, forward and backward.
 
 use crate::cpu::norm as kernel;
-use crate::device::on;
+use crate::device::launch;
 use crate::ops::check;
 use crate::{Backend, DType, Device, Extent, MemoryKind, Result, Tensor, View, ViewMut, cuda};
 
@@ -96,9 +96,10 @@ pub fn rms_norm(device: &Device, call: RmsNorm) -> Result<()> {
     check::shape(OP, "y", y, tokens, width)?;
     check::f32_shape(OP, "inverse_rms", inverse_rms, 1, tokens)?;
     let work = check::work(OP, x, 4.0 * x.len() as f64, check::bytes(&[x, w, y, inverse_rms]));
-    let run = on!(cpu => kernel::rms_norm(cpu, call), cuda => cuda::norm::rms_norm(cuda, call));
-    device.launch(work, run)?;
-    Ok(())
+    launch!(device, work, {
+        cpu => kernel::rms_norm(cpu, call),
+        cuda => cuda::norm::rms_norm(cuda, call)
+    })
 }
 
 /// Computes `dx += ∂y/∂x · dy` and `dw += Σ_t dy · x / rms` of [`rms_norm`].
@@ -117,12 +118,10 @@ pub fn rms_norm_backward(device: &Device, call: RmsNormBackward) -> Result<()> {
     let bytes = check::bytes(&[x, w, inverse_rms, dy, dx, dx]);
     let work = check::work(OP, x, 10.0 * x.len() as f64, bytes);
     let partial = partial.view_mut();
-    let run = on!(
+    launch!(device, work, {
         cpu => kernel::rms_norm_backward(cpu, call, partial),
         cuda => cuda::norm::rms_norm_backward(cuda, call, partial)
-    );
-    device.launch(work, run)?;
-    Ok(())
+    })
 }
 
 /// Computes `y = (x − mean) / sqrt(var + eps) · w + b` with the biased variance.
@@ -135,9 +134,10 @@ pub fn layer_norm(device: &Device, call: LayerNorm) -> Result<()> {
     check::shape(OP, "y", y, tokens, width)?;
     check::f32_shape(OP, "mean_inverse", mean_inverse, tokens, 2)?;
     let work = check::work(OP, x, 8.0 * x.len() as f64, check::bytes(&[x, w, b, y, mean_inverse]));
-    let run = on!(cpu => kernel::layer_norm(cpu, call), cuda => cuda::norm::layer_norm(cuda, call));
-    device.launch(work, run)?;
-    Ok(())
+    launch!(device, work, {
+        cpu => kernel::layer_norm(cpu, call),
+        cuda => cuda::norm::layer_norm(cuda, call)
+    })
 }
 
 /// Adds the gradients of [`layer_norm`] to `dx`, `dw` and `db`.
@@ -157,10 +157,8 @@ pub fn layer_norm_backward(device: &Device, call: LayerNormBackward) -> Result<(
     let bytes = check::bytes(&[x, w, mean_inverse, dy, dx, dx]);
     let work = check::work(OP, x, 14.0 * x.len() as f64, bytes);
     let partial = partial.view_mut();
-    let run = on!(
+    launch!(device, work, {
         cpu => kernel::layer_norm_backward(cpu, call, partial),
         cuda => cuda::norm::layer_norm_backward(cuda, call, partial)
-    );
-    device.launch(work, run)?;
-    Ok(())
+    })
 }

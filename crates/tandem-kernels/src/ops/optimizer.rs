@@ -2,7 +2,7 @@
 //! copy.
 
 use super::check;
-use crate::device::on;
+use crate::device::launch;
 use crate::numerics::exact::ExactView;
 use crate::numerics::states::CodesMut;
 use crate::{
@@ -154,12 +154,10 @@ pub fn adamw<'a>(
         return Err(KernelError::invalid(OP, "steps count from 1"));
     }
     let work = update.work(OP, 14.0, m.num_bytes() + v.num_bytes());
-    let run = on!(
+    launch!(device, work, {
         cpu => cpu.adamw(config, update, m, v),
         cuda => cuda::optimizer::adamw(cuda, config, update, m, v)
-    );
-    device.launch(work, run)?;
-    Ok(())
+    })
 }
 
 /// Takes one RMSprop step on the master weights and `v`, as [`adamw`].
@@ -173,12 +171,10 @@ pub fn rmsprop<'a>(
     let v = v.into();
     check_flat(OP, &update, &[("v", &v, AdamMoment::Second)])?;
     let work = update.work(OP, 10.0, v.num_bytes());
-    let run = on!(
+    launch!(device, work, {
         cpu => cpu.rmsprop(config, update, v),
         cuda => cuda::optimizer::rmsprop(cuda, config, update, v)
-    );
-    device.launch(work, run)?;
-    Ok(())
+    })
 }
 
 /// Elements per block of [`block_squares`].
@@ -211,14 +207,10 @@ pub fn block_squares(device: &Device, parts: &[Gradient], blocks: &mut [f64]) ->
     let sums = sums.as_mut().map(Tensor::view_mut);
     let (len, bytes) = parts.iter().fold((0, 0), |(len, bytes), x| (len + x.len(), bytes + x.num_bytes()));
     let work = OpCost::new(OP, (1, len, DType::F32), 2.0 * len as f64, bytes as f64);
-    device.launch(
-        work,
-        on!(
-            cpu => cpu.block_squares(parts, blocks),
-            cuda => cuda::optimizer::block_squares(cuda, parts, sums, blocks)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => cpu.block_squares(parts, blocks),
+        cuda => cuda::optimizer::block_squares(cuda, parts, sums, blocks)
+    })
 }
 
 /// Copies states as stored.

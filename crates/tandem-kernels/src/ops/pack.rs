@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use super::{cast, check};
-use crate::device::on;
+use crate::device::{launch, on};
 use crate::memory::bytes::{ALIGNMENT, BytesMut, BytesView};
 use crate::numerics::format::NF4_BLOCK;
 use crate::{Backend, DType, Device, Format, KernelError, MemoryKind, Result, Tensor, View, ViewMut, cuda};
@@ -100,15 +100,11 @@ pub fn unpack(device: &Device, packed: BytesView, format: Format, values: ViewMu
         return cast(device, packed.as_tensor(0..used, rows, cols, dtype), values);
     }
     let work = check::work(OP, &values, 0.0, (values.num_bytes() + packed.len()) as f64);
-    device.launch(
-        work,
-        on!(
-            cpu => match format {
-                Format::Nf4 => cpu.unpack_nf4(packed, values),
-                _ => cpu.unpack_int8(packed, values),
-            },
-            cuda => cuda::pack::unpack(cuda, packed, format, values)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => match format {
+            Format::Nf4 => cpu.unpack_nf4(packed, values),
+            _ => cpu.unpack_int8(packed, values),
+        },
+        cuda => cuda::pack::unpack(cuda, packed, format, values)
+    })
 }

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::cpu::rope as kernel;
-use crate::device::on;
+use crate::device::launch;
 use crate::ops::check;
 use crate::{Device, KernelError, Result, ViewMut, cuda};
 
@@ -83,12 +83,8 @@ pub fn rope(
         ));
     }
     let work = check::work(OP, &x, 3.0 * x.len() as f64, check::bytes(&[&x, &x]));
-    device.launch(
-        work,
-        on!(
-            cpu => kernel::rope(cpu, x, head_dim, positions, table, inverse),
-            cuda => cuda::rope::rope(cuda, x, head_dim, positions, table, inverse)
-        ),
-    )?;
-    Ok(())
+    launch!(device, work, {
+        cpu => kernel::rope(cpu, x, head_dim, positions, table, inverse),
+        cuda => cuda::rope::rope(cuda, x, head_dim, positions, table, inverse)
+    })
 }

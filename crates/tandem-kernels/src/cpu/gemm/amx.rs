@@ -19,8 +19,7 @@ use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::Operand;
-use super::kernel::{Add, Kernel, MOST_COLUMNS, Out, Tile, prefetch};
+use super::kernel::{Add, Kernel, MOST_COLUMNS, Out, Panels, Tile, prefetch};
 use super::lanes::{Lanes, Rows};
 use crate::cpu::amx;
 use crate::cpu::vector::{Avx512, Vector};
@@ -53,31 +52,19 @@ impl<const PARTS: usize> Kernel for Tiles<PARTS> {
     type Pending = Pending;
 
     #[inline(always)]
-    unsafe fn pack_rows(
-        source: &Operand,
-        rows: Range<usize>,
-        lanes: Range<usize>,
-        to: *mut f32,
-        panel_stride: usize,
-    ) {
+    unsafe fn pack_rows(panels: Panels) {
         let place =
             Place { group: 2 * PARTS * WORDS, half: WORDS, part: 2 * WORDS, line: SIDE, by_lane: false };
         // SAFETY: the caller's promise.
-        unsafe { pack::<PARTS>(source, rows, lanes, to, panel_stride, place) };
+        unsafe { pack::<PARTS>(panels, place) };
     }
 
     #[inline(always)]
-    unsafe fn pack_columns(
-        source: &Operand,
-        rows: Range<usize>,
-        lanes: Range<usize>,
-        to: *mut f32,
-        panel_stride: usize,
-    ) {
+    unsafe fn pack_columns(panels: Panels) {
         let line = PARTS * Self::COLUMNS;
         let place = Place { group: SIDE * line, half: SIDE, part: Self::COLUMNS, line, by_lane: true };
         // SAFETY: the caller's promise.
-        unsafe { pack::<PARTS>(source, rows, lanes, to, panel_stride, place) };
+        unsafe { pack::<PARTS>(panels, place) };
     }
 
     #[inline(always)]
@@ -265,19 +252,12 @@ struct Place {
 /// Packs square by square. Rows beyond the last are unspecified; elements beyond the end of k are
 /// zero.
 #[inline(always)]
-unsafe fn pack<const PARTS: usize>(
-    source: &Operand,
-    rows: Range<usize>,
-    lanes: Range<usize>,
-    to: *mut f32,
-    panel_stride: usize,
-    place: Place,
-) {
+unsafe fn pack<const PARTS: usize>(panels: Panels, place: Place) {
     // SAFETY: the caller's promise.
     unsafe {
-        match source.dtype() {
-            DType::F32 => pack_squares::<f32, PARTS>(source, rows, lanes, to, panel_stride, place),
-            DType::Bf16 => pack_squares::<bf16, PARTS>(source, rows, lanes, to, panel_stride, place),
+        match panels.source.dtype() {
+            DType::F32 => pack_squares::<f32, PARTS>(panels, place),
+            DType::Bf16 => pack_squares::<bf16, PARTS>(panels, place),
         }
     }
 }
@@ -295,14 +275,8 @@ trait Squares: Copy {
 }
 
 #[inline(always)]
-unsafe fn pack_squares<E: Squares, const PARTS: usize>(
-    source: &Operand,
-    rows: Range<usize>,
-    lanes: Range<usize>,
-    to: *mut f32,
-    panel_stride: usize,
-    place: Place,
-) {
+unsafe fn pack_squares<E: Squares, const PARTS: usize>(panels: Panels, place: Place) {
+    let Panels { source, rows, lanes, to, stride: panel_stride } = panels;
     let end = source.depth().min(2 * lanes.end);
     let (stride, is_transposed) = (source.stride(), source.is_transposed());
     for (panel, first) in (0..rows.len()).step_by(2 * SIDE).enumerate() {

@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use super::kernel::{Add, Kernel, Out, Tile};
+use super::kernel::{Add, Kernel, Out, Panels, Tile};
 use super::level::Level;
 use super::{Product, Term};
 use crate::cpu::{Cpu, scratch};
@@ -146,7 +146,7 @@ impl Part<'_> {
         cpu.parallel_for(blocks * pieces, |block| {
             let (column, piece) = (block / pieces * width, block % pieces);
             let rows = columns.start + column..columns.end.min(columns.start + column + width);
-            let (factor, lane, piece) = match &term {
+            let (source, lane, lanes) = match &term {
                 Some(term) if piece == whole => (&term.b, lanes.len(), 0..self.depth.tail),
                 _ => {
                     let start = lanes.start + piece * LANES;
@@ -156,9 +156,9 @@ impl Part<'_> {
             // SAFETY: the level was chosen for this CPU; the buffer holds the lanes of all panels,
             // and blocks write disjoint parts of it.
             unsafe {
-                let offset = (column * length + lane * panel) * L::Kernel::WORDS;
+                let to = self.packed.get().add((column * length + lane * panel) * L::Kernel::WORDS);
                 let stride = panel * length * L::Kernel::WORDS;
-                L::pack_columns(factor, rows, piece, self.packed.get().add(offset), stride);
+                L::pack_columns(Panels { source, rows, lanes, to, stride });
             }
         });
     }
@@ -289,10 +289,11 @@ impl Task<'_> {
             let tail = depth.tail(&(index..index + 1));
             // SAFETY: the caller's promise.
             unsafe {
-                K::pack_rows(&product.a, self.rows.clone(), lanes.clone(), buffer, K::ROWS * length);
+                let (rows, lanes, stride) = (self.rows.clone(), lanes.clone(), K::ROWS * length);
+                let tail_to = buffer.add(lanes.len() * K::ROWS * K::WORDS);
+                K::pack_rows(Panels { source: &product.a, rows: rows.clone(), lanes, to: buffer, stride });
                 if let Some(Term { a, .. }) = product.term.filter(|_| tail > 0) {
-                    let to = buffer.add(lanes.len() * K::ROWS * K::WORDS);
-                    K::pack_rows(&a, self.rows.clone(), 0..tail, to, K::ROWS * length);
+                    K::pack_rows(Panels { source: &a, rows, lanes: 0..tail, to: tail_to, stride });
                 }
             }
             for column in self.columns.clone().step_by(K::COLUMNS) {

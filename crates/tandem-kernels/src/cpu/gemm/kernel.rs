@@ -10,8 +10,17 @@ use super::pack::pack;
 use crate::cpu::vector::Vector;
 use crate::{Element, bf16};
 
+/// Panels to pack: a part of a factor, and its destination.
+pub(super) struct Panels<'a> {
+    pub source: &'a Operand<'a>,
+    pub rows: Range<usize>,
+    pub lanes: Range<usize>,
+    pub to: *mut f32,
+    /// Distance between panels, in words.
+    pub stride: usize,
+}
+
 /// Packing of factors and computation of a tile. Functions are inlined into the code of a level.
-///
 pub(super) trait Kernel {
     const ROWS: usize;
     const COLUMNS: usize;
@@ -28,30 +37,18 @@ pub(super) trait Kernel {
     /// State of a tile that is stored while the next one is computed.
     type Pending;
 
-    /// Packs rows and lanes of the first factor; panels begin `panel_stride` words apart.
+    /// Packs panels of the first factor.
     ///
-    /// # Safety The caller is compiled for the kernel's level and runs where it exists; `to` has
-    /// room for the panels; the rows lie inside the operand, of which `lanes` covers at least one
-    /// element.
-    unsafe fn pack_rows(
-        source: &Operand,
-        rows: Range<usize>,
-        lanes: Range<usize>,
-        to: *mut f32,
-        panel_stride: usize,
-    );
+    /// # Safety
+    /// The caller is compiled for the kernel's level and runs where it exists; `to` has room for
+    /// the panels; the rows lie inside the operand, of which `lanes` covers at least one element.
+    unsafe fn pack_rows(panels: Panels);
 
-    /// Packs rows and lanes of the second factor.
+    /// Packs panels of the second factor.
     ///
     /// # Safety
     /// As [`Self::pack_rows`].
-    unsafe fn pack_columns(
-        source: &Operand,
-        rows: Range<usize>,
-        lanes: Range<usize>,
-        to: *mut f32,
-        panel_stride: usize,
-    );
+    unsafe fn pack_columns(panels: Panels);
 
     /// Prepares the thread for the tiles of a task.
     ///
@@ -91,27 +88,15 @@ impl<M: Multiply, const MR: usize, const NV: usize, const NR: usize> Kernel for 
     type Pending = ();
 
     #[inline(always)]
-    unsafe fn pack_rows(
-        source: &Operand,
-        rows: Range<usize>,
-        lanes: Range<usize>,
-        to: *mut f32,
-        panel_stride: usize,
-    ) {
+    unsafe fn pack_rows(panels: Panels) {
         // SAFETY: the caller's promise.
-        unsafe { pack::<M::Vector, MR>(source, M::DEPTH, rows, lanes, to, panel_stride) };
+        unsafe { pack::<M::Vector, MR>(panels, M::DEPTH) };
     }
 
     #[inline(always)]
-    unsafe fn pack_columns(
-        source: &Operand,
-        rows: Range<usize>,
-        lanes: Range<usize>,
-        to: *mut f32,
-        panel_stride: usize,
-    ) {
+    unsafe fn pack_columns(panels: Panels) {
         // SAFETY: the caller's promise.
-        unsafe { pack::<M::Vector, NR>(source, M::DEPTH, rows, lanes, to, panel_stride) };
+        unsafe { pack::<M::Vector, NR>(panels, M::DEPTH) };
     }
 
     unsafe fn begin() {}

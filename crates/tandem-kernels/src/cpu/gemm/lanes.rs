@@ -64,6 +64,47 @@ mod x86 {
     use super::{Lanes, Rows};
     use crate::cpu::vector::{Avx2, Avx512};
 
+    /// Transposes the 128-bit parts of four registers.
+    macro_rules! transpose {
+        ($r:ident, $unpack_low:ident, $unpack_high:ident, $shuffle:ident) => {{
+            let (a, b) = ($unpack_low($r[0], $r[1]), $unpack_low($r[2], $r[3]));
+            let (c, d) = ($unpack_high($r[0], $r[1]), $unpack_high($r[2], $r[3]));
+            [
+                Self($shuffle::<0b01_00_01_00>(a, b)),
+                Self($shuffle::<0b11_10_11_10>(a, b)),
+                Self($shuffle::<0b01_00_01_00>(c, d)),
+                Self($shuffle::<0b11_10_11_10>(c, d)),
+            ]
+        }};
+    }
+
+    /// Methods on pairs of bf16, which differ between registers by their intrinsics alone.
+    macro_rules! pairs {
+        (
+            $to_bits:ident, $from_bits:ident, $shift_left:ident, $shift_right:ident, $set:ident, $and:ident,
+            $or:ident
+        ) => {
+            #[inline(always)]
+            fn first_of_pairs(self) -> Self {
+                Self(unsafe { $from_bits($shift_left::<16>($to_bits(self.0))) })
+            }
+            #[inline(always)]
+            fn second_of_pairs(self) -> Self {
+                unsafe {
+                    let second = $set(0xffff_0000_u32.cast_signed());
+                    Self($from_bits($and($to_bits(self.0), second)))
+                }
+            }
+            #[inline(always)]
+            fn pair_with(self, second: Self) -> Self {
+                unsafe {
+                    let first = $shift_right::<16>($to_bits(self.0));
+                    Self($from_bits($or(first, $to_bits(second.0))))
+                }
+            }
+        };
+    }
+
     impl Lanes for Avx2 {
         #[inline(always)]
         unsafe fn load_columns(rows: &Rows, offset: usize) -> [Self; 4] {
@@ -75,34 +116,18 @@ mod x86 {
                     let part = |i: usize| _mm_loadu_ps(rows[i].add(offset).cast());
                     r[j] = _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(part(j)), part(j + 4));
                 }
-                let (a, b) = (_mm256_unpacklo_ps(r[0], r[1]), _mm256_unpacklo_ps(r[2], r[3]));
-                let (c, d) = (_mm256_unpackhi_ps(r[0], r[1]), _mm256_unpackhi_ps(r[2], r[3]));
-                [
-                    Self(_mm256_shuffle_ps::<0b01_00_01_00>(a, b)),
-                    Self(_mm256_shuffle_ps::<0b11_10_11_10>(a, b)),
-                    Self(_mm256_shuffle_ps::<0b01_00_01_00>(c, d)),
-                    Self(_mm256_shuffle_ps::<0b11_10_11_10>(c, d)),
-                ]
+                transpose!(r, _mm256_unpacklo_ps, _mm256_unpackhi_ps, _mm256_shuffle_ps)
             }
         }
-        #[inline(always)]
-        fn first_of_pairs(self) -> Self {
-            Self(unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(self.0))) })
-        }
-        #[inline(always)]
-        fn second_of_pairs(self) -> Self {
-            unsafe {
-                let second = _mm256_set1_epi32(0xffff_0000_u32.cast_signed());
-                Self(_mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(self.0), second)))
-            }
-        }
-        #[inline(always)]
-        fn pair_with(self, second: Self) -> Self {
-            unsafe {
-                let first = _mm256_srli_epi32::<16>(_mm256_castps_si256(self.0));
-                Self(_mm256_castsi256_ps(_mm256_or_si256(first, _mm256_castps_si256(second.0))))
-            }
-        }
+        pairs!(
+            _mm256_castps_si256,
+            _mm256_castsi256_ps,
+            _mm256_slli_epi32,
+            _mm256_srli_epi32,
+            _mm256_set1_epi32,
+            _mm256_and_si256,
+            _mm256_or_si256
+        );
     }
 
     impl Lanes for Avx512 {
@@ -120,34 +145,18 @@ mod x86 {
                     let all = _mm512_insertf32x4::<2>(all, part(j + 8));
                     r[j] = _mm512_insertf32x4::<3>(all, part(j + 12));
                 }
-                let (a, b) = (_mm512_unpacklo_ps(r[0], r[1]), _mm512_unpacklo_ps(r[2], r[3]));
-                let (c, d) = (_mm512_unpackhi_ps(r[0], r[1]), _mm512_unpackhi_ps(r[2], r[3]));
-                [
-                    Self(_mm512_shuffle_ps::<0b01_00_01_00>(a, b)),
-                    Self(_mm512_shuffle_ps::<0b11_10_11_10>(a, b)),
-                    Self(_mm512_shuffle_ps::<0b01_00_01_00>(c, d)),
-                    Self(_mm512_shuffle_ps::<0b11_10_11_10>(c, d)),
-                ]
+                transpose!(r, _mm512_unpacklo_ps, _mm512_unpackhi_ps, _mm512_shuffle_ps)
             }
         }
-        #[inline(always)]
-        fn first_of_pairs(self) -> Self {
-            Self(unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_castps_si512(self.0))) })
-        }
-        #[inline(always)]
-        fn second_of_pairs(self) -> Self {
-            unsafe {
-                let second = _mm512_set1_epi32(0xffff_0000_u32.cast_signed());
-                Self(_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(self.0), second)))
-            }
-        }
-        #[inline(always)]
-        fn pair_with(self, second: Self) -> Self {
-            unsafe {
-                let first = _mm512_srli_epi32::<16>(_mm512_castps_si512(self.0));
-                Self(_mm512_castsi512_ps(_mm512_or_si512(first, _mm512_castps_si512(second.0))))
-            }
-        }
+        pairs!(
+            _mm512_castps_si512,
+            _mm512_castsi512_ps,
+            _mm512_slli_epi32,
+            _mm512_srli_epi32,
+            _mm512_set1_epi32,
+            _mm512_and_si512,
+            _mm512_or_si512
+        );
     }
 
     /// Computes `c + a₀·b₀ + a₁·b₁`, where each lane of `a` and `b` is a pair of bf16.

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::blocked::Task;
-use super::kernel::{Kernel, Registers, Singles};
-use super::{Operand, Product, gemv};
+use super::kernel::{Kernel, Panels, Registers, Singles};
+use super::{Product, gemv};
 use crate::cpu::vector::Portable;
 
 /// Functions compiled for a level.
@@ -15,13 +15,7 @@ pub(super) trait Level {
     ///
     /// # Safety
     /// The CPU has the level; else as [`Kernel::pack_columns`].
-    unsafe fn pack_columns(
-        source: &Operand,
-        rows: Range<usize>,
-        lanes: Range<usize>,
-        to: *mut f32,
-        panel_stride: usize,
-    );
+    unsafe fn pack_columns(panels: Panels);
 
     /// Calls [`gemv::columns`].
     ///
@@ -45,46 +39,22 @@ macro_rules! level {
         impl Level for $name {
             type Kernel = $kernel;
 
-            unsafe fn pack_columns(
-                source: &Operand,
-                rows: Range<usize>,
-                lanes: Range<usize>,
-                to: *mut f32,
-                panel_stride: usize,
-            ) {
-                $(#[target_feature(enable = $features)])?
-                unsafe fn compiled(
-                    source: &Operand,
-                    rows: Range<usize>,
-                    lanes: Range<usize>,
-                    to: *mut f32,
-                    panel_stride: usize,
-                ) {
-                    // SAFETY: the caller's promise.
-                    unsafe { <$kernel>::pack_columns(source, rows, lanes, to, panel_stride) };
-                }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn pack_columns(panels: Panels) {
                 // SAFETY: the caller's promise.
-                unsafe { compiled(source, rows, lanes, to, panel_stride) };
+                unsafe { <$kernel>::pack_columns(panels) };
             }
 
+            $(#[target_feature(enable = $features)])?
             unsafe fn few(product: &Product, columns: Range<usize>) {
-                $(#[target_feature(enable = $features)])?
-                unsafe fn compiled(product: &Product, columns: Range<usize>) {
-                    // SAFETY: the caller's promise.
-                    unsafe { gemv::columns::<$vector, $few>(product, columns) };
-                }
                 // SAFETY: the caller's promise.
-                unsafe { compiled(product, columns) };
+                unsafe { gemv::columns::<$vector, $few>(product, columns) };
             }
 
+            $(#[target_feature(enable = $features)])?
             unsafe fn run(task: &Task, buffer: *mut f32) {
-                $(#[target_feature(enable = $features)])?
-                unsafe fn compiled(task: &Task, buffer: *mut f32) {
-                    // SAFETY: the caller's promise.
-                    unsafe { task.run::<$kernel>(buffer) };
-                }
                 // SAFETY: the caller's promise.
-                unsafe { compiled(task, buffer) };
+                unsafe { task.run::<$kernel>(buffer) };
             }
         }
     };

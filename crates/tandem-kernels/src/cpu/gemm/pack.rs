@@ -1,56 +1,71 @@
 //! Packing of a factor into panels, in the order of the micro-kernel.
-//!
 
 use std::ops::Range;
 
 use super::Operand;
-use super::kernel::prefetch;
+use super::kernel::{Panels, prefetch};
 use super::lanes::{Lanes, MOST_LANES, Rows};
-use crate::{DType, bf16};
+use crate::{DType, Element, bf16};
 
-/// Packs rows `rows` and lanes `lanes` (of `depth` elements each) of `source`; panels begin
-/// `panel_stride` apart.
+/// Packs panels of lanes of `depth` elements each.
 ///
-/// # Safety The caller is compiled for the vector's level and runs where it exists; `to` has room
-/// for the panels.
+/// # Safety
+/// The caller is compiled for the vector's level and runs where it exists; `to` has room for the
+/// panels.
 #[inline(always)]
-pub(super) unsafe fn pack<V: Lanes, const W: usize>(
-    source: &Operand,
-    depth: usize,
-    rows: Range<usize>,
-    lanes: Range<usize>,
-    to: *mut f32,
-    panel_stride: usize,
-) {
-    let elements = lanes.start * depth..source.depth().min(lanes.end * depth);
+pub(super) unsafe fn pack<V: Lanes, const W: usize>(panels: Panels, depth: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (panels.source.dtype(), depth) {
+            (DType::F32, _) => pack_as::<V, W, Whole>(panels),
+            (DType::Bf16, 1) => pack_as::<V, W, Widened>(panels),
+            (DType::Bf16, _) => pack_as::<V, W, Paired>(panels),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn pack_as<V: Lanes, const W: usize, P: Packing>(panels: Panels) {
+    let Panels { source, rows, lanes, to, stride } = panels;
+    let elements = lanes.start * P::DEPTH..source.depth().min(lanes.end * P::DEPTH);
     // SAFETY: rows and elements lie inside the operand; the caller promises the room.
     unsafe {
-        match (source.dtype(), depth, source.is_transposed()) {
-            (DType::F32, _, false) => from_rows::<V, W, Whole>(source, rows, elements, to, panel_stride),
-            (DType::F32, _, true) => from_columns::<V, W, Whole>(source, rows, elements, to, panel_stride),
-            (DType::Bf16, 1, false) => from_rows::<V, W, Widened>(source, rows, elements, to, panel_stride),
-            (DType::Bf16, 1, true) => from_columns::<V, W, Widened>(source, rows, elements, to, panel_stride),
-            (DType::Bf16, _, false) => from_rows::<V, W, Paired>(source, rows, elements, to, panel_stride),
-            (DType::Bf16, _, true) => from_columns::<V, W, Paired>(source, rows, elements, to, panel_stride),
+        if source.is_transposed() {
+            from_columns::<V, W, P>(source, rows, elements, to, stride);
+        } else {
+            from_rows::<V, W, P>(source, rows, elements, to, stride);
         }
     }
 }
 
 /// Conversion of elements to lanes.
 trait Packing {
-    type Element: Copy;
+    type Element: Element;
     /// Elements per 32-bit read along k.
     const READ: usize;
     /// Lanes per 32-bit read.
     const LANES: usize;
     /// Elements along k per lane.
     const DEPTH: usize;
+
     /// Stores the lanes of one vector of 32-bit reads, `W` apart.
-    unsafe fn store<V: Lanes, const W: usize>(column: V, to: *mut f32, count: usize);
+    #[inline(always)]
+    unsafe fn store<V: Lanes, const W: usize>(column: V, to: *mut f32, count: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { column.store(to, count) };
+    }
     /// Returns one lane from `DEPTH` elements `stride` apart, of which `count` exist.
-    unsafe fn lane(from: *const Self::Element, stride: usize, count: usize) -> f32;
+    #[inline(always)]
+    unsafe fn lane(from: *const Self::Element, _stride: usize, _count: usize) -> f32 {
+        // SAFETY: the caller's promise.
+        unsafe { *from }.to_f32()
+    }
     /// Returns one vector of lanes from adjacent elements, the next along k `stride` further.
-    unsafe fn lanes<V: Lanes>(from: *const Self::Element, stride: usize, count: usize) -> V;
+    #[inline(always)]
+    unsafe fn lanes<V: Lanes>(from: *const Self::Element, _stride: usize, _count: usize) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::get(from, V::LANES) }
+    }
 }
 
 /// f32 unchanged.
@@ -61,22 +76,6 @@ impl Packing for Whole {
     const READ: usize = 1;
     const LANES: usize = 1;
     const DEPTH: usize = 1;
-
-    #[inline(always)]
-    unsafe fn store<V: Lanes, const W: usize>(column: V, to: *mut f32, count: usize) {
-        // SAFETY: the caller's promise.
-        unsafe { column.store(to, count) };
-    }
-    #[inline(always)]
-    unsafe fn lane(from: *const f32, _stride: usize, _count: usize) -> f32 {
-        // SAFETY: the caller's promise.
-        unsafe { *from }
-    }
-    #[inline(always)]
-    unsafe fn lanes<V: Lanes>(from: *const f32, _stride: usize, _count: usize) -> V {
-        // SAFETY: the caller's promise.
-        unsafe { V::load(from, V::LANES) }
-    }
 }
 
 /// bf16 widened to f32.
@@ -96,16 +95,6 @@ impl Packing for Widened {
             column.second_of_pairs().store(to.add(W), count);
         }
     }
-    #[inline(always)]
-    unsafe fn lane(from: *const bf16, _stride: usize, _count: usize) -> f32 {
-        // SAFETY: the caller's promise.
-        unsafe { <bf16 as crate::Element>::to_f32(*from) }
-    }
-    #[inline(always)]
-    unsafe fn lanes<V: Lanes>(from: *const bf16, _stride: usize, _count: usize) -> V {
-        // SAFETY: the caller's promise.
-        unsafe { V::load_bf16(from, V::LANES) }
-    }
 }
 
 /// Pairs of bf16.
@@ -117,11 +106,6 @@ impl Packing for Paired {
     const LANES: usize = 1;
     const DEPTH: usize = 2;
 
-    #[inline(always)]
-    unsafe fn store<V: Lanes, const W: usize>(column: V, to: *mut f32, count: usize) {
-        // SAFETY: the caller's promise.
-        unsafe { column.store(to, count) };
-    }
     #[inline(always)]
     unsafe fn lane(from: *const bf16, stride: usize, count: usize) -> f32 {
         // SAFETY: the caller's promise.

@@ -2,11 +2,10 @@
 //! of its rows are interleaved at a time; the short one is packed once.
 
 use std::arch::x86_64::*;
-use std::ops::Range;
 
 use super::amx::Tiles;
 use super::blocked::Depth;
-use super::kernel::{Kernel, prefetch};
+use super::kernel::{Kernel, Panels, prefetch};
 use super::{Operand, Product};
 use crate::bf16;
 use crate::cpu::amx::{self, SIDE, SQUARE};
@@ -35,24 +34,18 @@ pub(super) fn pack(cpu: &Cpu, operand: &Operand, is_first: bool, to: &mut [f32])
     let to = RowsMut::from_slice(&mut to[..packed_len(operand.rows(), operand.depth())]);
     cpu.parallel_ranges(lanes, LANES, |_, block| {
         let (to, _) = to.address(0, block.start * SQUARE);
+        let panels = Panels { source: operand, rows: 0..rows, lanes: block, to, stride: lanes * SQUARE };
         // SAFETY: blocks are disjoint groups of each panel; the caller runs where tiles are.
-        unsafe { compiled(operand, 0..rows, block, to, lanes * SQUARE, is_first) };
+        unsafe { compiled(panels, is_first) };
     });
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-    unsafe fn compiled(
-        operand: &Operand,
-        rows: Range<usize>,
-        lanes: Range<usize>,
-        to: *mut f32,
-        panel: usize,
-        is_first: bool,
-    ) {
+    unsafe fn compiled(panels: Panels, is_first: bool) {
         // SAFETY: the caller's promise.
         unsafe {
             if is_first {
-                Tiles::<1>::pack_rows(operand, rows, lanes, to, panel);
+                Tiles::<1>::pack_rows(panels);
             } else {
-                Tiles::<1>::pack_columns(operand, rows, lanes, to, panel);
+                Tiles::<1>::pack_columns(panels);
             }
         }
     }

@@ -121,7 +121,7 @@ macro_rules! x86_methods {
                 Self(unsafe { $intrinsic(self.0, other.0) })
             }
         )*
-        #[inline(always)]
+        #[target_feature(enable = $features)]
         unsafe fn multiply(
             shape: [usize; 3],
             a: Strided,
@@ -129,17 +129,7 @@ macro_rules! x86_methods {
             c: (*mut f32, usize),
             accumulate: bool,
         ) {
-            #[target_feature(enable = $features)]
-            unsafe fn outlined(
-                shape: [usize; 3],
-                a: Strided,
-                b: (*const f32, usize),
-                c: (*mut f32, usize),
-                accumulate: bool,
-            ) {
-                unsafe { multiply::<$name>(shape, a, b, c, accumulate) }
-            }
-            unsafe { outlined(shape, a, b, c, accumulate) }
+            unsafe { multiply::<$name>(shape, a, b, c, accumulate) }
         }
     };
 }
