@@ -43,7 +43,7 @@ const HOT: &[&str] = &[
 /// GPUs that are tried: Ampere's of both kinds, Ada Lovelace's and Hopper's, as a run on one compiles for it.
 const CAPABILITIES: [(u32, u32); 4] = [(8, 0), (8, 6), (8, 9), (9, 0)];
 
-/// What became of a file for a kind of GPU.
+/// Outcome of compiling a file for a kind of GPU.
 type Outcome = Result<Vec<Usage>, String>;
 
 fn main() -> ExitCode {
@@ -57,7 +57,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether everything compiles, and nothing hot spills.
+/// Returns whether everything compiles and no hot kernel spills.
 fn run(mut arguments: impl Iterator<Item = String>) -> Result<bool, String> {
     let (mut nvrtc, mut targets, mut is_target) = (None, Vec::new(), false);
     while let Some(argument) = arguments.next() {

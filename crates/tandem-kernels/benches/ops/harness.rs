@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use tandem_kernels::cuda::{self, Options};
 use tandem_kernels::{Backend, DType, Device, MemoryKind, Tensor, ops};
 
-/// What one operation's line is measured against.
+/// Amount of work of an operation, by the limit that it is compared with.
 #[derive(Clone, Copy)]
 pub enum Work {
     /// Floating-point operations on operands of this type.
@@ -14,7 +14,7 @@ pub enum Work {
     Bytes(f64),
 }
 
-/// What computes.
+/// Kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// This machine's processor.
@@ -61,9 +61,9 @@ pub struct Products {
 
 /// The device and the settings of a run.
 pub struct Bench {
-    /// Where operations run.
+    /// Device of the operations.
     pub device: Device,
-    /// What that is.
+    /// Kind of the device.
     pub place: Place,
     /// Its threads.
     pub threads: usize,
@@ -71,7 +71,7 @@ pub struct Bench {
     pub peak: Peak,
     /// The products that alone are asked for.
     pub products: Option<Products>,
-    /// Whether lines are for programs.
+    /// True if lines are JSON.
     pub is_json: bool,
     filter: Option<String>,
 }
@@ -104,12 +104,12 @@ impl Bench {
         Self { device, place, threads, peak: Peak::default(), products: asked, filter, is_json }
     }
 
-    /// Whether a GPU computes, or what stands in for one.
+    /// Returns whether a GPU computes, real or emulated.
     pub fn is_gpu(&self) -> bool {
         self.device.backend() == Backend::Cuda
     }
 
-    /// Whether the line is asked for.
+    /// Returns whether the filter selects the line.
     pub fn wants(&self, name: &str) -> bool {
         self.filter.as_ref().is_none_or(|f| name.contains(f.as_str()))
     }
@@ -197,7 +197,7 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// Of all sets together.
+    /// Bytes of all sets together.
     const BYTES: usize = 512 << 20;
 
     /// One set, or as many as are needed so that none is in the cache when its turn comes.

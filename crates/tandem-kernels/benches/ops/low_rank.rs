@@ -129,7 +129,7 @@ impl<'a> Layer<'a> {
         }
     }
 
-    /// What DoRA adds: norms of the rows of the weight with its low-rank term, a factor for each column of the output, and the
+    /// Times DoRA's additions: norms of the rows of the weight with its low-rank term, a factor for each column of the output, and the
     /// gradient of the factors. And dropout.
     fn run_magnitudes(&self, name: &str) {
         let Self { bench, dtype, width, factors: [a, b, _], .. } = self;

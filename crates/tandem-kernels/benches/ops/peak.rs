@@ -36,7 +36,7 @@ pub fn measure(bench: &mut Bench) {
     );
 }
 
-/// Of a GPU, which is reached through libraries alone: operations per second of a large product.
+/// Operations per second of a large product, the peak of a GPU, which is reached by libraries alone.
 fn product_rate(bench: &Bench, dtype: DType) -> f64 {
     let n = if bench.place == Place::Cuda { 8192 } else { 64 };
     let [x, w, mut y] = [(); 3].map(|()| bench.matrix(n, n, dtype));

@@ -24,7 +24,7 @@ const TRAINING: [(usize, usize, usize); 13] = [
 const DECODING: [(usize, usize, usize); 6] =
     [(1, 512, 1536), (1, 512, 32000), (2, 512, 32000), (4, 512, 32000), (7, 512, 32000), (7, 2048, 2048)];
 
-/// Of Llama's 1 and 8 billion parameters: queries, keys and values together, the attention's output, both halves of a block.
+/// Shapes of Llama with 1 and 8 billion parameters: queries, keys and values together, the attention's output, both halves of a block.
 const ON_A_GPU: [(usize, usize, usize); 8] = [
     (8192, 2048, 3072),
     (8192, 2048, 2048),
@@ -60,7 +60,7 @@ fn flops((t, k, n): (usize, usize, usize), dtype: DType) -> Work {
     Work::Flops(2.0 * t as f64 * k as f64 * n as f64, dtype)
 }
 
-/// Of few rows by the bytes that are read: as elsewhere, or on a device for few rows.
+/// Times `linear`; few rows are rated by the bytes read, on any device or on one for few rows.
 fn forward(bench: &Bench, (t, k, n): (usize, usize, usize), dtype: DType, few: Option<&str>) {
     let name = format!("linear {dtype} {t}x{k}x{n}{}", few.unwrap_or_default());
     if !bench.wants(&name) {

@@ -104,7 +104,7 @@ impl Isa {
             return Ok(self);
         }
         let (name, highest) = (self.name(), Self::highest().name());
-        let reason = format!("this processor lacks `{name}`; the highest level it has is `{highest}`");
+        let reason = format!("this CPU lacks `{name}`; its highest level is `{highest}`");
         Err(KernelError::invalid("TANDEM_ISA", reason))
     }
 }

@@ -27,7 +27,10 @@ impl AttentionShape {
         if self.head_dim == 0 || self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
             return Err(KernelError::invalid(
                 op,
-                format!("{} heads over {} key/value heads of {}", self.heads, self.kv_heads, self.head_dim),
+                format!(
+                    "{} heads of {} do not divide among {} key/value heads",
+                    self.heads, self.head_dim, self.kv_heads
+                ),
             ));
         }
         if self.window == Some(0) || self.softcap.is_some_and(|cap| cap <= 0.0) {
@@ -102,12 +105,12 @@ impl Visible {
         for query in 0..queries {
             let ranges = self.ranges(query);
             if ranges.iter().all(std::ops::Range::is_empty) {
-                return Err(KernelError::invalid(op, format!("query {query} sees nothing")));
+                return Err(KernelError::invalid(op, format!("query {query} has no visible cache rows")));
             }
             if let Some(range) = ranges.iter().find(|r| r.end as usize > cache_rows) {
                 return Err(KernelError::invalid(
                     op,
-                    format!("query {query} sees cache rows {range:?} of {cache_rows}"),
+                    format!("cache rows {range:?} of query {query} exceed the cache of {cache_rows} rows"),
                 ));
             }
         }

@@ -77,7 +77,7 @@ fn rows_inside(op: &'static str, rows: &[u32], num_rows: usize) -> Result<()> {
     match rows.iter().position(|r| *r as usize >= num_rows) {
         None => Ok(()),
         Some(i) => {
-            Err(KernelError::invalid(op, format!("rows[{i}] is {} of a matrix of {num_rows} rows", rows[i])))
+            Err(KernelError::invalid(op, format!("rows[{i}] is {}, the matrix has {num_rows} rows", rows[i])))
         }
     }
 }
@@ -97,7 +97,10 @@ pub fn write_f32(device: &Device, values: &[f32], dst: ViewMut) -> Result<()> {
     const OP: &str = "write_f32";
     if values.len() != dst.len() {
         let (rows, cols) = dst.shape();
-        return Err(KernelError::invalid(OP, format!("{} numbers for a {rows}x{cols} matrix", values.len())));
+        return Err(KernelError::invalid(
+            OP,
+            format!("{} numbers, expected those of a {rows}x{cols} matrix", values.len()),
+        ));
     }
     let work = check::work(OP, &dst, 0.0, dst.num_bytes() as f64);
     launch!(device, work, {

@@ -40,7 +40,7 @@ fn check_rate(op: &'static str, p: f32) -> Result<()> {
     if (0.0..1.0).contains(&p) {
         return Ok(());
     }
-    Err(KernelError::invalid(op, format!("a rate of {p}, expected one from 0 to below 1")))
+    Err(KernelError::invalid(op, format!("rate {p}, expected at least 0 and below 1")))
 }
 
 /// Computes `y = x ⊙ mask / (1 − p)`; `x` and `y` are f32 or bf16. A mask element is 0 with

@@ -9,7 +9,10 @@ use crate::{DType, Device, KernelError, OpCost, Result, View, cuda};
 pub fn exact_merge(device: &Device, other: ExactView, sums: &mut FixedPointSum, add: bool) -> Result<()> {
     const OP: &str = "exact_merge";
     if other.len() != sums.len() {
-        return Err(KernelError::invalid(OP, format!("{} sums added to {}", other.len(), sums.len())));
+        return Err(KernelError::invalid(
+            OP,
+            format!("{} sums to add, {} to add to", other.len(), sums.len()),
+        ));
     }
     let bytes = 8 * other.len() * if add { 3 } else { 2 };
     let shape = (1, other.len(), DType::F32);
@@ -36,7 +39,10 @@ pub fn exact_sum(
     check::is_f32(OP, "terms", &terms)?;
     check::contiguous(OP, "terms", terms.is_contiguous())?;
     if terms.len() > sums.len() {
-        return Err(KernelError::invalid(OP, format!("{} terms for {} sums", terms.len(), sums.len())));
+        return Err(KernelError::invalid(
+            OP,
+            format!("{} terms exceed the {} sums", terms.len(), sums.len()),
+        ));
     }
     let moved = terms.num_bytes() * if add { 5 } else { 3 };
     let work = check::work(OP, &terms, 2.0 * terms.len() as f64, moved as f64);

@@ -271,7 +271,10 @@ pub fn head_part(device: &Device, call: Head, parts: &mut HeadParts, budget: usi
     let Head { hidden, weights, targets, shape } = call;
     let (rows, vocabulary) = (hidden.rows(), weights.weight.rows());
     if parts.shape() != (rows, targets.rows.len()) {
-        return Err(KernelError::invalid(OP, format!("parts of {:?} rows and predictions", parts.shape())));
+        return Err(KernelError::invalid(
+            OP,
+            format!("the parts have {:?} rows and predictions", parts.shape()),
+        ));
     }
     let changed = shape.softcap.is_some() || shape.logit_scale.is_some_and(|scale| scale != 1.0);
     let fitting = if changed { 0 } else { budget / (vocabulary * DType::F32.size()) };

@@ -197,7 +197,10 @@ pub fn block_squares(device: &Device, parts: &[Gradient], blocks: &mut [f64]) ->
     parts.iter().try_for_each(|x| x.check(OP, "x"))?;
     let expected: usize = parts.iter().map(|x| x.len().div_ceil(SQUARES_BLOCK)).sum();
     if blocks.len() != expected {
-        return Err(KernelError::invalid(OP, format!("room for {} blocks, not {expected}", blocks.len())));
+        return Err(KernelError::invalid(
+            OP,
+            format!("room for {} blocks, expected {expected}", blocks.len()),
+        ));
     }
     let mut sums = match device.backend() {
         Backend::Cpu => None,
@@ -217,7 +220,10 @@ pub fn block_squares(device: &Device, parts: &[Gradient], blocks: &mut [f64]) ->
 pub fn copy_states(device: &Device, src: StatesView, dst: StatesMut) -> Result<()> {
     const OP: &str = "copy_states";
     if src.len() != dst.len() {
-        return Err(KernelError::invalid(OP, format!("{} states into room for {}", src.len(), dst.len())));
+        return Err(KernelError::invalid(
+            OP,
+            format!("{} states to copy, room for {}", src.len(), dst.len()),
+        ));
     }
     match (src, dst) {
         (StatesView::F32(src), StatesMut::F32(dst)) | (StatesView::Bf16(src), StatesMut::Bf16(dst, _)) => {
@@ -269,7 +275,7 @@ fn check_codes(op: &'static str, name: &str, codes: &CodesMut, moment: AdamMomen
         return Err(KernelError::invalid(op, format!("{name} has {} elements, expected {len}", codes.len())));
     }
     if codes.moment() != moment {
-        return Err(KernelError::invalid(op, format!("{name} is kept as another moment")));
+        return Err(KernelError::invalid(op, format!("{name} has the states of another moment")));
     }
     Ok(())
 }

@@ -70,7 +70,11 @@ pub fn rope(
     if head_dim == 0 || !x.cols().is_multiple_of(head_dim) || table.rotary > head_dim {
         return Err(KernelError::invalid(
             OP,
-            format!("{} columns in heads of {head_dim} with {} rotated dimensions", x.cols(), table.rotary),
+            format!(
+                "{} columns do not divide into heads of {head_dim} with {} rotated dimensions",
+                x.cols(),
+                table.rotary
+            ),
         ));
     }
     check::shape(OP, "x", &x, positions.len(), x.cols())?;

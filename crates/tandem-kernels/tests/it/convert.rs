@@ -114,7 +114,7 @@ fn rows_are_gathered_and_spread() {
     }
 }
 
-/// What lies in another memory of the same device: host memory, of a GPU.
+/// Matrices in another memory of the same device, such as host memory of a GPU.
 #[test]
 fn memories_of_one_device_exchange_matrices() {
     for (place, device) in devices(2) {
@@ -141,9 +141,9 @@ fn wrong_rows_are_refused() {
     let src = device.alloc(MemoryKind::Scratch, 4, 2, DType::F32).unwrap();
     let mut dst = device.alloc(MemoryKind::Scratch, 3, 2, DType::F32).unwrap();
     let outside = ops::gather_rows(&device, src.view(), &[0, 4, 1], dst.view_mut()).unwrap_err();
-    assert_eq!(outside.to_string(), "gather_rows: rows[1] is 4 of a matrix of 4 rows");
+    assert_eq!(outside.to_string(), "gather_rows: rows[1] is 4, the matrix has 4 rows");
     let twice = ops::spread_rows(&device, src.view(), &[2, 0, 2, 1], dst.view_mut()).unwrap_err();
     assert_eq!(twice.to_string(), "spread_rows: row 2 is listed twice");
     let short = ops::write_f32(&device, &numbers(1, 5), dst.view_mut()).unwrap_err();
-    assert_eq!(short.to_string(), "write_f32: 5 numbers for a 3x2 matrix");
+    assert_eq!(short.to_string(), "write_f32: 5 numbers, expected those of a 3x2 matrix");
 }

@@ -9,7 +9,7 @@ fn mix(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// Whether an element is kept: the half of a hash of its pair's index.
+/// Returns whether an element is kept, by its half of the hash of its pair's index.
 fn is_kept(key: u64, index: u64, p: f32) -> bool {
     const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
     let bits = mix(mix(key.wrapping_add(STEP)).wrapping_add((index / 2).wrapping_mul(STEP)));
@@ -53,7 +53,7 @@ fn elements_are_those_of_the_formula() {
     }
 }
 
-/// Of 2²⁰ elements, a share that lies within five standard deviations of 1 − p is kept; and so it is of pairs of elements
+/// The share of 2²⁰ elements that is kept lies within five standard deviations of 1 − p; and so it is of pairs of elements
 /// some distance apart, of the same elements under neighbouring keys, and within each column. Keys are fixed and the mask is made of
 /// integers, so the outcome is the same everywhere.
 #[test]
@@ -108,6 +108,6 @@ fn a_rate_of_one_is_refused() {
     let mut y = device.alloc(MemoryKind::Scratch, 3, 4, DType::F32).unwrap();
     for p in [1.0, -0.1, f32::NAN] {
         let found = ops::dropout(&device, x.view(), y.view_mut(), 1, p).unwrap_err().to_string();
-        assert_eq!(found, format!("dropout: a rate of {p}, expected one from 0 to below 1"));
+        assert_eq!(found, format!("dropout: rate {p}, expected at least 0 and below 1"));
     }
 }

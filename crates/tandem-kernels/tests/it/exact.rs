@@ -79,7 +79,7 @@ fn what_is_out_of_range_is_told() {
     }
 }
 
-/// What the optimisers read from sums is the f32 that the sums stand for.
+/// Optimisers read a sum as the f32 nearest to it.
 #[test]
 fn optimisers_and_norms_read_sums_as_the_nearest_f32() {
     for (isa, device) in devices(2) {
@@ -133,11 +133,11 @@ fn blocks_of_squares_add_up_wherever_the_row_is_cut_between_blocks() {
             assert_eq!([apart, together], [whole.clone(), whole.clone()], "{}", isa.name());
         }
         let error = ops::block_squares(&device, &[x.view().into()], &mut [0.0; 3]).unwrap_err();
-        assert_eq!(error.to_string(), "block_squares: room for 3 blocks, not 4");
+        assert_eq!(error.to_string(), "block_squares: room for 3 blocks, expected 4");
     }
 }
 
-/// Where they lie in memory changes nothing.
+/// Addresses of terms and sums do not change results.
 #[test]
 fn terms_and_sums_are_read_from_any_element_on() {
     for (isa, device) in devices(2) {

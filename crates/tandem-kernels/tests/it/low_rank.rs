@@ -1,7 +1,7 @@
-//! What LoRA and DoRA need beside products, against f64, at every level of vector instructions of this processor; and the same
+//! Operations of LoRA and DoRA beside products, against f64, at every level of vector instructions of this processor; and the same
 //! bits for every number of threads.
 
-use crate::support::{BF16_ROUNDOFF, F32_ROUNDOFF, Matrix, assert_close, devices};
+use crate::support::{F32_ROUNDOFF, Matrix, assert_close, devices, roundoff};
 use tandem_kernels::{DType, Device, MemoryKind, ops};
 
 const TYPES: [DType; 2] = [DType::F32, DType::Bf16];
@@ -15,10 +15,6 @@ fn same_bits(compute: impl Fn(&str, &Device) -> Vec<f32>) {
         let bits = |device| compute(isa.name(), device).into_iter().map(f32::to_bits).collect::<Vec<_>>();
         assert!(bits(&one) == bits(&three), "{}: bits depend on threads", isa.name());
     }
-}
-
-fn roundoff(dtype: DType) -> f64 {
-    if dtype == DType::Bf16 { BF16_ROUNDOFF } else { F32_ROUNDOFF }
 }
 
 #[test]

@@ -44,7 +44,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// What is not overwritten shows.
+/// Fills a piece with a pattern, so that bytes that are not overwritten show.
 fn spoil(device: &Device, packed: &mut Bytes) {
     device.write_bytes(&vec![0xa5; packed.len()], packed.view_mut()).unwrap();
 }
@@ -154,7 +154,7 @@ fn int8_equals_bitsandbytes() {
     }
 }
 
-/// What a checkpoint stores becomes the bytes that packing its weights makes.
+/// Quantised weights of a checkpoint become the bytes that packing the weights yields.
 #[test]
 fn stored_weights_become_the_same_bytes() {
     let golden = Golden::open();

@@ -167,10 +167,7 @@ pub(super) fn kernels(dtype: DType, head_dim: usize) -> Result<&'static Kernels>
 
 /// Creates the error for a head that no kernel has registers for.
 pub(super) fn too_wide(head_dim: usize) -> KernelError {
-    KernelError::invalid(
-        "attention",
-        format!("heads of {head_dim} on a GPU, which has kernels for up to 256"),
-    )
+    KernelError::invalid("attention", format!("head size {head_dim}; GPU kernels support at most 256"))
 }
 
 #[cfg(test)]
@@ -200,6 +197,6 @@ mod tests {
         assert_eq!(width(DType::Bf16, 192).unwrap(), 256);
         assert_eq!(width(DType::F32, 80).unwrap(), 128);
         let error = width(DType::F32, 257).unwrap_err().to_string();
-        assert_eq!(error, "attention: heads of 257 on a GPU, which has kernels for up to 256");
+        assert_eq!(error, "attention: head size 257; GPU kernels support at most 256");
     }
 }

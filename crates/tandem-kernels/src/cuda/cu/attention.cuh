@@ -1,4 +1,4 @@
-// What all kernels of attention share.
+// Shared parts of the attention kernels.
 //
 // A token sees the tokens on the path from its tree's root to itself. Positions count along that
 // path, so keys are numbered by position, and whether a query sees a key is a matter of their

@@ -88,17 +88,11 @@ COLUMN_SUMS(column_sums_bf16, bf16)
                   int block_rows, float *out, int out_stride, int add) {                                                \
         sums<true>(a, a_stride, b, b_stride, rows, cols, block_rows, out, out_stride, add);                             \
     }
-COLUMN_DOTS(column_dots_f32_f32, float, float)
-COLUMN_DOTS(column_dots_f32_bf16, float, bf16)
-COLUMN_DOTS(column_dots_bf16_f32, bf16, float)
-COLUMN_DOTS(column_dots_bf16_bf16, bf16, bf16)
+FOR_TYPES(COLUMN_DOTS, column_dots)
 
 #define SCALE_COLUMNS(name, X, Y)                                                                                       \
     KERNEL_BOUNDS(name, COLUMN_THREADS, 4, const X *x, int x_stride, const float *factors, const float *bias, Y *y,     \
                   int y_stride, int rows, int cols) {                                                                   \
         scale(x, x_stride, factors, bias, y, y_stride, rows, cols);                                                     \
     }
-SCALE_COLUMNS(scale_columns_f32_f32, float, float)
-SCALE_COLUMNS(scale_columns_f32_bf16, float, bf16)
-SCALE_COLUMNS(scale_columns_bf16_f32, bf16, float)
-SCALE_COLUMNS(scale_columns_bf16_bf16, bf16, bf16)
+FOR_TYPES(SCALE_COLUMNS, scale_columns)

@@ -1,4 +1,4 @@
-// What every file of kernels uses: element types, memory access, sums over warps and blocks.
+// Shared parts of all kernel files: element types, memory access, sums over warps and blocks.
 //
 // Kernels are compiled by NVRTC for a GPU, and as C++ for the host, where `host.h` stands for
 // CUDA's language (TANDEM_HOST). So
@@ -27,6 +27,13 @@ typedef long long int64_t;
 #define INFINITY __int_as_float(0x7f800000)
 #define NAN __int_as_float(0x7fc00000)
 #endif
+
+// Calls `kernel(name, X, Y)` for every pair of element types.
+#define FOR_TYPES(kernel, name)               \
+    kernel(name##_f32_f32, float, float)      \
+    kernel(name##_f32_bf16, float, bf16)      \
+    kernel(name##_bf16_f32, bf16, float)      \
+    kernel(name##_bf16_bf16, bf16, bf16)
 
 constexpr int WARP = 32;
 constexpr unsigned ALL = 0xffffffffu;

@@ -108,7 +108,4 @@ SCALE(scale_bf16, bf16)
         if (wide) take_rows<AT_ONCE<X, Y>>(x, x_stride, from, y, y_stride, rows, cols);                                 \
         else take_rows<1>(x, x_stride, from, y, y_stride, rows, cols);                                                  \
     }
-TAKE_ROWS(take_rows_f32_f32, float, float)
-TAKE_ROWS(take_rows_f32_bf16, float, bf16)
-TAKE_ROWS(take_rows_bf16_f32, bf16, float)
-TAKE_ROWS(take_rows_bf16_bf16, bf16, bf16)
+FOR_TYPES(TAKE_ROWS, take_rows)

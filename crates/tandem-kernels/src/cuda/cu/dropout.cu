@@ -60,7 +60,4 @@ __device__ __forceinline__ void dropout(const X *x, size_t x_stride, Y *y, size_
         if (wide) dropout<AT_ONCE<X, Y>>(x, x_stride, y, y_stride, start, bound, factor, add, rows, cols);              \
         else dropout<1>(x, x_stride, y, y_stride, start, bound, factor, add, rows, cols);                               \
     }
-DROPOUT(dropout_f32_f32, float, float)
-DROPOUT(dropout_f32_bf16, float, bf16)
-DROPOUT(dropout_bf16_f32, bf16, float)
-DROPOUT(dropout_bf16_bf16, bf16, bf16)
+FOR_TYPES(DROPOUT, dropout)

@@ -1,5 +1,5 @@
-// How a kernel goes over the elements of matrices of one shape: `N` that lie side by side at a
-// time, and a thread takes a few such vectors, so that as many loads are under way at once.
+// Iteration of a kernel over the elements of matrices of one shape: `N` adjacent ones at a time,
+// and a thread takes a few such vectors, so that as many loads are under way at once.
 // `elements.rs` says how many blocks that makes.
 #pragma once
 #include "vectors.cuh"

@@ -21,30 +21,16 @@ __device__ __forceinline__ void forward(const X *__restrict__ x, size_t x_stride
     part.limit = row < rows ? width : 0;
     x += row * x_stride, y += row * y_stride;
     float v[VECTORS][N], sum = 0, squares = 0;
-    const auto add = [&](const float (&u)[N]) {
+    part.load_registers(x, v);
+    part.over(x, v, [&](int, const float (&u)[N]) {
 #pragma unroll
         for (int j = 0; j < N; j++) sum += u[j];
-    };
-    Vector<X, N> given[VECTORS];
-    part.in_registers([&](int k, int i) { given[k] = fetch<N>(x + i); });
-    part.in_registers([&](int k, int) { unpack(given[k], v[k]); });
-    part.in_registers([&](int k, int) { add(v[k]); });
-    part.beyond_registers([&](int i) {
-        float u[N];
-        load_many(x + i, u);
-        add(u);
     });
     const float mean = part.sum(sum) / width;
     // Of x, which becomes its deviation.
-    const auto deviate = [&](float (&u)[N]) {
+    part.over(x, v, [&](int, float (&u)[N]) {
 #pragma unroll
         for (int j = 0; j < N; j++) u[j] -= mean, squares += u[j] * u[j];
-    };
-    part.in_registers([&](int k, int) { deviate(v[k]); });
-    part.beyond_registers([&](int i) {
-        float u[N];
-        load_many(x + i, u);
-        deviate(u);
     });
     const float inverse = 1.0f / sqrtf(part.sum(squares) / width + eps);
     if (part.lane == 0 && part.limit > 0) {
@@ -94,7 +80,7 @@ __device__ __forceinline__ void backward(const X *__restrict__ x, size_t x_strid
             load_many(d + i, g[k]);
         });
         // Of x and dy, which become n and g.
-        const auto add = [&](int i, float (&v)[N], float (&g)[N]) {
+        part.over(from, v, d, g, [&](int i, float (&v)[N], float (&g)[N]) {
             float weight[N], dw[N];
             load_many(w + i, weight);
             if (sums.is_wanted) add_to(sums.own + width + i, g);
@@ -107,13 +93,6 @@ __device__ __forceinline__ void backward(const X *__restrict__ x, size_t x_strid
                 dot += v[j] * g[j];
             }
             if (sums.is_wanted) add_to(sums.own + i, dw);
-        };
-        part.in_registers([&](int k, int i) { add(i, v[k], g[k]); });
-        part.beyond_registers([&](int i) {
-            float u[N], t[N];
-            load_many(from + i, u);
-            load_many(d + i, t);
-            add(i, u, t);
         });
         const float mean_g = part.sum(total) / width, mean_dot = part.sum(dot) / width;
         float sum[VECTORS][N];
@@ -150,10 +129,7 @@ __device__ __forceinline__ void backward(const X *__restrict__ x, size_t x_strid
             forward<1>(x, x_stride, w, b, eps, y, y_stride, mean_inverse, kept_stride, rows, width, lanes);             \
         }                                                                                                               \
     }
-FORWARD(layer_norm_f32_f32, float, float)
-FORWARD(layer_norm_f32_bf16, float, bf16)
-FORWARD(layer_norm_bf16_f32, bf16, float)
-FORWARD(layer_norm_bf16_bf16, bf16, bf16)
+FOR_TYPES(FORWARD, layer_norm)
 
 #define BACKWARD(name, X, Y)                                                                                            \
     KERNEL_BOUNDS(name, THREADS / 2, 3, const X *x, long long x_stride, const float *w, const float *mean_inverse,          \
@@ -169,7 +145,4 @@ FORWARD(layer_norm_bf16_bf16, bf16, bf16)
                         lanes, block_rows);                                                                             \
         }                                                                                                               \
     }
-BACKWARD(layer_norm_backward_f32_f32, float, float)
-BACKWARD(layer_norm_backward_f32_bf16, float, bf16)
-BACKWARD(layer_norm_backward_bf16_f32, bf16, float)
-BACKWARD(layer_norm_backward_bf16_bf16, bf16, bf16)
+FOR_TYPES(BACKWARD, layer_norm_backward)

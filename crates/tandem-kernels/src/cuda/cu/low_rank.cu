@@ -101,7 +101,4 @@ __device__ __forceinline__ void row_norms(const W *__restrict__ w, int w_stride,
                   int b_is_f32, float scale, float *out, int n, int k, int rank) {                                      \
         row_norms(w, w_stride, a, a_stride, b, b_stride, b_is_f32, scale, out, n, k, rank);                             \
     }
-ROW_NORMS(row_norms_f32_f32, float, float)
-ROW_NORMS(row_norms_f32_bf16, float, bf16)
-ROW_NORMS(row_norms_bf16_f32, bf16, float)
-ROW_NORMS(row_norms_bf16_bf16, bf16, bf16)
+FOR_TYPES(ROW_NORMS, row_norms)

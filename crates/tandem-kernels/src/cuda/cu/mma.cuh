@@ -1,4 +1,4 @@
-// What tensor cores do, and how their operands get to them: `mma`, `ldmatrix` and `cp.async` of
+// Tensor core instructions, and the loads of their operands: `mma`, `ldmatrix` and `cp.async` of
 // PTX, with what the host does instead.
 //
 // A warp holds a matrix in *fragments*: with g = lane / 4 and t = lane % 4, a lane holds of A, 16 ×

@@ -8,13 +8,6 @@
 
 namespace {
 
-template <int N> __device__ __forceinline__ float sum_of_squares(const float (&x)[N]) {
-    float sum = 0;
-#pragma unroll
-    for (int j = 0; j < N; j++) sum += x[j] * x[j];
-    return sum;
-}
-
 // y = x / rms(x) · (w + offset), and 1 / rms(x).
 template <int N, typename X, typename Y>
 __device__ __forceinline__ void forward(const X *__restrict__ x, size_t x_stride, const float *__restrict__ w, float offset, float eps,
@@ -26,29 +19,21 @@ __device__ __forceinline__ void forward(const X *__restrict__ x, size_t x_stride
     part.limit = row < rows ? width : 0;
     x += row * x_stride, y += row * y_stride;
     float v[VECTORS][N], sum = 0;
-    Vector<X, N> given[VECTORS];
-    part.in_registers([&](int k, int i) { given[k] = fetch<N>(x + i); });
-    part.in_registers([&](int k, int) { unpack(given[k], v[k]); });
-    part.in_registers([&](int k, int) { sum += sum_of_squares(v[k]); });
-    part.beyond_registers([&](int i) {
-        float u[N];
-        load_many(x + i, u);
-        sum += sum_of_squares(u);
+    part.load_registers(x, v);
+    part.over(x, v, [&](int, const float (&u)[N]) {
+        float squares = 0;
+#pragma unroll
+        for (int j = 0; j < N; j++) squares += u[j] * u[j];
+        sum += squares;
     });
     const float inverse = 1.0f / sqrtf(part.sum(sum) / width + eps);
     if (part.lane == 0 && part.limit > 0) inverse_rms[row] = inverse;
-    const auto write = [&](int i, const float (&u)[N]) {
+    part.over(x, v, [&](int i, const float (&u)[N]) {
         float g[N];
         load_many(w + i, g);
 #pragma unroll
         for (int j = 0; j < N; j++) g[j] = u[j] * inverse * (g[j] + offset);
         put(y + i, g);
-    };
-    part.in_registers([&](int k, int i) { write(i, v[k]); });
-    part.beyond_registers([&](int i) {
-        float u[N];
-        load_many(x + i, u);
-        write(i, u);
     });
 }
 
@@ -76,7 +61,7 @@ __device__ __forceinline__ void backward(const X *__restrict__ x, size_t x_strid
             load_many(d + i, g[k]);
         });
         // Of x and dy, which becomes dy · (w + offset).
-        const auto add = [&](int i, const float (&v)[N], float (&g)[N]) {
+        part.over(from, v, d, g, [&](int i, const float (&v)[N], float (&g)[N]) {
             float weight[N], dw[N];
             load_many(w + i, weight);
 #pragma unroll
@@ -86,13 +71,6 @@ __device__ __forceinline__ void backward(const X *__restrict__ x, size_t x_strid
                 dot += v[j] * g[j];
             }
             if (sums.is_wanted) add_to(sums.own + i, dw);
-        };
-        part.in_registers([&](int k, int i) { add(i, v[k], g[k]); });
-        part.beyond_registers([&](int i) {
-            float u[N], t[N];
-            load_many(from + i, u);
-            load_many(d + i, t);
-            add(i, u, t);
         });
         const float shift = -part.sum(dot) * inverse * inverse * inverse / width;
         float sum[VECTORS][N];
@@ -123,10 +101,7 @@ __device__ __forceinline__ void backward(const X *__restrict__ x, size_t x_strid
         if (wide) forward<AT_ONCE<X, Y>>(x, x_stride, w, offset, eps, y, y_stride, inverse_rms, rows, width, lanes);    \
         else forward<1>(x, x_stride, w, offset, eps, y, y_stride, inverse_rms, rows, width, lanes);                     \
     }
-FORWARD(rms_norm_f32_f32, float, float)
-FORWARD(rms_norm_f32_bf16, float, bf16)
-FORWARD(rms_norm_bf16_f32, bf16, float)
-FORWARD(rms_norm_bf16_bf16, bf16, bf16)
+FOR_TYPES(FORWARD, rms_norm)
 
 #define BACKWARD(name, X, Y)                                                                                            \
     KERNEL_BOUNDS(name, THREADS, 2, const X *x, long long x_stride, const float *w, float offset,                       \
@@ -142,7 +117,4 @@ FORWARD(rms_norm_bf16_bf16, bf16, bf16)
                         block_rows);                                                                                    \
         }                                                                                                               \
     }
-BACKWARD(rms_norm_backward_f32_f32, float, float)
-BACKWARD(rms_norm_backward_f32_bf16, float, bf16)
-BACKWARD(rms_norm_backward_bf16_f32, bf16, float)
-BACKWARD(rms_norm_backward_bf16_bf16, bf16, bf16)
+FOR_TYPES(BACKWARD, rms_norm_backward)

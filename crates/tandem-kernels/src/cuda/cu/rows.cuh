@@ -47,6 +47,38 @@ template <int N, int VECTORS> struct RowLane {
         }
     }
 
+    // Loads the vectors in registers: all loads are in flight before the first is unpacked.
+    template <typename X> __device__ __forceinline__ void load_registers(const X *x, float (&v)[VECTORS][N]) const {
+        Vector<X, N> given[VECTORS];
+        in_registers([&](int k, int i) { given[k] = fetch<N>(x + i); });
+        in_registers([&](int k, int) { unpack(given[k], v[k]); });
+    }
+
+    // Calls `step(i, u)` for each vector of the lane, from column i on: those in registers, then the
+    // further ones, read from `x`.
+    template <typename X, typename Step>
+    __device__ __forceinline__ void over(const X *x, float (&v)[VECTORS][N], Step step) const {
+        in_registers([&](int k, int i) { step(i, v[k]); });
+        beyond_registers([&](int i) {
+            float u[N];
+            load_many(x + i, u);
+            step(i, u);
+        });
+    }
+
+    // Calls `step(i, u, t)` likewise for each vector of two rows.
+    template <typename X, typename Y, typename Step>
+    __device__ __forceinline__ void over(const X *x, float (&v)[VECTORS][N], const Y *y, float (&g)[VECTORS][N],
+                                         Step step) const {
+        in_registers([&](int k, int i) { step(i, v[k], g[k]); });
+        beyond_registers([&](int i) {
+            float u[N], t[N];
+            load_many(x + i, u);
+            load_many(y + i, t);
+            step(i, u, t);
+        });
+    }
+
     __device__ __forceinline__ int from() const {
         return (lane / STRIP * (STRIP * VECTORS) + lane % STRIP) * N;
     }

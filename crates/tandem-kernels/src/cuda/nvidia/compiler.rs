@@ -118,7 +118,7 @@ impl Compiler {
         }
         let before = known().filter(|&one| one < own).max();
         before.map(|best| format!("compute_{best}")).ok_or_else(|| {
-            let reason = format!("version {}.{} makes no code for sm_{own}", self.version.0, self.version.1);
+            let reason = format!("version {}.{} has no target for sm_{own}", self.version.0, self.version.1);
             failed("NVRTC", reason)
         })
     }

@@ -19,7 +19,7 @@ pub fn forest(segments: &[(u32, Option<u32>)]) -> Forest {
     Forest::new(vec![0; start as usize], built, vec![], 0).expect("a valid forest")
 }
 
-/// Whether token `t` sees token `u`, by the definition alone: same segment and not later, or an
+/// Returns whether token `t` sees token `u`, by the definition alone: same segment and not later, or an
 /// ancestor's.
 fn sees(forest: &Forest, t: usize, u: usize, window: Option<u32>) -> bool {
     let owner =
@@ -352,7 +352,7 @@ fn the_bits_of_a_tree_do_not_depend_on_its_neighbours() {
             let device = place.device(2, 1 << 28);
             let whole = run(&device, &qkv, &d_out, &among, &shape, dtype);
             let part = run(&device, &rows(&qkv), &rows(&d_out), &alone, &shape, dtype);
-            // Of keys and values a few trees are summed in parts.
+            // The gradients of keys and values of a few trees are summed in parts.
             for (what, (whole, part)) in ["out", "lse", "dq"].iter().zip(whole.iter().zip(&part)) {
                 assert!(rows(whole) == *part, "{what} of {shape:?} {dtype} {place:?}");
             }
@@ -406,27 +406,19 @@ fn operands_that_do_not_fit_are_named() {
     let (q, k, mut out, mut lse) = (alloc(5, 64), alloc(5, 16), alloc(5, 64), alloc(5, 4));
     let forest = forest(&[(5, None)]);
     let shape = plain(4, 2, 16);
-    let call = ops::Attention {
-        q: q.view(),
-        k: k.view(),
-        v: k.view(),
-        forest: &forest,
-        shape: &shape,
-        out: out.view_mut(),
-        log_sum_exp: lse.view_mut(),
+    let mut refused = |shape: &AttentionShape| {
+        let call = ops::Attention {
+            q: q.view(),
+            k: k.view(),
+            v: k.view(),
+            forest: &forest,
+            shape,
+            out: out.view_mut(),
+            log_sum_exp: lse.view_mut(),
+        };
+        ops::attention(&device, call).unwrap_err().to_string()
     };
-    let error = ops::attention(&device, call).unwrap_err();
-    assert_eq!(error.to_string(), "attention: k is 5x16, expected 5x32");
+    assert_eq!(refused(&shape), "attention: k is 5x16, expected 5x32");
     let shape = AttentionShape { kv_heads: 3, ..shape };
-    let call = ops::Attention {
-        q: q.view(),
-        k: k.view(),
-        v: k.view(),
-        forest: &forest,
-        shape: &shape,
-        out: out.view_mut(),
-        log_sum_exp: lse.view_mut(),
-    };
-    let error = ops::attention(&device, call).unwrap_err();
-    assert_eq!(error.to_string(), "attention: 4 heads over 3 key/value heads of 16");
+    assert_eq!(refused(&shape), "attention: 4 heads of 16 do not divide among 3 key/value heads");
 }

@@ -73,7 +73,7 @@ fn long_caches_and_large_groups() {
     }
 }
 
-/// What else is in a batch must not change what is generated.
+/// Other queries of a batch do not change a query's result.
 #[test]
 fn the_bits_of_a_query_do_not_depend_on_others() {
     let shape =
@@ -152,8 +152,8 @@ fn a_query_that_sees_nothing_is_refused() {
     let shape =
         AttentionShape { heads: 1, kv_heads: 1, head_dim: 4, scale: 1.0, window: None, softcap: None };
     for (range, message) in [
-        (0..0, "attention_decode: query 0 sees nothing"),
-        (0..2, "attention_decode: query 0 sees cache rows 0..2 of 1"),
+        (0..0, "attention_decode: query 0 has no visible cache rows"),
+        (0..2, "attention_decode: cache rows 0..2 of query 0 exceed the cache of 1 rows"),
     ] {
         let visible = Visible { offsets: vec![0, 1], ranges: [range].to_vec() };
         let view = out.view_mut();

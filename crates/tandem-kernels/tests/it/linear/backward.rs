@@ -2,7 +2,7 @@
 
 use tandem_kernels::{DType, ops};
 
-use super::{Case, check, check_with_term, for_all, reference};
+use super::{Case, Sums, for_all};
 use crate::support::Matrix;
 
 #[test]
@@ -10,18 +10,13 @@ fn gradient_to_the_input() {
     for_all(|&Case { ref what, device, shape: (t, k, n), dtype, out, pad, .. }| {
         let dy = Matrix::new(device, 1, (t, n), dtype, pad);
         let w = Matrix::new(device, 2, (n, k), dtype, pad);
-        let (products, magnitudes) =
-            reference((t, k, n), |i, p| dy.values[i * n + p], |p, j| w.values[p * k + j]);
+        let sums = Sums::new((t, k, n), |i, p| dy.values[i * n + p], |p, j| w.values[p * k + j]);
         for accumulate in [false, true] {
             let mut dx = Matrix::new(device, 3, (t, k), out, pad);
             ops::linear_backward_input(device, dy.view(), w.view(), dx.view_mut(), accumulate).unwrap();
-            let before = |i: usize| if accumulate { dx.values[i] } else { 0.0 };
-            let expected: Vec<f64> = products.iter().enumerate().map(|(i, p)| p + before(i)).collect();
-            let magnitude: Vec<f64> =
-                magnitudes.iter().enumerate().map(|(i, m)| m + before(i).abs()).collect();
+            let sums = sums.plus_old(&dx, accumulate);
             let what = format!("{what}, accumulate {accumulate}");
-            check(&what, &dx.read(device), &expected, &magnitude, n, out);
-            assert!(dx.padding_is_intact(device), "{what}: wrote outside");
+            sums.check(&what, device, &dx, n, out);
         }
     });
 }
@@ -32,7 +27,7 @@ fn gradient_to_the_input_with_a_low_rank_term() {
         for rank in [1, 16, 70] {
             let matrix = |seed, rows, cols| Matrix::new(device, seed, (rows, cols), dtype, pad);
             let (dy, w, dh, a) = (matrix(1, t, n), matrix(2, n, k), matrix(3, t, rank), matrix(4, rank, k));
-            let (products, magnitudes) = reference(
+            let sums = Sums::new(
                 (t, k, n + rank),
                 |i, p| if p < n { dy.values[i * n + p] } else { dh.values[i * rank + p - n] },
                 |p, j| if p < n { w.values[p * k + j] } else { a.values[(p - n) * k + j] },
@@ -43,13 +38,9 @@ fn gradient_to_the_input_with_a_low_rank_term() {
                 let (dy, w) = (dy.view(), w.view());
                 ops::linear_low_rank_backward_input(device, dy, w, low_rank, dx.view_mut(), accumulate)
                     .unwrap();
-                let before = |i: usize| if accumulate { dx.values[i] } else { 0.0 };
-                let expected: Vec<f64> = products.iter().enumerate().map(|(i, p)| p + before(i)).collect();
-                let magnitude: Vec<f64> =
-                    magnitudes.iter().enumerate().map(|(i, m)| m + before(i).abs()).collect();
+                let sums = sums.plus_old(&dx, accumulate);
                 let what = format!("{what}, rank {rank}, accumulate {accumulate}");
-                check_with_term(&what, place, &dx.read(device), &expected, &magnitude, [k, n, rank], out);
-                assert!(dx.padding_is_intact(device), "{what}: wrote outside");
+                sums.check_with_term(&what, (place, device), &dx, [k, n, rank], out);
             }
         }
     });
@@ -63,18 +54,13 @@ fn gradient_to_the_weights() {
         }
         let dy = Matrix::new(device, 1, (t, n), dtype, pad);
         let x = Matrix::new(device, 2, (t, k), dtype, pad);
-        let (products, magnitudes) =
-            reference((n, k, t), |i, p| dy.values[p * n + i], |p, j| x.values[p * k + j]);
+        let sums = Sums::new((n, k, t), |i, p| dy.values[p * n + i], |p, j| x.values[p * k + j]);
         for accumulate in [false, true] {
             let mut dw = Matrix::new(device, 3, (n, k), out, pad);
             ops::linear_backward_weight(device, dy.view(), x.view(), dw.view_mut(), accumulate).unwrap();
-            let before = |i: usize| if accumulate { dw.values[i] } else { 0.0 };
-            let expected: Vec<f64> = products.iter().enumerate().map(|(i, p)| p + before(i)).collect();
-            let magnitude: Vec<f64> =
-                magnitudes.iter().enumerate().map(|(i, m)| m + before(i).abs()).collect();
+            let sums = sums.plus_old(&dw, accumulate);
             let what = format!("{what}, accumulate {accumulate}");
-            check(&what, &dw.read(device), &expected, &magnitude, t, out);
-            assert!(dw.padding_is_intact(device), "{what}: wrote outside");
+            sums.check(&what, device, &dw, t, out);
         }
     });
 }
@@ -85,11 +71,7 @@ fn gradient_to_the_bias() {
         let dy = Matrix::new(device, 1, (t, n), dtype, pad);
         let mut db = Matrix::new(device, 2, (1, n), DType::F32, pad);
         ops::bias_backward(device, dy.view(), db.view_mut()).unwrap();
-        let column = |j: usize| (0..t).map(move |i| i * n + j);
-        let expected: Vec<f64> =
-            (0..n).map(|j| db.values[j] + column(j).map(|i| dy.values[i]).sum::<f64>()).collect();
-        let magnitude: Vec<f64> =
-            (0..n).map(|j| db.values[j].abs() + column(j).map(|i| dy.values[i].abs()).sum::<f64>()).collect();
-        check(what, &db.read(device), &expected, &magnitude, t, DType::F32);
+        let sums = Sums::new((1, n, t), |_, _| 1.0, |i, j| dy.values[i * n + j]).plus_old(&db, true);
+        sums.check(what, device, &db, t, DType::F32);
     });
 }

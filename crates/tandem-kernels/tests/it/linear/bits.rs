@@ -1,8 +1,8 @@
-//! How exact products are, and what their bits do not depend on.
+//! Precision of products, and independence of their bits.
 
 use tandem_kernels::{DType, ops};
 
-use super::reference;
+use super::Sums;
 use crate::support::{Matrix, devices, processors};
 
 /// f32 products are as exact as multiply-adds in f32, one after another, whatever they are made of.
@@ -14,14 +14,14 @@ fn f32_products_keep_the_precision_of_f32() {
         let w = Matrix::new(&device, 2, (n, k), DType::F32, 0);
         let mut y = Matrix::new(&device, 3, (t, n), DType::F32, 0);
         ops::linear(&device, x.view(), w.view(), None, None, y.view_mut()).unwrap();
-        let (products, _) = reference((t, n, k), |i, p| x.values[i * k + p], |p, j| w.values[j * k + p]);
+        let sums = Sums::new((t, n, k), |i, p| x.values[i * k + p], |p, j| w.values[j * k + p]);
         let chain = |i: usize| {
             let (x, w) = (&x.values[i / n * k..][..k], &w.values[i % n * k..][..k]);
             x.iter().zip(w).fold(0.0f32, |sum, (x, w)| (*x as f32).mul_add(*w as f32, sum))
         };
         let error = |found: &dyn Fn(usize) -> f32| {
-            let squares = products.iter().enumerate().map(|(i, p)| (f64::from(found(i)) - p).powi(2));
-            (squares.sum::<f64>() / products.len() as f64).sqrt()
+            let squares = sums.values.iter().enumerate().map(|(i, p)| (f64::from(found(i)) - p).powi(2));
+            (squares.sum::<f64>() / sums.values.len() as f64).sqrt()
         };
         let found = y.read(&device);
         let (ours, theirs) = (error(&|i| found[i]), error(&chain));

@@ -1,9 +1,9 @@
-//! `y = x wᵀ`, and what is added to it.
+//! `y = x wᵀ` with bias, residual and low-rank term.
 
 use tandem_kernels::ops::LowRank;
 use tandem_kernels::{DType, MemoryKind, ops};
 
-use super::{Case, check, check_with_term, for_all, reference};
+use super::{Case, Sums, for_all};
 use crate::support::{Matrix, Place, assert_close, devices};
 
 #[test]
@@ -13,23 +13,16 @@ fn forward_with_and_without_bias_and_residual() {
         let w = Matrix::new(device, 2, (n, k), dtype, pad);
         let bias = Matrix::new(device, 3, (1, n), DType::F32, pad);
         let residual = Matrix::new(device, 4, (t, n), DType::F32, pad);
-        let (products, magnitudes) =
-            reference((t, n, k), |i, p| x.values[i * k + p], |p, j| w.values[j * k + p]);
+        let sums = Sums::new((t, n, k), |i, p| x.values[i * k + p], |p, j| w.values[j * k + p]);
         for (with_bias, with_residual) in [(false, false), (true, false), (false, true), (true, true)] {
             let mut y = Matrix::new(device, 5, (t, n), out, pad);
             let b = with_bias.then(|| bias.view());
             let r = with_residual.then(|| residual.view());
             ops::linear(device, x.view(), w.view(), b, r, y.view_mut()).unwrap();
-            let add = |i: usize| {
-                let b = if with_bias { bias.values[i % n] } else { 0.0 };
-                let r = if with_residual { residual.values[i] } else { 0.0 };
-                (b + r, b.abs() + r.abs())
-            };
-            let expected: Vec<f64> = products.iter().enumerate().map(|(i, p)| p + add(i).0).collect();
-            let magnitude: Vec<f64> = magnitudes.iter().enumerate().map(|(i, m)| m + add(i).1).collect();
+            let bias_at = |i: usize| if with_bias { bias.values[i % n] } else { 0.0 };
+            let sums = sums.plus(bias_at).plus_old(&residual, with_residual);
             let what = format!("{what}, bias {with_bias}, residual {with_residual}");
-            check(&what, &y.read(device), &expected, &magnitude, k, out);
-            assert!(y.padding_is_intact(device), "{what}: wrote outside");
+            sums.check(&what, device, &y, k, out);
         }
     });
 }
@@ -41,16 +34,13 @@ fn forward_added_to_what_is_there() {
         let w = Matrix::new(device, 2, (n, k), dtype, pad);
         let mut y = Matrix::new(device, 3, (t, n), out, pad);
         ops::linear_add(device, x.view(), w.view(), y.view_mut()).unwrap();
-        let (products, magnitudes) =
-            reference((t, n, k), |i, p| x.values[i * k + p], |p, j| w.values[j * k + p]);
-        let expected: Vec<f64> = products.iter().zip(&y.values).map(|(p, y)| p + y).collect();
-        let magnitude: Vec<f64> = magnitudes.iter().zip(&y.values).map(|(m, y)| m + y.abs()).collect();
-        check(what, &y.read(device), &expected, &magnitude, k, out);
-        assert!(y.padding_is_intact(device), "{what}: wrote outside");
+        let sums = Sums::new((t, n, k), |i, p| x.values[i * k + p], |p, j| w.values[j * k + p]);
+        let sums = sums.plus_old(&y, true);
+        sums.check(what, device, &y, k, out);
     });
 }
 
-/// Where the matrix is read where it lies: with all that may be added.
+/// The GEMV that reads the matrix in place, with low-rank term, bias and residual.
 #[test]
 fn forward_of_few_rows() {
     for_all(|&Case { ref what, place, device, shape: (t, k, n), dtype, out, pad, .. }| {
@@ -60,7 +50,7 @@ fn forward_of_few_rows() {
         let (x, w, h, b) = (matrix(1, t, k), matrix(2, n, k), matrix(3, t, rank), matrix(4, n, rank));
         let bias = Matrix::new(device, 5, (1, n), DType::F32, pad);
         let residual = Matrix::new(device, 6, (t, n), DType::F32, pad);
-        let (products, magnitudes) = reference(
+        let sums = Sums::new(
             (t, n, k + rank),
             |i, p| if p < k { x.values[i * k + p] } else { h.values[i * rank + p - k] },
             |p, j| if p < k { w.values[j * k + p] } else { b.values[j * rank + p - k] },
@@ -70,13 +60,8 @@ fn forward_of_few_rows() {
         let residual_view = Some(residual.view());
         ops::linear_low_rank(device, x.view(), w.view(), term, bias_view, residual_view, y.view_mut())
             .unwrap();
-        let added = |i: usize| [bias.values[i % n], residual.values[i]];
-        let sum = |i: usize| added(i).iter().sum::<f64>();
-        let expected: Vec<f64> = products.iter().enumerate().map(|(i, p)| p + sum(i)).collect();
-        let size = |i: usize| added(i).iter().map(|x| x.abs()).sum::<f64>();
-        let magnitude: Vec<f64> = magnitudes.iter().enumerate().map(|(i, m)| m + size(i)).collect();
-        check_with_term(what, place, &y.read(device), &expected, &magnitude, [n, k, rank], out);
-        assert!(y.padding_is_intact(device), "{what}: wrote outside");
+        let sums = sums.plus(|i| bias.values[i % n]).plus_old(&residual, true);
+        sums.check_with_term(what, (place, device), &y, [n, k, rank], out);
     });
 }
 
@@ -88,7 +73,7 @@ fn forward_with_a_low_rank_term() {
             let matrix = |seed, rows, cols| Matrix::new(device, seed, (rows, cols), dtype, pad);
             let (x, w, h, b) = (matrix(1, t, k), matrix(2, n, k), matrix(3, t, rank), matrix(4, n, rank));
             let residual = Matrix::new(device, 5, (t, n), DType::F32, pad);
-            let (products, magnitudes) = reference(
+            let sums = Sums::new(
                 (t, n, k + rank),
                 |i, p| if p < k { x.values[i * k + p] } else { h.values[i * rank + p - k] },
                 |p, j| if p < k { w.values[j * k + p] } else { b.values[j * rank + p - k] },
@@ -98,13 +83,9 @@ fn forward_with_a_low_rank_term() {
                 let r = with_residual.then(|| residual.view());
                 let low_rank = LowRank { h: h.view(), b: b.view() };
                 ops::linear_low_rank(device, x.view(), w.view(), low_rank, None, r, y.view_mut()).unwrap();
-                let add = |i: usize| if with_residual { residual.values[i] } else { 0.0 };
-                let expected: Vec<f64> = products.iter().enumerate().map(|(i, p)| p + add(i)).collect();
-                let magnitude: Vec<f64> =
-                    magnitudes.iter().enumerate().map(|(i, m)| m + add(i).abs()).collect();
+                let sums = sums.plus_old(&residual, with_residual);
                 let what = format!("{what}, rank {rank}, residual {with_residual}");
-                check_with_term(&what, place, &y.read(device), &expected, &magnitude, [n, k, rank], out);
-                assert!(y.padding_is_intact(device), "{what}: wrote outside");
+                sums.check_with_term(&what, (place, device), &y, [n, k, rank], out);
             }
         }
     });
@@ -143,11 +124,9 @@ fn a_wide_result_is_rounded_once() {
     let residual = Matrix::new(&device, 4, (t, n), DType::F32, 0);
     let mut y = Matrix::new(&device, 5, (t, n), DType::Bf16, 0);
     ops::linear(&device, x.view(), w.view(), Some(bias.view()), Some(residual.view()), y.view_mut()).unwrap();
-    let (products, magnitudes) = reference((t, n, k), |i, p| x.values[i * k + p], |p, j| w.values[j * k + p]);
-    let add = |i: usize| bias.values[i % n] + residual.values[i];
-    let expected: Vec<f64> = products.iter().enumerate().map(|(i, p)| p + add(i)).collect();
-    let magnitude: Vec<f64> = magnitudes.iter().map(|m| m + 2.0).collect();
-    check("33000 columns", &y.read(&device), &expected, &magnitude, k, DType::Bf16);
+    let sums = Sums::new((t, n, k), |i, p| x.values[i * k + p], |p, j| w.values[j * k + p]);
+    let sums = sums.plus(|i| bias.values[i % n]).plus_old(&residual, true);
+    sums.check("33000 columns", &device, &y, k, DType::Bf16);
 }
 
 /// So long that the weights are packed in several ranges of outputs.
@@ -160,9 +139,8 @@ fn a_very_long_sum() {
             let w = Matrix::new(&device, 2, (n, k), dtype, 0);
             let mut y = Matrix::new(&device, 3, (t, n), dtype, 0);
             ops::linear(&device, x.view(), w.view(), None, None, y.view_mut()).unwrap();
-            let (products, magnitudes) =
-                reference((t, n, k), |i, p| x.values[i * k + p], |p, j| w.values[j * k + p]);
-            check(&format!("{} {dtype}", place.name()), &y.read(&device), &products, &magnitudes, k, dtype);
+            let sums = Sums::new((t, n, k), |i, p| x.values[i * k + p], |p, j| w.values[j * k + p]);
+            sums.check(&format!("{} {dtype}", place.name()), &device, &y, k, dtype);
         }
     }
 }

@@ -5,7 +5,7 @@ mod bits;
 mod forward;
 mod short;
 
-use crate::support::{BF16_ROUNDOFF, F32_ROUNDOFF, Place, assert_close, devices};
+use crate::support::{F32_ROUNDOFF, Matrix, Place, assert_close, devices, roundoff};
 use tandem_kernels::{Backend, DType, Device, KernelError, MemoryKind, ops};
 
 /// Tokens, inputs, outputs: one of each, primes, around the kernels' tile and block sizes.
@@ -29,63 +29,83 @@ const SHAPES: [(usize, usize, usize); 17] = [
     (257, 53, 19),
 ];
 
-/// `Σ_k a[i,k] · b[k,j]` and `Σ_k |a[i,k] · b[k,j]|`, in f64.
-fn reference(
-    (m, n, k): (usize, usize, usize),
-    a: impl Fn(usize, usize) -> f64,
-    b: impl Fn(usize, usize) -> f64,
-) -> (Vec<f64>, Vec<f64>) {
-    let b: Vec<f64> = (0..k * n).map(|i| b(i / n, i % n)).collect();
-    let (mut sums, mut magnitudes) = (vec![0.0; m * n], vec![0.0; m * n]);
-    for (i, (sums, magnitudes)) in sums.chunks_mut(n).zip(magnitudes.chunks_mut(n)).enumerate() {
-        for (p, b) in b.chunks(n).enumerate() {
-            let a = a(i, p);
-            for ((sum, magnitude), b) in sums.iter_mut().zip(&mut *magnitudes).zip(b) {
-                *sum += a * b;
-                *magnitude += (a * b).abs();
+/// Expected elements of a product in f64, each with the sum of its terms' magnitudes.
+struct Sums {
+    values: Vec<f64>,
+    magnitudes: Vec<f64>,
+}
+
+impl Sums {
+    /// `Σ_k a[i,k] · b[k,j]` and `Σ_k |a[i,k] · b[k,j]|`.
+    fn new(
+        (m, n, k): (usize, usize, usize),
+        a: impl Fn(usize, usize) -> f64,
+        b: impl Fn(usize, usize) -> f64,
+    ) -> Self {
+        let b: Vec<f64> = (0..k * n).map(|i| b(i / n, i % n)).collect();
+        let (mut values, mut magnitudes) = (vec![0.0; m * n], vec![0.0; m * n]);
+        for (i, (values, magnitudes)) in values.chunks_mut(n).zip(magnitudes.chunks_mut(n)).enumerate() {
+            for (p, b) in b.chunks(n).enumerate() {
+                let a = a(i, p);
+                for ((value, magnitude), b) in values.iter_mut().zip(&mut *magnitudes).zip(b) {
+                    *value += a * b;
+                    *magnitude += (a * b).abs();
+                }
             }
         }
+        Self { values, magnitudes }
     }
-    (sums, magnitudes)
+
+    /// Adds a term to each element.
+    fn plus(&self, term: impl Fn(usize) -> f64) -> Self {
+        let values = self.values.iter().enumerate().map(|(i, value)| value + term(i)).collect();
+        let magnitudes = self.magnitudes.iter().enumerate().map(|(i, m)| m + term(i).abs()).collect();
+        Self { values, magnitudes }
+    }
+
+    /// Adds the numbers that a matrix held before, if `wanted`.
+    fn plus_old(&self, matrix: &Matrix, wanted: bool) -> Self {
+        self.plus(|i| if wanted { matrix.values[i] } else { 0.0 })
+    }
+
+    /// Compares with the numbers of a matrix, whose padding is intact. The error bound is that of a
+    /// dot product summed in any order in f32, `terms · u · Σ|a·b|`, plus rounding the result.
+    fn check(&self, what: &str, device: &Device, found: &Matrix, terms: usize, dtype: DType) {
+        self.check_within(what, device, found, terms as f64 * F32_ROUNDOFF, dtype);
+    }
+
+    /// Compares as [`Self::check`] for a product of m × k and k × n with a low-rank term. On a GPU,
+    /// and where n or k is short, the term is a product of its own, added to a rounded result.
+    fn check_with_term(
+        &self,
+        what: &str,
+        (place, device): (Place, &Device),
+        found: &Matrix,
+        [n, k, rank]: [usize; 3],
+        dtype: DType,
+    ) {
+        let twice = if !place.is_cpu() || n.min(k) <= 32 { roundoff(dtype) } else { 0.0 };
+        self.check_within(what, device, found, (k + rank) as f64 * F32_ROUNDOFF + twice, dtype);
+    }
+
+    fn check_within(&self, what: &str, device: &Device, found: &Matrix, error: f64, dtype: DType) {
+        assert_close(what, &found.read(device), &self.values, |i| {
+            (error + 4.0 * F32_ROUNDOFF) * self.magnitudes[i] + roundoff(dtype) * self.values[i].abs() + 1e-37
+        });
+        assert!(found.padding_is_intact(device), "{what}: wrote outside");
+    }
 }
 
-/// The error bound of a dot product summed in any order in f32: `(terms) · u · Σ|a·b|`, plus rounding the result.
-fn check(what: &str, found: &[f32], expected: &[f64], magnitude: &[f64], terms: usize, dtype: DType) {
-    let rounding = if dtype == DType::Bf16 { BF16_ROUNDOFF } else { F32_ROUNDOFF };
-    assert_close(what, found, expected, |i| {
-        (terms + 4) as f64 * F32_ROUNDOFF * magnitude[i] + rounding * expected[i].abs() + 1e-37
-    });
-}
-
-/// As [`check`], of a product of m × k and k × n with a term. On a GPU, and where one of these is short, the term is a product of its
-/// own, and what it is added to has been rounded.
-fn check_with_term(
-    what: &str,
-    place: Place,
-    found: &[f32],
-    expected: &[f64],
-    magnitude: &[f64],
-    [n, k, rank]: [usize; 3],
-    dtype: DType,
-) {
-    let rounding = if dtype == DType::Bf16 { BF16_ROUNDOFF } else { F32_ROUNDOFF };
-    let twice = if !place.is_cpu() || n.min(k) <= 32 { rounding } else { 0.0 };
-    assert_close(what, found, expected, |i| {
-        let terms = (k + rank + 4) as f64 * F32_ROUNDOFF;
-        (terms + twice) * magnitude[i] + rounding * expected[i].abs() + 1e-37
-    });
-}
-
-/// What a product is tried with.
+/// Place, sizes and types of a tested product.
 struct Case<'a> {
     what: String,
     place: Place,
     device: &'a Device,
     /// Tokens, inputs, outputs.
     shape: (usize, usize, usize),
-    /// Of the factors.
+    /// Type of the factors.
     dtype: DType,
-    /// Of the result.
+    /// Type of the result.
     out: DType,
     /// Columns before each row.
     pad: usize,

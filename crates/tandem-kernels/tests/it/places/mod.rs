@@ -18,7 +18,7 @@ pub enum Place {
     Gpu,
 }
 
-/// What drives it, if there is one that can be used. All tests share it, and its kernels.
+/// Drivers of the first GPU, if it can be used. All tests share them and their loaded kernels.
 fn gpu() -> Option<&'static Drivers> {
     static GPU: OnceLock<Option<Drivers>> = OnceLock::new();
     GPU.get_or_init(|| cuda::list().ok().map(|_| cuda::open(0).expect("the GPU that is there"))).as_ref()
@@ -39,7 +39,7 @@ impl Place {
         Isa::ALL.into_iter().filter(|isa| isa.is_available()).map(Self::Cpu).collect()
     }
 
-    /// Where a test of CUDA alone runs.
+    /// Place of tests of CUDA alone.
     pub fn cuda() -> Self {
         if std::env::var_os("TANDEM_TEST_CUDA").is_some() { Self::Gpu } else { Self::Emulated }
     }
@@ -52,7 +52,7 @@ impl Place {
         }
     }
 
-    /// Whether threads of the processor compute, and by its rules.
+    /// Returns whether threads of the CPU compute.
     pub fn is_cpu(self) -> bool {
         matches!(self, Self::Cpu(_))
     }

@@ -25,7 +25,7 @@ fn map(moment: AdamMoment) -> Vec<f64> {
     map
 }
 
-/// What bitsandbytes 0.50.2 prints:
+/// Output of bitsandbytes 0.50.2:
 /// ```python
 /// for signed in (True, False):
 ///     m = bitsandbytes.functional.create_dynamic_map(signed).double()
@@ -58,8 +58,8 @@ fn the_codes_are_those_of_bitsandbytes() {
     }
 }
 
-/// Of each block the largest is kept exactly; others go to the nearest code but for f32's rounding of their place, and a second
-/// moment never to zero.
+/// Checks that a block's largest value is exact and that others have the nearest code, but for f32's
+/// rounding of their quotient. A second moment never becomes zero.
 pub fn assert_nearest(what: &str, moment: AdamMoment, values: &[f32], found: &[f32]) {
     let map = map(moment);
     for (block, found) in values.chunks(STATE_BLOCK).zip(found.chunks(STATE_BLOCK)) {
@@ -134,7 +134,11 @@ fn copies_are_what_was_copied_and_others_are_refused() {
     let of = |moment, form, len| States::zeros(&device, MemoryKind::Optimizer, moment, form, len).unwrap();
     let from = of(AdamMoment::First, StateForm::EightBit, len);
     for (mut to, start, expected) in [
-        (of(AdamMoment::First, StateForm::EightBit, 999), 0, "copy_states: 1000 states into room for 999"),
+        (
+            of(AdamMoment::First, StateForm::EightBit, 999),
+            0,
+            "copy_states: 1000 states to copy, room for 999",
+        ),
         (of(AdamMoment::First, StateForm::F32, len), 0, "copy_states: states of one form into another"),
         (
             of(AdamMoment::Second, StateForm::EightBit, len),

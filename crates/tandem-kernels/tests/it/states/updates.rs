@@ -15,7 +15,7 @@ const ADAMW: ops::AdamW =
 const RMSPROP: ops::RmsProp =
     ops::RmsProp { learning_rate: 1e-3, alpha: 0.99, eps: 1e-8, weight_decay: 0.02 };
 
-/// What a checkpoint does: to f32 and back.
+/// Round trip of a checkpoint: to f32 and back.
 #[test]
 fn what_was_read_is_written_as_it_was_kept() {
     for (isa, device) in devices(1) {
@@ -127,7 +127,7 @@ fn an_update_is_that_of_f32_with_its_states_rounded() {
     }
 }
 
-/// What a place makes of one step: weights, their copy, states.
+/// Results of one step on a device: weights, their copy, states.
 fn step_of(
     device: &Device,
     forms: [StateForm; 2],
@@ -365,7 +365,7 @@ fn states_that_do_not_fit_are_named() {
     };
     for (m, v, expected) in [
         (of(AdamMoment::First, 511), of(AdamMoment::Second, 512), "adamw: m has 511 elements, expected 512"),
-        (of(AdamMoment::First, 512), of(AdamMoment::First, 512), "adamw: v is kept as another moment"),
+        (of(AdamMoment::First, 512), of(AdamMoment::First, 512), "adamw: v has the states of another moment"),
     ] {
         let (mut m, mut v) = (m, v);
         let (m_len, v_len) = (m.len(), v.len());

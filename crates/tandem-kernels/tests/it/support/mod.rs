@@ -1,4 +1,4 @@
-//! What the conformance tests share: devices, numbers from a formula, and comparison with f64.
+//! Shared parts of the conformance tests: devices, numbers from a formula, and comparison with f64.
 
 use tandem_kernels::{DType, Device, MemoryKind, Tensor, View, bf16, ops};
 
@@ -9,6 +9,11 @@ pub const BF16_ROUNDOFF: f64 = 1.0 / 256.0;
 
 /// Unit roundoff of f32.
 pub const F32_ROUNDOFF: f64 = 1.0 / 16_777_216.0;
+
+/// Unit roundoff of a type.
+pub fn roundoff(dtype: DType) -> f64 {
+    if dtype == DType::Bf16 { BF16_ROUNDOFF } else { F32_ROUNDOFF }
+}
 
 /// One device of each place, those of processors with `threads` threads.
 pub fn devices(threads: usize) -> Vec<(Place, Device)> {
@@ -73,12 +78,12 @@ impl Matrix {
         self.tensor.view_mut().col_range(cols)
     }
 
-    /// What the tensor holds now.
+    /// Returns the tensor's present numbers.
     pub fn read(&self, device: &Device) -> Vec<f32> {
         ops::read_f32(device, self.view()).unwrap()
     }
 
-    /// Whether the padding is still what it was.
+    /// Returns whether the padding is unchanged.
     pub fn padding_is_intact(&self, device: &Device) -> bool {
         ops::read_f32(device, self.tensor.view().col_range(0..self.pad)).unwrap().iter().all(|x| x.is_nan())
     }

@@ -22,7 +22,7 @@ thread_local! {
     static DESCRIBED: Cell<isize> = const { Cell::new(0) };
 }
 
-/// How often this thread asked for an algorithm.
+/// Returns the number of times that this thread asked for an algorithm.
 pub(in crate::cuda::nvidia) fn num_chosen() -> usize {
     CHOSEN.get()
 }

@@ -102,7 +102,7 @@ fn code_is_made_for_the_gpu_or_the_nearest_before_it() {
         assert_eq!(compiler.target(capability).unwrap(), target);
     }
     let error = compiler.target((7, 0)).unwrap_err().to_string();
-    assert_eq!(error, "NVRTC: version 12.9 makes no code for sm_70");
+    assert_eq!(error, "NVRTC: version 12.9 has no target for sm_70");
 }
 
 #[test]

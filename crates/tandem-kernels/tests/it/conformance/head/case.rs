@@ -15,11 +15,11 @@ pub struct Case {
     pub targets: Vec<u32>,
     pub shape: HeadShape,
     pub d_log_prob: Vec<f32>,
-    /// What the gradients are added to.
+    /// Whether gradients are added to `dw`, or overwrite it.
     pub adds_to_weight: bool,
     pub dw: Matrix,
     pub dbias: Matrix,
-    /// `h`, `b`, and what the gradient of `b` is added to.
+    /// `h`, `b`, and the sum to which the gradient of `b` is added.
     pub low_rank: Option<[Matrix; 3]>,
 }
 

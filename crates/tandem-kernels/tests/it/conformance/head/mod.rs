@@ -255,7 +255,7 @@ fn the_weights_gradient_overwrites_where_it_is_not_to_add() {
     }
 }
 
-/// Of equal logits the first is the largest, as `argmax` counts.
+/// The first of equal logits counts as the largest, as in `argmax`.
 #[test]
 fn ties_go_to_the_first() {
     for (_, device) in devices() {
@@ -363,7 +363,7 @@ fn a_dry_run_counts_the_chunk() {
     }
 }
 
-/// Of 3000 rows and a vocabulary of 32000.
+/// Returns the scratch bytes of a dry run of 3000 rows and a vocabulary of 32000.
 fn bytes_of_a_dry_run(backend: Backend) -> usize {
     let device = Device::meta_of(backend);
     let hidden = device.alloc(MemoryKind::Activations, 3000, 64, DType::Bf16).unwrap();
