@@ -12,7 +12,6 @@
 //!
 //! Shape suffixes: `T` tokens, `D` hidden size, `H` attention heads, `K` key/value heads, `F`
 //! feed-forward size, `V` vocabulary, `R` rows the head scores, `P` predictions.
-//!
 
 #![warn(unreachable_pub)]
 

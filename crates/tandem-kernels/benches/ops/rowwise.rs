@@ -41,14 +41,8 @@ fn norms(bench: &Bench, dtype: DType) {
     if bench.wants(&name) {
         let work = moved(&[&x, &y]);
         bench.line(&name, work, || {
-            let call = ops::RmsNorm {
-                x: x.view(),
-                w: w.view(),
-                offset: 0.0,
-                eps: 1e-5,
-                y: y.view_mut(),
-                inverse_rms: inverse.view_mut(),
-            };
+            let (y, inverse_rms) = (y.view_mut(), inverse.view_mut());
+            let call = ops::RmsNorm { x: x.view(), w: w.view(), offset: 0.0, eps: 1e-5, y, inverse_rms };
             ops::rms_norm(device, call).expect("fits");
         });
         let work = moved(&[&x, &dy, &dx, &dx]);

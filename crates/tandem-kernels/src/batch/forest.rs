@@ -48,9 +48,10 @@ pub struct Forest {
 impl Forest {
     /// Builds a forest and checks its invariants.
     ///
-    /// # Errors If segments do not cover the tokens in order, one is empty, a parent does not
-    /// precede its child, a first position is not the summed length of the ancestors, or
-    /// predictions are unsorted or out of range.
+    /// # Errors
+    /// If segments do not cover the tokens in order, one is empty, a parent does not precede its
+    /// child, a first position is not the summed length of the ancestors, or predictions are
+    /// unsorted or out of range.
     pub fn new(
         tokens: Vec<u32>,
         segments: Vec<Segment>,
@@ -103,9 +104,6 @@ impl Forest {
     }
 
     /// Creates one segment in which every token after the first is predicted.
-    ///
-    /// # Errors
-    /// If `tokens` is empty.
     pub fn sequence(tokens: Vec<u32>) -> Result<Self> {
         let length = tokens.len() as u32;
         let predictions = (1..length)

@@ -11,25 +11,13 @@ pub(crate) fn scale_columns(cpu: &Cpu, x: Option<View>, factors: View, bias: Opt
     let (factors, bias) = (factors.row::<f32>(0), bias.map_or(&[][..], |bias| bias.row::<f32>(0)));
     with_element!(y.dtype(), Y => {
         let y = RowsMut::<Y>::new(y);
-        let Some(x) = x else {
-            cpu.for_parts(shape, |row, cols| {
-                let factors = &factors[cols.clone()];
-                let bias = bias.get(cols.clone()).unwrap_or_default();
-                // SAFETY: parts are disjoint; the slices have one length.
-                unsafe {
-                    let y = y.part(row, cols.start, cols.len());
-                    scale_row::<Y, Y>(cpu.isa(), y.as_ptr(), factors, bias, y.as_mut_ptr());
-                }
-            });
-            return;
-        };
-        with_element!(x.dtype(), X => cpu.for_parts(shape, |row, cols| {
-            let (x, factors) = (&x.row::<X>(row)[cols.clone()], &factors[cols.clone()]);
-            let bias = bias.get(cols.clone()).unwrap_or_default();
-            // SAFETY: parts are disjoint; the slices have one length.
+        with_element!(x.map_or(Y::DTYPE, |x| x.dtype()), X => cpu.for_parts(shape, |row, cols| {
+            let (factors, bias) = (&factors[cols.clone()], bias.get(cols.clone()).unwrap_or_default());
+            // SAFETY: parts are disjoint; the slices have one length. Without `x`, X is Y.
             unsafe {
                 let y = y.part(row, cols.start, cols.len());
-                scale_row::<X, Y>(cpu.isa(), x.as_ptr(), factors, bias, y.as_mut_ptr());
+                let x = x.map_or(y.as_ptr().cast(), |x| x.row::<X>(row)[cols].as_ptr());
+                scale_row::<X, Y>(cpu.isa(), x, factors, bias, y.as_mut_ptr());
             }
         }));
     });

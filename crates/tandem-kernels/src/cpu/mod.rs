@@ -1,5 +1,4 @@
 //! CPU kernels, their thread pool, per-thread scratch and vector instructions.
-//!
 
 pub(crate) mod activation;
 #[cfg(target_arch = "x86_64")]

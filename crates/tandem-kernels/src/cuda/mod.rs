@@ -1,5 +1,4 @@
 //! CUDA kernels, and the GPU device: a stream of work and a memory.
-//!
 
 pub(crate) mod activation;
 pub(crate) mod attention;

@@ -71,8 +71,9 @@ pub(crate) use launch;
 impl Device {
     /// Creates a CPU device with `threads` threads and an arena of at most `capacity` bytes.
     ///
-    /// # Errors If the operating system refuses the threads or the address space, or `TANDEM_ISA`
-    /// asks for instructions that the CPU lacks.
+    /// # Errors
+    /// If the operating system refuses the threads or the address space, or `TANDEM_ISA` asks for
+    /// instructions that the CPU lacks.
     pub fn cpu(threads: usize, capacity: usize) -> Result<Self> {
         Self::cpu_with_isa(threads, capacity, Isa::detect()?)
     }

@@ -1,5 +1,4 @@
 //! Order-independent sums: gradients as 64-bit fixed-point numbers.
-//!
 
 use crate::memory::tensor::{Tensor, View, ViewMut};
 use crate::{DType, Device, MemoryKind, Result};

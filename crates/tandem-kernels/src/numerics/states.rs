@@ -13,7 +13,6 @@
 //!   becomes zero.
 //!
 //! Stored states read as f32 exactly, and writing back what was read gives the same bits.
-//!
 
 use std::ops::Range;
 

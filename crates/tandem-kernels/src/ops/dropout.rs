@@ -45,9 +45,6 @@ fn check_rate(op: &'static str, p: f32) -> Result<()> {
 
 /// Computes `y = x ⊙ mask / (1 − p)`; `x` and `y` are f32 or bf16. A mask element is 0 with
 /// probability `p`, else 1: a hash of `key` and of the index `row · columns + column`.
-///
-/// # Errors
-/// If shapes do not fit or the rate is not in `0..1`.
 pub fn dropout(device: &Device, x: View, y: ViewMut, key: u64, p: f32) -> Result<()> {
     const OP: &str = "dropout";
     check::shape(OP, "y", &y, x.rows(), x.cols())?;

@@ -17,9 +17,6 @@ fn check_ids(op: &'static str, ids: &[u32], vocabulary: usize) -> Result<()> {
 
 /// Computes `x[t] = scale · table[ids[t]]`, or `+=` if `accumulate`. `table` `[V,D]` is f32 or
 /// bf16, `x` `[T,D]` f32. The row of an [`ELSEWHERE`] id is zero.
-///
-/// # Errors
-/// If an id is outside the table, or shapes or types do not fit.
 pub fn embedding(
     device: &Device,
     table: View,
@@ -41,9 +38,6 @@ pub fn embedding(
 
 /// Computes `dtable[ids[t]] += scale · dx[t]` in f32, each table row in token order. [`ELSEWHERE`]
 /// ids are skipped.
-///
-/// # Errors
-/// If an id is outside the table, or shapes or types do not fit.
 pub fn embedding_backward(device: &Device, ids: &[u32], scale: f32, dx: View, dtable: ViewMut) -> Result<()> {
     const OP: &str = "embedding_backward";
     check::f32_shape(OP, "dx", &dx, ids.len(), dtable.cols())?;

@@ -238,9 +238,6 @@ pub struct KeptLogits(Tensor);
 
 /// Scores hidden rows. `scores` is overwritten; its vectors are reused, so a steady state allocates
 /// nothing.
-///
-/// # Errors
-/// If a target is outside the vocabulary, or shapes or types do not fit.
 pub fn head(device: &Device, call: Head, scores: &mut HeadScores) -> Result<()> {
     head_keeping(device, call, scores, 0).map(drop)
 }

@@ -1,5 +1,4 @@
 //! Vocabulary-parallel head: the statistics of each part, and how scores are made from them.
-//!
 
 use crate::ops::HeadScores;
 

@@ -8,9 +8,6 @@ use crate::{Device, Extent, KernelError, OpCost, Result, Tensor, ViewMut, cuda};
 
 /// Scores existing `logits` `[R,V]` f32 as [`head`](crate::ops::head) does; on a CPU with the same
 /// bits, since the strips are the same. Overwrites `logits`.
-///
-/// # Errors
-/// If shapes or types do not fit, or a target is outside the vocabulary.
 pub fn score_logits(
     device: &Device,
     logits: ViewMut,

@@ -1,24 +1,20 @@
 //! Rows of f32, element by element: exact, so compared for equality.
 
-use crate::support::{Matrix, devices};
-use tandem_kernels::{DType, Device, ops};
-
-fn row(device: &Device, values: &[f32]) -> Matrix {
-    Matrix::from_values(device, values, (1, values.len()), DType::F32, 0)
-}
+use crate::support::{devices, vector};
+use tandem_kernels::ops;
 
 #[test]
 fn quotients_replace_or_are_added() {
     for (place, device) in devices(1) {
-        let (a, b) = (row(&device, &[1.0, 6.0]), row(&device, &[4.0, -3.0]));
-        let mut y = row(&device, &[0.5; 2]);
+        let (a, b) = (vector(&device, &[1.0, 6.0]), vector(&device, &[4.0, -3.0]));
+        let mut y = vector(&device, &[0.5; 2]);
         ops::divide(&device, a.view(), b.view(), y.view_mut(), true).unwrap();
         assert_eq!(y.read(&device), [0.75, -1.5], "{place:?}");
         ops::divide(&device, a.view(), b.view(), y.view_mut(), false).unwrap();
         assert_eq!(y.read(&device), [0.25, -2.0], "{place:?}");
         ops::fill(&device, y.view_mut(), 3.0).unwrap();
         assert_eq!(y.read(&device), [3.0, 3.0], "{place:?}");
-        let mut short = row(&device, &[0.0]);
+        let mut short = vector(&device, &[0.0]);
         assert!(ops::divide(&device, a.view(), b.view(), short.view_mut(), false).is_err());
     }
 }
@@ -29,8 +25,8 @@ fn long_rows_are_divided_and_filled_to_their_ends() {
     for (place, device) in devices(2) {
         for len in [4096, 10_003, 12_296] {
             let numbers: Vec<f32> = (1..=len).map(|i| i as f32).collect();
-            let (a, b) = (row(&device, &numbers), row(&device, &vec![-4.0; len]));
-            let mut y = row(&device, &vec![1.0; len]);
+            let (a, b) = (vector(&device, &numbers), vector(&device, &vec![-4.0; len]));
+            let mut y = vector(&device, &vec![1.0; len]);
             ops::divide(&device, a.view(), b.view(), y.view_mut(), true).unwrap();
             let expected: Vec<f32> = numbers.iter().map(|x| 1.0 - x / 4.0).collect();
             assert!(y.read(&device) == expected, "{place:?}, {len}");
@@ -45,7 +41,7 @@ fn a_mixture_lies_between() {
     for (place, device) in [1, 3].into_iter().flat_map(devices) {
         for len in [100_003, 4096] {
             let numbers: Vec<f32> = (0..len).map(|i| i as f32).collect();
-            let (x, mut y) = (row(&device, &numbers), row(&device, &vec![-1.0; len]));
+            let (x, mut y) = (vector(&device, &numbers), vector(&device, &vec![-1.0; len]));
             ops::mix(&device, x.view(), 0.25, y.view_mut()).unwrap();
             let mixed = y.read(&device);
             assert!(mixed.iter().zip(&numbers).all(|(&y, x)| y == 0.25 * x - 0.75), "{place:?}");

@@ -1,14 +1,10 @@
 //! Fixed-point sums: the same bits in any order, the value to 2⁻⁴⁸, and what is out of range is
 //! seen.
 
-use crate::support::{Matrix, Place, devices, numbers};
+use crate::support::{ADAMW, Place, RMSPROP, devices, numbers, vector};
 use tandem_kernels::exact::{FRACTION_BITS, FixedPointSum, limit};
 use tandem_kernels::ops::{self, Gradient};
 use tandem_kernels::{Backend, DType, Device, MemoryKind};
-
-fn vector(device: &Device, values: &[f32]) -> Matrix {
-    Matrix::from_values(device, values, (1, values.len()), DType::F32, 0)
-}
 
 fn sum_of(device: &Device, terms: &[Vec<f32>]) -> FixedPointSum {
     let mut sums = FixedPointSum::new(device, MemoryKind::Gradients, terms[0].len()).unwrap();
@@ -92,20 +88,12 @@ fn optimisers_and_norms_read_sums_as_the_nearest_f32() {
             let squares = |x: Gradient| ops::sum_of_squares(&device, x).unwrap().to_bits();
             assert_eq!(squares(sums.view().into()), squares(plain.view().into()), "{len} {}", isa.name());
             let updated = |grad: Gradient| {
-                let config = ops::AdamW {
-                    learning_rate: 1e-3,
-                    beta1: 0.9,
-                    beta2: 0.999,
-                    eps: 1e-8,
-                    weight_decay: 0.01,
-                    step: 1,
-                };
-                let rmsprop = ops::RmsProp { learning_rate: 1e-3, alpha: 0.99, eps: 1e-8, weight_decay: 0.0 };
+                let rmsprop = ops::RmsProp { weight_decay: 0.0, ..RMSPROP };
                 let [mut w, mut m, mut v] = [1, 2, 3].map(|seed| {
                     vector(&device, &numbers(seed, len).iter().map(|x| x.abs()).collect::<Vec<_>>())
                 });
                 let update = ops::Update::new(grad, 0.5, w.view_mut(), None);
-                ops::adamw(&device, &config, update, m.view_mut(), v.view_mut()).unwrap();
+                ops::adamw(&device, &ADAMW, update, m.view_mut(), v.view_mut()).unwrap();
                 let update = ops::Update::new(grad, 0.5, w.view_mut(), None);
                 ops::rmsprop(&device, &rmsprop, update, v.view_mut()).unwrap();
                 [w, m, v].map(|x| x.read(&device))

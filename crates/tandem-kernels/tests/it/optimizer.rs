@@ -1,20 +1,11 @@
 //! Optimiser steps against f64 and against numbers that torch printed; the sum of squares; bits
 //! over thread counts.
 
-use crate::support::{F32_ROUNDOFF, Matrix, Place, assert_close, devices, numbers};
+use crate::support::{ADAMW, F32_ROUNDOFF, Matrix, Place, RMSPROP, assert_close, devices, numbers, vector};
 use tandem_kernels::{DType, Device, MemoryKind, bf16, ops};
 
 /// One element, a prime, more than a vector, more than a block and a bit.
 const LENGTHS: [usize; 4] = [1, 97, 1000, 16_384 + 1031];
-
-const ADAMW: ops::AdamW =
-    ops::AdamW { learning_rate: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01, step: 1 };
-const RMSPROP: ops::RmsProp =
-    ops::RmsProp { learning_rate: 1e-3, alpha: 0.99, eps: 1e-8, weight_decay: 0.02 };
-
-fn vector(device: &Device, values: &[f32]) -> Matrix {
-    Matrix::from_values(device, values, (1, values.len()), DType::F32, 0)
-}
 
 /// A new weight is off by at most this: a few roundings of the old weight and of the step taken.
 fn tolerance(old: f64, new: f64) -> f64 {

@@ -1,5 +1,4 @@
 //! Backward pass: probabilities are recomputed from the saved log-sum-exp, strip by strip.
-//!
 
 use std::ops::Range;
 

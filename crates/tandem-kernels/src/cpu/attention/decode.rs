@@ -1,6 +1,5 @@
 //! Decoding: single new tokens over a key/value cache. One task per query and key/value head, bound
 //! by reading the cache once.
-//!
 
 use std::ops::Range;
 

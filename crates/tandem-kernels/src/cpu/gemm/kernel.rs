@@ -65,8 +65,9 @@ pub(super) trait Kernel {
     /// Computes `out = add + bias + Σ a · b` over `lanes` packed lanes of a panel of each factor.
     /// Tiles are stored in order; the last may be stored with the next one.
     ///
-    /// # Safety As [`Self::pack_rows`], between [`Self::begin`] and [`Self::end`]; the panels hold
-    /// the lanes; the tile's addresses are valid for its rows and columns until the next tile is
+    /// # Safety
+    /// As [`Self::pack_rows`], between [`Self::begin`] and [`Self::end`]; the panels hold the
+    /// lanes; the tile's addresses are valid for its rows and columns until the next tile is
     /// computed, or the end.
     unsafe fn multiply(lanes: usize, a: *const f32, b: *const f32, tile: &Tile, pending: &mut Self::Pending);
 }
@@ -185,9 +186,9 @@ pub(super) enum Add {
 /// Computes `out = add + bias + Σ a · b` over `lanes` packed lanes: `MR` rows from `a`, `NV`
 /// vectors of columns from `b`.
 ///
-/// # Safety The caller is compiled for the vector's level and runs where it exists; `a` and `b`
-/// hold `lanes` groups of `MR` and of `NV` vectors; the tile's addresses are valid for its rows and
-/// columns.
+/// # Safety
+/// The caller is compiled for the vector's level and runs where it exists; `a` and `b` hold `lanes`
+/// groups of `MR` and of `NV` vectors; the tile's addresses are valid for its rows and columns.
 #[inline(always)]
 unsafe fn multiply<M: Multiply, const MR: usize, const NV: usize>(
     lanes: usize,

@@ -1,6 +1,5 @@
 //! GEMMs with one dimension as short as an adapter's rank: limited by reading, or reading and
 //! writing, the one large matrix.
-//!
 
 use std::ops::Range;
 

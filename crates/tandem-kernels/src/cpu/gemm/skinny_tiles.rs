@@ -62,8 +62,9 @@ pub(super) const fn pairs_len(columns: usize) -> usize {
 /// Writes the sums over `k` rows of `from` to the front of `buffer`: `r` rows, padded to whole
 /// squares, `distance` apart, followed by [`pairs_len`] words of work space.
 ///
-/// # Safety The CPU has tiles; `a` is packed as a first factor; the columns exist; `distance` is a
-/// multiple of [`SQUARE`].
+/// # Safety
+/// The CPU has tiles; `a` is packed as a first factor; the columns exist; `distance` is a multiple
+/// of [`SQUARE`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 pub(super) unsafe fn reduce_columns(
     r: usize,

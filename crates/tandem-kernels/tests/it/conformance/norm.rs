@@ -1,4 +1,4 @@
-use tandem_kernels::{DType, Device, ops};
+use tandem_kernels::{DType, Device, MemoryKind, ops};
 
 use super::matrix::{F32, Matrix, Random, TYPES, cases, poison, same_at_every_thread_count};
 
@@ -131,27 +131,17 @@ fn rms_norm_forward_and_backward() {
                         let (xt, wt) = (x.tensor(device, x_type), w.tensor(device, DType::F32));
                         let mut y = poison(device, tokens, width, y_type);
                         let mut inverse = poison(device, 1, tokens, DType::F32);
-                        let call = ops::RmsNorm {
-                            x: xt.view(),
-                            w: wt.view(),
-                            offset: offset as f32,
-                            eps: EPS as f32,
-                            y: y.view_mut(),
-                            inverse_rms: inverse.view_mut(),
-                        };
+                        let (x, w) = (xt.view(), wt.view());
+                        let (offset, eps) = (offset as f32, EPS as f32);
+                        let (to, inverse_rms) = (y.view_mut(), inverse.view_mut());
+                        let call = ops::RmsNorm { x, w, offset, eps, y: to, inverse_rms };
                         ops::rms_norm(device, call).unwrap();
                         let (mut dxt, mut dwt) =
                             (dx.tensor(device, DType::F32), dw.tensor(device, DType::F32));
                         let dyt = dy.tensor(device, y_type);
-                        let call = ops::RmsNormBackward {
-                            x: xt.view(),
-                            w: wt.view(),
-                            offset: offset as f32,
-                            inverse_rms: inverse.view(),
-                            dy: dyt.view(),
-                            dx: dxt.view_mut(),
-                            dw: Some(dwt.view_mut()),
-                        };
+                        let (inverse_rms, dy) = (inverse.view(), dyt.view());
+                        let (dx, dw) = (dxt.view_mut(), Some(dwt.view_mut()));
+                        let call = ops::RmsNormBackward { x, w, offset, inverse_rms, dy, dx, dw };
                         ops::rms_norm_backward(device, call).unwrap();
                         [y, dxt, dwt].map(|t| Matrix::read(device, t.view()))
                     });
@@ -187,25 +177,15 @@ fn layer_norm_forward_and_backward() {
                     let [wt, bt] = [&w, &b].map(|m| m.tensor(device, DType::F32));
                     let mut y = poison(device, tokens, width, y_type);
                     let mut kept = poison(device, tokens, 2, DType::F32);
-                    let call = ops::LayerNorm {
-                        x: xt.view(),
-                        w: wt.view(),
-                        b: bt.view(),
-                        eps: EPS as f32,
-                        y: y.view_mut(),
-                        mean_inverse: kept.view_mut(),
-                    };
+                    let (x, w, b, eps) = (xt.view(), wt.view(), bt.view(), EPS as f32);
+                    let (to, mean_inverse) = (y.view_mut(), kept.view_mut());
+                    let call = ops::LayerNorm { x, w, b, eps, y: to, mean_inverse };
                     ops::layer_norm(device, call).unwrap();
                     let [mut dxt, mut dwt, mut dbt] = [&dx, &dw, &db].map(|m| m.tensor(device, DType::F32));
                     let dyt = dy.tensor(device, y_type);
-                    let call = ops::LayerNormBackward {
-                        x: xt.view(),
-                        w: wt.view(),
-                        mean_inverse: kept.view(),
-                        dy: dyt.view(),
-                        dx: dxt.view_mut(),
-                        dw_db: Some((dwt.view_mut(), dbt.view_mut())),
-                    };
+                    let (mean_inverse, dy, dx) = (kept.view(), dyt.view(), dxt.view_mut());
+                    let dw_db = Some((dwt.view_mut(), dbt.view_mut()));
+                    let call = ops::LayerNormBackward { x, w, mean_inverse, dy, dx, dw_db };
                     ops::layer_norm_backward(device, call).unwrap();
                     [y, dxt, dwt, dbt].map(|t| Matrix::read(device, t.view()))
                 });
@@ -302,18 +282,10 @@ fn parts(device: &Device, dtype: DType, tolerance: f64, start: usize) {
 #[test]
 fn wrong_shapes_are_named() {
     for device in [super::matrix::device(1), Device::meta()] {
-        let x = device.alloc(tandem_kernels::MemoryKind::Scratch, 3, 8, DType::F32).unwrap();
-        let w = device.alloc(tandem_kernels::MemoryKind::Scratch, 1, 7, DType::F32).unwrap();
-        let mut y = device.alloc(tandem_kernels::MemoryKind::Scratch, 3, 8, DType::F32).unwrap();
-        let mut inverse = device.alloc(tandem_kernels::MemoryKind::Scratch, 1, 3, DType::F32).unwrap();
-        let call = ops::RmsNorm {
-            x: x.view(),
-            w: w.view(),
-            offset: 0.0,
-            eps: 1e-5,
-            y: y.view_mut(),
-            inverse_rms: inverse.view_mut(),
-        };
+        let alloc = |rows, cols| device.alloc(MemoryKind::Scratch, rows, cols, DType::F32).unwrap();
+        let (x, w, mut y, mut inverse) = (alloc(3, 8), alloc(1, 7), alloc(3, 8), alloc(1, 3));
+        let (y, inverse_rms) = (y.view_mut(), inverse.view_mut());
+        let call = ops::RmsNorm { x: x.view(), w: w.view(), offset: 0.0, eps: 1e-5, y, inverse_rms };
         let error = ops::rms_norm(&device, call).unwrap_err();
         assert_eq!(error.to_string(), "rms_norm: w is 1x7, expected 1x8");
     }

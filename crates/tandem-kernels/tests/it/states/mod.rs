@@ -3,16 +3,12 @@
 mod codes;
 mod updates;
 
-use crate::support::{Matrix, numbers};
-use tandem_kernels::{AdamMoment, DType, Device, MemoryKind, STATE_BLOCK, StateForm, States};
+use crate::support::numbers;
+use tandem_kernels::{AdamMoment, Device, MemoryKind, STATE_BLOCK, StateForm, States};
 
 const MOMENTS: [AdamMoment; 2] = [AdamMoment::First, AdamMoment::Second];
 /// One element, less than a block, blocks and a bit, more than a block of the kernel and a bit.
 const LENGTHS: [usize; 4] = [1, 97, 1000, 16_384 + 1031];
-
-fn vector(device: &Device, values: &[f32]) -> Matrix {
-    Matrix::from_values(device, values, (1, values.len()), DType::F32, 0)
-}
 
 fn states(device: &Device, moment: AdamMoment, form: StateForm, values: &[f32]) -> States {
     let mut states = States::zeros(device, MemoryKind::Optimizer, moment, form, values.len()).unwrap();

@@ -7,13 +7,8 @@ use tandem_kernels::{
 };
 
 use super::codes::assert_nearest;
-use super::{LENGTHS, MOMENTS, bits, read, states, vector, wide};
-use crate::support::{Matrix, Place, devices, numbers};
-
-const ADAMW: ops::AdamW =
-    ops::AdamW { learning_rate: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01, step: 1 };
-const RMSPROP: ops::RmsProp =
-    ops::RmsProp { learning_rate: 1e-3, alpha: 0.99, eps: 1e-8, weight_decay: 0.02 };
+use super::{LENGTHS, MOMENTS, bits, read, states, wide};
+use crate::support::{ADAMW, Matrix, Place, RMSPROP, devices, numbers, vector};
 
 /// Round trip of a checkpoint: to f32 and back.
 #[test]

@@ -10,6 +10,13 @@ pub const BF16_ROUNDOFF: f64 = 1.0 / 256.0;
 /// Unit roundoff of f32.
 pub const F32_ROUNDOFF: f64 = 1.0 / 16_777_216.0;
 
+/// Settings of an optimiser's step.
+pub const ADAMW: ops::AdamW =
+    ops::AdamW { learning_rate: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01, step: 1 };
+/// Settings of an optimiser's step.
+pub const RMSPROP: ops::RmsProp =
+    ops::RmsProp { learning_rate: 1e-3, alpha: 0.99, eps: 1e-8, weight_decay: 0.02 };
+
 /// Unit roundoff of a type.
 pub fn roundoff(dtype: DType) -> f64 {
     if dtype == DType::Bf16 { BF16_ROUNDOFF } else { F32_ROUNDOFF }
@@ -87,6 +94,11 @@ impl Matrix {
     pub fn padding_is_intact(&self, device: &Device) -> bool {
         ops::read_f32(device, self.tensor.view().col_range(0..self.pad)).unwrap().iter().all(|x| x.is_nan())
     }
+}
+
+/// Returns one row of f32 without padding.
+pub fn vector(device: &Device, values: &[f32]) -> Matrix {
+    Matrix::from_values(device, values, (1, values.len()), DType::F32, 0)
 }
 
 /// Every element of `found` is within `tolerance[i]` of `expected[i]`.

@@ -19,7 +19,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use super::cache::Cache;
 use super::context::Cuda;
 use crate::Result;
-use crate::cuda::driver::Drivers;
+use crate::cuda::driver::{Drivers, Stream};
 
 pub(super) use blas::{num_chosen, num_described};
 pub(super) use nvml::{UNKNOWN, nvml};
@@ -145,6 +145,14 @@ impl Fake {
     /// Opens it without a cache.
     pub(super) fn open(&self) -> Drivers {
         self.open_with(Cache::none()).unwrap()
+    }
+
+    /// Creates a GPU of the default kind, and opens it with a stream.
+    pub(super) fn opened() -> (Self, Drivers, Stream) {
+        let fake = Self::new(Kind::default());
+        let driver = fake.open();
+        let stream = driver.new_stream().unwrap();
+        (fake, driver, stream)
     }
 
     /// Returns the calls since the last query.

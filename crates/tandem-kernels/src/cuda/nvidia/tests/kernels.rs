@@ -73,9 +73,7 @@ fn mistakes_are_told_in_the_compilers_words() {
 
 #[test]
 fn arguments_and_shared_memory_reach_the_kernel() {
-    let fake = Fake::new(Kind::default());
-    let driver = fake.open();
-    let stream = driver.new_stream().unwrap();
+    let (fake, driver, stream) = Fake::opened();
     let region = driver.reserve(1 << 20).unwrap();
     region.grow(1 << 20).unwrap();
     let function = driver.function(&SOURCE, "first").unwrap();

@@ -41,9 +41,7 @@ fn a_region_grows_in_pages_and_gives_everything_back_when_nothing_runs() {
 
 #[test]
 fn the_context_stays_until_the_last_region_is_gone() {
-    let fake = Fake::new(Kind::default());
-    let driver = fake.open();
-    let stream = driver.new_stream().unwrap();
+    let (fake, driver, stream) = Fake::opened();
     let (region, pinned) = (driver.reserve(1).unwrap(), driver.pinned(1).unwrap());
     region.grow(1).unwrap();
     pinned.grow(1).unwrap();
@@ -96,9 +94,7 @@ fn bytes<'a>(address: u64, len: usize) -> &'a mut [u8] {
 
 #[test]
 fn copies_stop_where_pieces_of_pinned_memory_meet() {
-    let fake = Fake::new(Kind::default());
-    let driver = fake.open();
-    let stream = driver.new_stream().unwrap();
+    let (fake, driver, stream) = Fake::opened();
     let (host, other, device) =
         (driver.pinned(8 * MIB).unwrap(), driver.pinned(8 * MIB).unwrap(), driver.reserve(8 * MIB).unwrap());
     for piece in 1..=4 {
@@ -137,9 +133,7 @@ fn copies_stop_where_pieces_of_pinned_memory_meet() {
 
 #[test]
 fn rows_are_copied_at_once_where_that_can_be() {
-    let fake = Fake::new(Kind::default());
-    let driver = fake.open();
-    let stream = driver.new_stream().unwrap();
+    let (fake, driver, stream) = Fake::opened();
     let (host, device) = (driver.pinned(4 * MIB).unwrap(), driver.reserve(4 * MIB).unwrap());
     host.grow(2 * MIB).unwrap();
     host.grow(4 * MIB).unwrap();
@@ -173,9 +167,7 @@ fn rows_are_copied_at_once_where_that_can_be() {
 
 #[test]
 fn every_thread_has_the_context() {
-    let fake = Fake::new(Kind::default());
-    let driver = fake.open();
-    let stream = driver.new_stream().unwrap();
+    let (fake, driver, stream) = Fake::opened();
     let region = driver.reserve(MIB).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
