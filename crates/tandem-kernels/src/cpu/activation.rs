@@ -2,10 +2,10 @@
 
 use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
+use super::Cpu;
 use super::elementary::{normal, sigmoid};
 use super::rows::RowsMut;
 use super::vector::{Vector, for_lanes, vector_kernel};
-use super::{Cpu, block_rows};
 use crate::ops::Activation;
 use crate::{Element, View, ViewMut, with_element};
 
@@ -90,19 +90,11 @@ macro_rules! with_function {
     };
 }
 
-/// Calls `row` for each of `rows` rows of about `width` elements, on all threads.
-fn for_rows(cpu: &Cpu, rows: usize, width: usize, row: impl Fn(usize) + Sync) {
-    let per_block = block_rows(width);
-    cpu.parallel_for(rows.div_ceil(per_block), |block| {
-        (block * per_block..rows.min((block + 1) * per_block)).for_each(&row);
-    });
-}
-
 pub(crate) fn gated(cpu: &Cpu, function: Activation, gu: View, h: ViewMut) {
     let (rows, width) = (h.rows(), h.cols());
     with_element!(gu.dtype(), E => {
         let h = RowsMut::<E>::new(h);
-        with_function!(function, F => for_rows(cpu, rows, width, |t| {
+        with_function!(function, F => cpu.for_rows((rows, width), |t| {
             let (gate, up) = gu.row::<E>(t).split_at(width);
             // SAFETY: row `t` belongs to this call alone; all rows have one length.
             unsafe { gated_row::<E, F>(cpu.isa(), gate, up, h.row(t)) };
@@ -126,7 +118,7 @@ pub(crate) fn gated_backward(cpu: &Cpu, function: Activation, gu: View, dh: View
     let (rows, width) = dh.shape();
     with_element!(gu.dtype(), E => {
         let dgu = RowsMut::<E>::new(dgu);
-        with_function!(function, F => for_rows(cpu, rows, width, |t| {
+        with_function!(function, F => cpu.for_rows((rows, width), |t| {
             let (gate, up) = gu.row::<E>(t).split_at(width);
             // SAFETY: row `t` belongs to this call alone; all rows have one length.
             unsafe {
@@ -161,7 +153,7 @@ pub(crate) fn activate(cpu: &Cpu, function: Activation, u: View, h: ViewMut) {
     let (rows, width) = u.shape();
     with_element!(u.dtype(), E => {
         let h = RowsMut::<E>::new(h);
-        with_function!(function, F => for_rows(cpu, rows, width, |t| {
+        with_function!(function, F => cpu.for_rows((rows, width), |t| {
             // SAFETY: row `t` belongs to this call alone; all rows have one length.
             unsafe { activate_row::<E, F>(cpu.isa(), u.row(t), h.row(t)) };
         }));
@@ -183,7 +175,7 @@ pub(crate) fn activate_backward(cpu: &Cpu, function: Activation, u: View, dh: Vi
     let (rows, width) = u.shape();
     with_element!(u.dtype(), E => {
         let du = RowsMut::<E>::new(du);
-        with_function!(function, F => for_rows(cpu, rows, width, |t| {
+        with_function!(function, F => cpu.for_rows((rows, width), |t| {
             // SAFETY: row `t` belongs to this call alone; all rows have one length.
             unsafe { activate_backward_row::<E, F>(cpu.isa(), u.row(t), dh.row(t), du.row(t)) };
         }));

@@ -136,6 +136,11 @@ impl Cpu {
             block(index, start..len.min(start + block_len));
         });
     }
+
+    /// Calls `row` for each row of a matrix, on all threads.
+    pub(crate) fn for_rows(&self, (rows, width): (usize, usize), row: impl Fn(usize) + Sync) {
+        self.parallel_ranges(rows, block_rows(width), |_, range| range.for_each(&row));
+    }
 }
 
 /// Returns the number of rows of `width` elements per block of a row-wise kernel: enough work to

@@ -1,26 +1,20 @@
 //! RMSNorm and LayerNorm: two passes over each row while it is in the cache.
 
+use super::Cpu;
 use super::rows::RowsMut;
 use super::vector::{for_lanes, vector_kernel};
-use super::{Cpu, block_rows};
 use crate::ops::{BLOCK_ROWS, LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward};
 use crate::{Element, View, ViewMut, with_element};
 
 pub(crate) fn rms_norm(cpu: &Cpu, call: RmsNorm) {
     let RmsNorm { x, w, offset, eps, y, inverse_rms } = call;
-    let (tokens, width) = x.shape();
     let w = w.as_slice::<f32>();
     let inverse = RowsMut::<f32>::new(inverse_rms);
     with_element!(x.dtype(), X => with_element!(y.dtype(), Y => {
         let y = RowsMut::<Y>::new(y);
-        let rows = block_rows(width);
-        cpu.parallel_for(tokens.div_ceil(rows), |block| {
-            for t in block * rows..tokens.min((block + 1) * rows) {
-                // SAFETY: row `t` belongs to this block alone; the level has V.
-                unsafe {
-                    inverse.part(0, t, 1)[0] = rms_norm_row::<X, Y>(cpu.isa(), x.row(t), w, offset, eps, y.row(t));
-                }
-            }
+        // SAFETY: row `t` belongs to this call alone; the level has V.
+        cpu.for_rows(x.shape(), |t| unsafe {
+            inverse.part(0, t, 1)[0] = rms_norm_row::<X, Y>(cpu.isa(), x.row(t), w, offset, eps, y.row(t));
         });
     }));
 }
@@ -60,17 +54,10 @@ pub(crate) fn rms_norm_backward(cpu: &Cpu, call: RmsNormBackward, mut partial: V
     let dx = RowsMut::<f32>::new(dx);
     let sums = RowsMut::<f32>::new(partial.reborrow());
     with_element!(x.dtype(), X => with_element!(dy.dtype(), Y => {
-        cpu.parallel_for(x.rows().div_ceil(BLOCK_ROWS), |block| {
-            // SAFETY: row `block` belongs to this block alone.
-            let sums = if dw.is_some() { unsafe { sums.row(block) } } else { &mut [] };
-            sums.fill(0.0);
-            for t in block * BLOCK_ROWS..x.rows().min((block + 1) * BLOCK_ROWS) {
-                // SAFETY: row `t` belongs to this block alone; the level has V.
-                unsafe {
-                    let dx = dx.row(t);
-                    rms_norm_backward_row::<X, Y>(cpu.isa(), x.row(t), w, offset, inverse[t], dy.row(t), dx, sums);
-                }
-            }
+        // SAFETY: row `t` belongs to this call alone; the level has V.
+        for_rows_with_sums(cpu, x.rows(), dw.is_some().then_some(&sums), |t, sums| unsafe {
+            let (x, dy, dx) = (x.row(t), dy.row(t), dx.row(t));
+            rms_norm_backward_row::<X, Y>(cpu.isa(), x, w, offset, inverse[t], dy, dx, sums);
         });
     }));
     if let Some(dw) = dw {
@@ -115,19 +102,13 @@ vector_kernel! {
 
 pub(crate) fn layer_norm(cpu: &Cpu, call: LayerNorm) {
     let LayerNorm { x, w, b, eps, y, mean_inverse } = call;
-    let (tokens, width) = x.shape();
     let (w, b) = (w.as_slice::<f32>(), b.as_slice::<f32>());
     let kept = RowsMut::<f32>::new(mean_inverse);
     with_element!(x.dtype(), X => with_element!(y.dtype(), Y => {
         let y = RowsMut::<Y>::new(y);
-        let rows = block_rows(width);
-        cpu.parallel_for(tokens.div_ceil(rows), |block| {
-            for t in block * rows..tokens.min((block + 1) * rows) {
-                // SAFETY: row `t` belongs to this block alone; the level has V.
-                unsafe {
-                    kept.row(t).copy_from_slice(&layer_norm_row::<X, Y>(cpu.isa(), x.row(t), w, b, eps, y.row(t)));
-                }
-            }
+        // SAFETY: row `t` belongs to this call alone; the level has V.
+        cpu.for_rows(x.shape(), |t| unsafe {
+            kept.row(t).copy_from_slice(&layer_norm_row::<X, Y>(cpu.isa(), x.row(t), w, b, eps, y.row(t)));
         });
     }));
 }
@@ -175,17 +156,12 @@ pub(crate) fn layer_norm_backward(cpu: &Cpu, call: LayerNormBackward, mut partia
     let dx = RowsMut::<f32>::new(dx);
     let sums = RowsMut::<f32>::new(partial.reborrow());
     with_element!(x.dtype(), X => with_element!(dy.dtype(), Y => {
-        cpu.parallel_for(x.rows().div_ceil(BLOCK_ROWS), |block| {
-            // SAFETY: row `block` belongs to this block alone.
-            let sums = if dw_db.is_some() { unsafe { sums.row(block) } } else { &mut [] };
-            sums.fill(0.0);
-            for t in block * BLOCK_ROWS..x.rows().min((block + 1) * BLOCK_ROWS) {
-                let &[mean, inverse] = mean_inverse.row::<f32>(t) else { unreachable!("two columns") };
-                // SAFETY: row `t` belongs to this block alone; the level has V.
-                unsafe {
-                    let dx = dx.row(t);
-                    layer_norm_backward_row::<X, Y>(cpu.isa(), x.row(t), w, mean, inverse, dy.row(t), dx, sums);
-                }
+        for_rows_with_sums(cpu, x.rows(), dw_db.is_some().then_some(&sums), |t, sums| {
+            let &[mean, inverse] = mean_inverse.row::<f32>(t) else { unreachable!("two columns") };
+            // SAFETY: row `t` belongs to this call alone; the level has V.
+            unsafe {
+                let (x, dy, dx) = (x.row(t), dy.row(t), dx.row(t));
+                layer_norm_backward_row::<X, Y>(cpu.isa(), x, w, mean, inverse, dy, dx, sums);
             }
         });
     }));
@@ -234,6 +210,22 @@ vector_kernel! {
             });
         }
     }
+}
+
+/// Calls `row` for each row with its block's sums, which are zero before the block's first row and
+/// empty if there are none.
+fn for_rows_with_sums(
+    cpu: &Cpu,
+    rows: usize,
+    sums: Option<&RowsMut<f32>>,
+    row: impl Fn(usize, &mut [f32]) + Sync,
+) {
+    cpu.parallel_ranges(rows, BLOCK_ROWS, |block, range| {
+        // SAFETY: row `block` belongs to this block alone.
+        let sums = sums.map_or(&mut [][..], |sums| unsafe { sums.row(block) });
+        sums.fill(0.0);
+        range.for_each(|t| row(t, sums));
+    });
 }
 
 /// Adds `sum[1,N] += Σ_r x[r,N]`, each column in order of rows.

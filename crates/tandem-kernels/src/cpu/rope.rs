@@ -1,8 +1,8 @@
 //! Rotary position embedding.
 
+use super::Cpu;
 use super::rows::RowsMut;
 use super::vector::{for_lanes, vector_kernel};
-use super::{Cpu, block_rows};
 use crate::ops::RopeTable;
 use crate::{Element, ViewMut, with_element};
 
@@ -16,19 +16,17 @@ pub(crate) fn rope(
 ) {
     let half = table.rotary() / 2;
     let sign = if inverse { -1.0 } else { 1.0 };
-    let per_block = block_rows(x.cols());
+    let shape = (positions.len(), x.cols());
     with_element!(x.dtype(), E => {
         let x = RowsMut::<E>::new(x);
-        cpu.parallel_for(positions.len().div_ceil(per_block), |block| {
-            for t in block * per_block..positions.len().min((block + 1) * per_block) {
-                let at = positions[t] as usize * half;
-                let (cos, sin) = (&table.cos()[at..at + half], &table.sin()[at..at + half]);
-                // SAFETY: row `t` belongs to this block alone; a head is no shorter than its
-                // rotated part.
-                unsafe {
-                    for head in x.row(t).chunks_exact_mut(head_dim) {
-                        rotate::<E>(cpu.isa(), head, cos, sin, sign);
-                    }
+        cpu.for_rows(shape, |t| {
+            let start = positions[t] as usize * half;
+            let (cos, sin) = (&table.cos()[start..start + half], &table.sin()[start..start + half]);
+            // SAFETY: row `t` belongs to this call alone; a head is no shorter than its rotated
+            // part.
+            unsafe {
+                for head in x.row(t).chunks_exact_mut(head_dim) {
+                    rotate::<E>(cpu.isa(), head, cos, sin, sign);
                 }
             }
         });
