@@ -27,6 +27,8 @@
 //! 16. [`profile`]: where the time of some steps went.
 //! 17. [`run`]: the run folder, the trainer, and the ranks.
 
+#![warn(unreachable_pub)]
+
 pub mod checkpoint;
 pub mod config;
 mod disk;
@@ -35,22 +37,22 @@ pub mod error;
 pub mod events;
 #[cfg(test)]
 mod floors;
-pub mod gradients;
+mod gradients;
 pub mod inputs;
 pub mod judges;
 pub mod metrics;
 pub mod objective;
 pub mod online;
-pub mod optimizer;
+mod optimizer;
 pub mod parallel;
 pub mod placement;
 pub mod plan;
-pub mod profile;
+mod profile;
 pub mod recipe;
-pub mod reference;
+mod reference;
 pub mod run;
 mod size;
-pub mod step;
+mod step;
 pub mod weights;
 
 pub use config::Config;

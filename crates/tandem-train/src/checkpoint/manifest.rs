@@ -47,7 +47,7 @@ pub(super) fn broken(folder: &Path, reason: impl Into<String>) -> TrainError {
 
 impl Manifest {
     /// Reads a folder's manifest.
-    pub fn read(folder: &Path) -> Result<Self> {
+    pub(crate) fn read(folder: &Path) -> Result<Self> {
         let text = read_text(folder, MANIFEST)?;
         let manifest: Self =
             serde_json::from_str(&text).map_err(|e| broken(folder, format!("{MANIFEST}: {e}")))?;
@@ -68,7 +68,7 @@ impl Manifest {
 
     /// Verifies size and checksum of every file, in parallel: one core hashes more slowly than many
     /// disks read. The first damaged file in the list is reported.
-    pub fn verify(&self, folder: &Path) -> Result<()> {
+    pub(crate) fn verify(&self, folder: &Path) -> Result<()> {
         let checked: Vec<_> = self.files.par_iter().map(|entry| entry.verify(folder)).collect();
         checked.into_iter().collect()
     }
@@ -76,7 +76,7 @@ impl Manifest {
 
 impl FileEntry {
     /// Verifies one file.
-    pub fn verify(&self, folder: &Path) -> Result<()> {
+    pub(crate) fn verify(&self, folder: &Path) -> Result<()> {
         let Self { name, bytes, blake3 } = self;
         let path = folder.join(name);
         let mut file = match File::open(&path) {

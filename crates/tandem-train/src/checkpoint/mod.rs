@@ -30,8 +30,8 @@ mod online;
 mod save;
 mod saver;
 mod shard;
-pub mod snapshot;
-pub mod state;
+pub(crate) mod snapshot;
+pub(crate) mod state;
 
 pub use cursor::Cursor;
 pub use folder::{Checkpoints, Latest};

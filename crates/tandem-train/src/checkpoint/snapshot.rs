@@ -34,7 +34,7 @@ const POLICY: &str = "policy";
 const REFERENCE: &str = "reference";
 
 /// A whole layer's masters, on the first rank; the others [`participate_in_gathers`].
-pub fn read_whole(
+pub(crate) fn read_whole(
     mesh: &DeviceMesh,
     decoder: &Decoder,
     policy: &mut Policy,
@@ -51,7 +51,11 @@ pub fn read_whole(
 }
 
 /// Takes this rank's part in the first one's reading of every layer, in their order.
-pub fn participate_in_gathers(mesh: &DeviceMesh, decoder: &Decoder, policy: &mut Policy) -> Result<()> {
+pub(crate) fn participate_in_gathers(
+    mesh: &DeviceMesh,
+    decoder: &Decoder,
+    policy: &mut Policy,
+) -> Result<()> {
     // A layer without trainable parameters is skipped.
     let is_asked = |layer: &LayerId| decoder.owns(*layer) && decoder.trained(*layer).len > 0;
     for layer in decoder.layers().into_iter().filter(is_asked) {
@@ -69,7 +73,7 @@ pub fn participate_in_gathers(mesh: &DeviceMesh, decoder: &Decoder, policy: &mut
 
 /// Writes the adapter that trains as a folder that the peft library loads, on the first rank; the
 /// others [`participate_in_gathers`].
-pub fn write_adapter(
+pub(crate) fn write_adapter(
     folder: &Path,
     prepared: &RunInputs,
     mesh: &DeviceMesh,
@@ -82,7 +86,7 @@ pub fn write_adapter(
 }
 
 /// [`read_whole`] into the buffer of a model writer.
-pub fn copy_whole(
+pub(crate) fn copy_whole(
     mesh: &DeviceMesh,
     part: &Decoder,
     policy: &mut Policy,
@@ -263,7 +267,7 @@ impl Snapshot {
 ///
 /// # Errors
 /// The checkpoint is of another model, data set or optimizer.
-pub fn restore(
+pub(crate) fn restore(
     checkpoint: &Checkpoint,
     data_hash: &str,
     decoder: &Decoder,
@@ -303,7 +307,7 @@ pub fn restore(
 ///
 /// # Errors
 /// The checkpoint is of another model.
-pub fn restore_weights(
+pub(crate) fn restore_weights(
     checkpoint: &Checkpoint,
     decoder: &Decoder,
     policy: &mut Policy,

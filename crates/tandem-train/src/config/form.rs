@@ -45,12 +45,12 @@ impl<'a, T: Clone + 'a> Form<'a, T> {
     }
 
     /// Sets the unit that the reference page shows.
-    pub fn unit(self, unit: &'static str) -> Self {
+    pub(crate) fn unit(self, unit: &'static str) -> Self {
         Self { unit: Some(unit), ..self }
     }
 
     /// Refuses a value for which there is a reason.
-    pub fn unless(self, reason: impl Fn(&T) -> Option<String> + 'a) -> Self {
+    pub(crate) fn unless(self, reason: impl Fn(&T) -> Option<String> + 'a) -> Self {
         let read = self.read;
         let read = move |entry: Entry| {
             let value = read(entry.clone())?;
@@ -60,14 +60,14 @@ impl<'a, T: Clone + 'a> Form<'a, T> {
     }
 
     /// The form with `None` for an absent key.
-    pub fn maybe(self) -> Form<'a, Option<T>> {
+    pub(crate) fn maybe(self) -> Form<'a, Option<T>> {
         let Self { kind, unit, read, write } = self;
         let write = move |value: &Option<T>| value.as_ref().and_then(&write);
         Form { unit, ..Form::new(kind, move |entry| read(entry).map(Some), write) }
     }
 
     /// The form with `None` for 0.
-    pub fn zero_is_none(self) -> Form<'a, Option<T>>
+    pub(crate) fn zero_is_none(self) -> Form<'a, Option<T>>
     where
         T: Default + PartialEq,
     {
@@ -78,17 +78,17 @@ impl<'a, T: Clone + 'a> Form<'a, T> {
     }
 
     /// A key with a default.
-    pub fn or(self, default: T) -> Key<'a, T> {
+    pub(crate) fn or(self, default: T) -> Key<'a, T> {
         Key::new(self, default)
     }
 
     /// A key that may be absent.
-    pub fn optional(self) -> Key<'a, Option<T>> {
+    pub(crate) fn optional(self) -> Key<'a, Option<T>> {
         self.maybe().or(None)
     }
 
     /// A key without a default; `give` completes "is missing: give".
-    pub fn required(self, give: impl Into<String>) -> Key<'a, T>
+    pub(crate) fn required(self, give: impl Into<String>) -> Key<'a, T>
     where
         T: Default,
     {

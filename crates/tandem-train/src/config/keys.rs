@@ -73,7 +73,7 @@ pub(super) struct Key<'a, T> {
 }
 
 impl<'a, T: Clone + 'a> Key<'a, T> {
-    pub fn new(form: Form<'a, T>, default: T) -> Self {
+    pub(crate) fn new(form: Form<'a, T>, default: T) -> Self {
         let unit = form.unit.map_or(String::new(), |unit| format!(" in {unit}"));
         let row = KeyRow {
             name: "",
@@ -88,31 +88,31 @@ impl<'a, T: Clone + 'a> Key<'a, T> {
     }
 
     /// Sets the name where it is not the field's.
-    pub fn named(mut self, name: &'static str) -> Self {
+    pub(crate) fn named(mut self, name: &'static str) -> Self {
         self.row.name = name;
         self
     }
 
     /// Sets the former name. It is read from resolved configs and refused elsewhere.
-    pub fn formerly(mut self, name: &'static str) -> Self {
+    pub(crate) fn formerly(mut self, name: &'static str) -> Self {
         self.row.former = Some(name);
         self
     }
 
     /// Sets the reference page's text for a default that depends on other keys.
-    pub fn shown(mut self, text: &str) -> Self {
+    pub(crate) fn shown(mut self, text: &str) -> Self {
         self.row.default = Some(text.to_owned());
         self
     }
 
     /// Lets a resumed run change the key without a warning.
-    pub fn free(mut self) -> Self {
+    pub(crate) fn free(mut self) -> Self {
         self.row.resume = Resume::Free;
         self
     }
 
     /// Makes the key required under a condition; `give` completes "is missing: give".
-    pub fn required_if(mut self, condition: bool, give: impl Into<String>) -> Self {
+    pub(crate) fn required_if(mut self, condition: bool, give: impl Into<String>) -> Self {
         if condition {
             self.give = Some(give.into());
             self.row.default = None;
@@ -121,26 +121,26 @@ impl<'a, T: Clone + 'a> Key<'a, T> {
     }
 
     /// Leaves the key out of the resolved config unless the condition holds.
-    pub fn written_if(mut self, condition: bool) -> Self {
+    pub(crate) fn written_if(mut self, condition: bool) -> Self {
         self.is_written = condition;
         self
     }
 
     /// Refuses the key, and leaves it out of the resolved config, unless the condition holds. The
     /// first condition that fails names the reason.
-    pub fn only(mut self, condition: bool, reason: impl Into<String>) -> Self {
+    pub(crate) fn only(mut self, condition: bool, reason: impl Into<String>) -> Self {
         self.refusal = self.refusal.or_else(|| (!condition).then(|| reason.into()));
         self
     }
 
     /// Restricts the key to some methods.
-    pub fn methods(self, method: Method, has_key: fn(Method) -> bool) -> Self {
+    pub(crate) fn methods(self, method: Method, has_key: fn(Method) -> bool) -> Self {
         let reason = format!("it has no effect with method = \"{method}\"; remove it");
         self.methods_because(method, has_key, reason)
     }
 
     /// Restricts the key to some methods, with a reason of its own.
-    pub fn methods_because(
+    pub(crate) fn methods_because(
         mut self,
         method: Method,
         has_key: fn(Method) -> bool,
@@ -162,17 +162,17 @@ fn cell(value: &toml::Value) -> String {
 }
 
 impl Keys {
-    pub fn write() -> Self {
+    pub(crate) fn write() -> Self {
         Self::Write(vec![Table::new(String::new())])
     }
 
-    pub fn list() -> Self {
+    pub(crate) fn list() -> Self {
         Self::List(vec![Table::new(String::new())])
     }
 
     /// Visits a key. `now` is its value in a config that is written. Returns the value that is read
     /// or written; a listed key has its default.
-    pub fn key<T: Clone>(
+    pub(crate) fn key<T: Clone>(
         &mut self,
         name: &'static str,
         doc: &str,
@@ -208,12 +208,12 @@ impl Keys {
 
     /// Returns whether a file has the second of two exclusive keys rather than the first. Both in one
     /// place contradict each other; an override replaces the file's choice.
-    pub fn has_second(&mut self, first: &'static str, second: &'static str) -> Result<bool> {
+    pub(crate) fn has_second(&mut self, first: &'static str, second: &'static str) -> Result<bool> {
         if let Self::Read(section) = self { section.has_second(first, second) } else { Ok(false) }
     }
 
     /// Visits a nested table; an absent one is empty.
-    pub fn table<T>(
+    pub(crate) fn table<T>(
         &mut self,
         name: &'static str,
         now: Option<&T>,
@@ -231,7 +231,7 @@ impl Keys {
     }
 
     /// Visits a nested table that may be absent.
-    pub fn optional_table<T>(
+    pub(crate) fn optional_table<T>(
         &mut self,
         name: &'static str,
         now: Option<&Option<T>>,
@@ -246,7 +246,7 @@ impl Keys {
     }
 
     /// Refuses a table that does not apply.
-    pub fn refuse(&mut self, name: &'static str, reason: &str) -> Result<()> {
+    pub(crate) fn refuse(&mut self, name: &'static str, reason: &str) -> Result<()> {
         match self {
             Self::Read(section) => section.take(name).map_or(Ok(()), |entry| Err(entry.conflict(reason))),
             _ => Ok(()),
@@ -255,7 +255,7 @@ impl Keys {
 
     /// Visits an array of tables, which must not be empty; `give` says what to write. The reference
     /// page lists none of it.
-    pub fn tables<T>(
+    pub(crate) fn tables<T>(
         &mut self,
         name: &'static str,
         give: &str,
@@ -294,7 +294,7 @@ impl Keys {
     }
 
     /// Refuses the keys of a table that were not read.
-    pub fn finish(self) -> Result<()> {
+    pub(crate) fn finish(self) -> Result<()> {
         if let Self::Read(section) = self { section.finish() } else { Ok(()) }
     }
 }

@@ -38,7 +38,7 @@ pub(super) struct Entry {
 
 impl Section {
     /// Creates the section of a whole document.
-    pub fn root(tree: Node, path: &Path, is_resolved: bool) -> Self {
+    pub(crate) fn root(tree: Node, path: &Path, is_resolved: bool) -> Self {
         let place = Place::File { path: path.to_path_buf(), line: None };
         let Value::Table(entries) = tree.value else { unreachable!("a document is a table") };
         let origin = Rc::new(Origin { path: path.to_path_buf(), is_resolved });
@@ -46,13 +46,13 @@ impl Section {
     }
 
     /// Returns whether the table has a key, and makes the key known.
-    pub fn has(&mut self, key: &'static str) -> bool {
+    pub(crate) fn has(&mut self, key: &'static str) -> bool {
         self.know(key);
         self.entries.iter().any(|(k, _)| k == key)
     }
 
     /// Takes a key's value.
-    pub fn take(&mut self, key: &'static str) -> Option<Entry> {
+    pub(crate) fn take(&mut self, key: &'static str) -> Option<Entry> {
         self.know(key);
         self.remove(key, key)
     }
@@ -64,7 +64,7 @@ impl Section {
     }
 
     /// Takes a key's value. A `former` name is accepted in a file that a run wrote.
-    pub fn take_renamed(&mut self, key: &'static str, former: Option<&str>) -> Result<Option<Entry>> {
+    pub(crate) fn take_renamed(&mut self, key: &'static str, former: Option<&str>) -> Result<Option<Entry>> {
         let Some(former) = former else { return Ok(self.take(key)) };
         let is_former = |(name, node): &(String, Node)| {
             name == former && !(self.origin.is_resolved && matches!(node.place, Place::File { .. }))
@@ -83,7 +83,7 @@ impl Section {
     }
 
     /// Returns whether the table has the second of two exclusive keys rather than the first.
-    pub fn has_second(&mut self, first: &str, second: &str) -> Result<bool> {
+    pub(crate) fn has_second(&mut self, first: &str, second: &str) -> Result<bool> {
         let find = |key| self.entries.iter().position(|(k, _)| k == key);
         let (Some(a), Some(b)) = (find(first), find(second)) else { return Ok(find(second).is_some()) };
         let is_override = |index: usize| matches!(self.entries[index].1.place, Place::Set { .. });
@@ -98,7 +98,7 @@ impl Section {
     }
 
     /// Takes a nested table; an absent one is empty.
-    pub fn section(&mut self, key: &'static str) -> Result<Self> {
+    pub(crate) fn section(&mut self, key: &'static str) -> Result<Self> {
         match self.take(key) {
             Some(entry) => entry.section(),
             None => Ok(Self {
@@ -112,7 +112,7 @@ impl Section {
     }
 
     /// Takes every entry that is left, for tables whose keys are not fixed.
-    pub fn drain(&mut self) -> Vec<Entry> {
+    pub(crate) fn drain(&mut self) -> Vec<Entry> {
         let entries = std::mem::take(&mut self.entries);
         let entry =
             |(key, node): (String, Node)| Entry { key: self.full(&key), node, origin: self.origin.clone() };
@@ -121,7 +121,7 @@ impl Section {
 
     /// Returns the error for a missing key; `give` says what to write. A slip in the key's name is
     /// reported instead.
-    pub fn missing(&self, key: &str, give: &str) -> ConfigError {
+    pub(crate) fn missing(&self, key: &str, give: &str) -> ConfigError {
         let is_slip = |name: &str| strsim::damerau_levenshtein(name, key) * 4 <= key.len();
         if let Some((name, node)) = self.entries.iter().find(|(name, _)| is_slip(name)) {
             return self.unknown(name, node, Some(key));
@@ -131,7 +131,7 @@ impl Section {
     }
 
     /// Refuses a key that has another name now.
-    pub fn moved(&self, key: &str, now: &str) -> Result<()> {
+    pub(crate) fn moved(&self, key: &str, now: &str) -> Result<()> {
         let Some((_, node)) = self.entries.iter().find(|(k, _)| k == key) else { return Ok(()) };
         let reason = format!("it was renamed to `{now}`; use that name");
         let problem = Problem::Conflict { key: self.full(key), reason };
@@ -139,7 +139,7 @@ impl Section {
     }
 
     /// Refuses a key that was not taken.
-    pub fn finish(self) -> Result<()> {
+    pub(crate) fn finish(self) -> Result<()> {
         let Some((key, node)) = self.entries.first() else { return Ok(()) };
         Err(self.unknown(key, node, nearest(key, &self.known)))
     }
@@ -157,28 +157,28 @@ impl Section {
 
 impl Entry {
     /// Returns the last part of the key.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         self.key.rsplit('.').next().unwrap_or(&self.key)
     }
 
     /// Returns whether the value is exactly this string.
-    pub fn is_string(&self, text: &str) -> bool {
+    pub(crate) fn is_string(&self, text: &str) -> bool {
         matches!(&self.node.value, Value::String(s) if s == text)
     }
 
     /// Returns whether the value is a list.
-    pub fn is_list(&self) -> bool {
+    pub(crate) fn is_list(&self) -> bool {
         matches!(self.node.value, Value::Array(_))
     }
 
     /// Returns the error for a value of the wrong type or range.
-    pub fn wrong(&self, expected: impl Into<String>) -> ConfigError {
+    pub(crate) fn wrong(&self, expected: impl Into<String>) -> ConfigError {
         let (key, found) = (self.key.clone(), self.node.value.describe());
         self.error(Problem::Value { key, expected: expected.into(), found })
     }
 
     /// Returns the error for a value that contradicts another.
-    pub fn conflict(&self, reason: impl Into<String>) -> ConfigError {
+    pub(crate) fn conflict(&self, reason: impl Into<String>) -> ConfigError {
         self.error(Problem::Conflict { key: self.key.clone(), reason: reason.into() })
     }
 
@@ -187,7 +187,7 @@ impl Entry {
     }
 
     /// Reads a table.
-    pub fn section(self) -> Result<Section> {
+    pub(crate) fn section(self) -> Result<Section> {
         match self.node.value {
             Value::Table(entries) => Ok(Section {
                 prefix: self.key,
@@ -201,7 +201,7 @@ impl Entry {
     }
 
     /// Returns a list's items, or the value itself as the only item.
-    pub fn items(self) -> Vec<Self> {
+    pub(crate) fn items(self) -> Vec<Self> {
         let Value::Array(nodes) = self.node.value else { return vec![self] };
         let item =
             |(index, node)| Self { key: format!("{}[{index}]", self.key), node, origin: self.origin.clone() };
@@ -209,12 +209,12 @@ impl Entry {
     }
 
     /// Returns a list's items; `None` for another value.
-    pub fn items_of_list(self) -> Option<Vec<Self>> {
+    pub(crate) fn items_of_list(self) -> Option<Vec<Self>> {
         matches!(self.node.value, Value::Array(_)).then(|| self.items())
     }
 
     /// Reads a string.
-    pub fn string(&self) -> Result<&str> {
+    pub(crate) fn string(&self) -> Result<&str> {
         match &self.node.value {
             Value::String(s) => Ok(s),
             _ => Err(self.wrong("a string")),
@@ -222,7 +222,7 @@ impl Entry {
     }
 
     /// Reads `true` or `false`.
-    pub fn boolean(&self) -> Result<bool> {
+    pub(crate) fn boolean(&self) -> Result<bool> {
         match self.node.value {
             Value::Boolean(b) => Ok(b),
             _ => Err(self.wrong("true or false")),
@@ -230,7 +230,7 @@ impl Entry {
     }
 
     /// Reads an integer in a range.
-    pub fn integer(&self, range: RangeInclusive<u64>) -> Result<u64> {
+    pub(crate) fn integer(&self, range: RangeInclusive<u64>) -> Result<u64> {
         match self.node.value {
             Value::Integer(i) if u64::try_from(i).is_ok_and(|i| range.contains(&i)) => Ok(i as u64),
             _ if *range.end() >= i64::MAX as u64 => {
@@ -241,7 +241,7 @@ impl Entry {
     }
 
     /// Reads a finite number (an integer counts) for which `is_valid` holds; `expected` describes it.
-    pub fn number(&self, expected: &str, is_valid: impl Fn(&f64) -> bool) -> Result<f64> {
+    pub(crate) fn number(&self, expected: &str, is_valid: impl Fn(&f64) -> bool) -> Result<f64> {
         let x = match self.node.value {
             Value::Float(x) => x,
             Value::Integer(i) => i as f64,
@@ -251,7 +251,7 @@ impl Entry {
     }
 
     /// Reads one of several names.
-    pub fn one_of<T: Copy>(&self, choices: &[(&str, T)]) -> Result<T> {
+    pub(crate) fn one_of<T: Copy>(&self, choices: &[(&str, T)]) -> Result<T> {
         let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
         let list = names.iter().map(|n| format!("{n:?}")).collect::<Vec<_>>().join(", ");
         let Value::String(text) = &self.node.value else {
@@ -266,7 +266,7 @@ impl Entry {
 
     /// Reads a path and makes it absolute. A path in a file is relative to the file's folder, a path
     /// in an override to the current directory.
-    pub fn path(&self) -> Result<PathBuf> {
+    pub(crate) fn path(&self) -> Result<PathBuf> {
         let text = self.string()?;
         if text.is_empty() {
             return Err(self.wrong("a path"));

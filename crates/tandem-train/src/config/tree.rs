@@ -29,7 +29,7 @@ pub(super) enum Value {
 
 impl Node {
     /// Parses a file's text.
-    pub fn parse(text: &str, path: &Path) -> Result<Self> {
+    pub(crate) fn parse(text: &str, path: &Path) -> Result<Self> {
         let lines = Lines::new(text);
         let at = |offset| Place::File { path: path.to_path_buf(), line: Some(lines.line(offset)) };
         let table = DeTable::parse(text).map_err(|error| ConfigError {
@@ -41,7 +41,7 @@ impl Node {
     }
 
     /// Applies one override `key=value`.
-    pub fn set(&mut self, text: &str) -> Result<()> {
+    pub(crate) fn set(&mut self, text: &str) -> Result<()> {
         let place = Place::Set { text: text.to_string() };
         let syntax =
             |message: String| ConfigError { place: place.clone(), problem: Problem::Syntax { message } };
@@ -122,7 +122,7 @@ impl Node {
 
 impl Value {
     /// Returns the value in a message's words, with its type where that is not obvious.
-    pub fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         match self {
             Self::String(s) => format!("the string {s:?}"),
             Self::Integer(i) => format!("the integer {i}"),
@@ -139,7 +139,7 @@ impl Value {
 pub(super) struct Places(HashMap<String, Place>);
 
 impl Places {
-    pub fn new(tree: &Node, file: &Path) -> Self {
+    pub(crate) fn new(tree: &Node, file: &Path) -> Self {
         let root = Place::File { path: file.to_path_buf(), line: None };
         let mut places = HashMap::from([(String::new(), root)]);
         collect("", tree, &mut places);
@@ -147,13 +147,13 @@ impl Places {
     }
 
     /// Returns whether the document has a key.
-    pub fn has(&self, key: &str) -> bool {
+    pub(crate) fn has(&self, key: &str) -> bool {
         self.0.contains_key(key)
     }
 
     /// Returns the error for a key that contradicts another. A key that is not in the document has
     /// the place of its table.
-    pub fn conflict(&self, key: &str, reason: impl Into<String>) -> ConfigError {
+    pub(crate) fn conflict(&self, key: &str, reason: impl Into<String>) -> ConfigError {
         let mut of = key;
         let place = loop {
             match self.0.get(of) {

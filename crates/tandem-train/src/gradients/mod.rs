@@ -15,7 +15,7 @@
 //! | `release_all()` | step | after each pass: layers on the device are forgotten |
 //! | [`Accumulator::take_in_range`] | step | after the last micro-batch: whether every gradient was finite |
 //! | [`Accumulator::reduce`] | step | settles; sums over ranks, and over the stages of a tied table |
-//! | [`ReducedGradients::norm`] | step | the norm of what is reduced |
+//! | `ReducedGradients::norm` | step | the norm of what is reduced |
 //! | [`Accumulator::owned`] | optimiser | this rank's part, layer by layer; states are announced before and let go after |
 //!
 //! `open` to `emit` go from the last layer to the first, each layer once a micro-batch; a tied
@@ -26,4 +26,4 @@ mod accumulator;
 mod reducer;
 mod tied;
 
-pub use accumulator::{Accumulator, ReducedGradients};
+pub(crate) use accumulator::Accumulator;

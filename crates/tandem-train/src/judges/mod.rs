@@ -1,6 +1,6 @@
 //! The panel of judges that `[[judges]]` describes.
 
-pub mod reward_judge;
+mod reward_judge;
 pub mod reward_model;
 
 use std::sync::Arc;

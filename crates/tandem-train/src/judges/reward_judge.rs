@@ -19,7 +19,7 @@ use crate::config::{RewardSection, whole_format};
 use crate::judges::reward_model::{Answers, RewardModel};
 
 /// A reward model, ready to judge.
-pub struct RewardJudge {
+pub(crate) struct RewardJudge {
     name: String,
     tokenizer: Tokenizer,
     model: RewardModel,
@@ -33,7 +33,7 @@ impl RewardJudge {
     ///
     /// # Errors
     /// The folder holds no reward model or tokenizer, or memory runs out.
-    pub fn open(
+    pub(crate) fn open(
         name: impl Into<String>,
         section: &RewardSection,
         device: &Device,
@@ -54,7 +54,7 @@ impl RewardJudge {
     }
 
     /// Takes the memory that judging takes, on a device that computes nothing.
-    pub fn dry_run(&mut self) -> Result<(), JudgeError> {
+    pub(crate) fn dry_run(&mut self) -> Result<(), JudgeError> {
         self.model.dry_run(self.micro_batch_tokens).map_err(|error| failed(&self.name, error))
     }
 

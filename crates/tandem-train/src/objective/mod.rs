@@ -11,7 +11,7 @@
 //! A new loss is one file here and one line in [`losses`].
 
 mod divergence;
-pub mod losses;
+pub(crate) mod losses;
 mod nash_md;
 mod reward;
 mod xpo;

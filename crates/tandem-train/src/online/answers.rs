@@ -1,10 +1,11 @@
 //! Prompts with the answers that a policy gave to them.
 
 use super::generate::GenerationRequest;
-pub use crate::checkpoint::{Answer, Batch, CompletedPrompt, JudgeScore, OnlineState};
+pub(crate) use crate::checkpoint::JudgeScore;
+pub use crate::checkpoint::{Answer, Batch, CompletedPrompt, OnlineState};
 
 /// Generation requests of a round, in prompt order.
-pub fn asked_of(round: &[Batch]) -> Vec<GenerationRequest> {
+pub(crate) fn asked_of(round: &[Batch]) -> Vec<GenerationRequest> {
     let asked = |batch: &Batch| {
         let step = batch.step;
         batch
@@ -20,7 +21,7 @@ pub fn asked_of(round: &[Batch]) -> Vec<GenerationRequest> {
 ///
 /// # Panics
 /// The counts differ.
-pub fn fill(round: &mut [Batch], answers: Vec<Vec<Answer>>) {
+pub(crate) fn fill(round: &mut [Batch], answers: Vec<Vec<Answer>>) {
     let prompts = round.iter_mut().flat_map(|batch| &mut batch.prompts);
     let mut answers = answers.into_iter();
     for prompt in prompts {

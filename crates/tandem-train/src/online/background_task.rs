@@ -10,7 +10,7 @@ use crate::Result;
 const GLANCE: Duration = Duration::from_millis(100);
 
 /// Work on a thread of its own.
-pub struct BackgroundTask<T> {
+pub(crate) struct BackgroundTask<T> {
     thread: JoinHandle<()>,
     result: Receiver<T>,
 }
@@ -20,7 +20,7 @@ impl<T: Send + 'static> BackgroundTask<T> {
     ///
     /// # Panics
     /// If the system refuses a thread.
-    pub fn begin(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Self {
+    pub(crate) fn begin(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Self {
         let (send, result) = sync_channel(1);
         // After a failure nothing receives.
         let work = move || drop(send.send(work()));
@@ -32,7 +32,7 @@ impl<T: Send + 'static> BackgroundTask<T> {
     ///
     /// # Panics
     /// The thread panicked.
-    pub fn end(self, meanwhile: impl FnMut() -> Result<()>) -> Result<T> {
+    pub(crate) fn end(self, meanwhile: impl FnMut() -> Result<()>) -> Result<T> {
         let Self { thread, result } = self;
         wait(&result, || thread.join(), meanwhile)
     }

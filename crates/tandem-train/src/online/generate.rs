@@ -318,7 +318,7 @@ fn exchange(
 }
 
 /// The first rank's answers, which `own` are there, to `num_prompts` prompts.
-pub fn from_first(
+pub(crate) fn from_first(
     own: Vec<Vec<Answer>>,
     num_prompts: usize,
     num_answers: usize,

@@ -19,7 +19,7 @@ const GOES_ON: u8 = 1;
 const STOPS: u8 = 2;
 
 /// Ranks that each work on their own part.
-pub struct KeepAlive<'a> {
+pub(crate) struct KeepAlive<'a> {
     group: &'a mut ProcessGroup,
     stop: &'a AtomicBool,
     is_stopped: bool,
@@ -27,17 +27,17 @@ pub struct KeepAlive<'a> {
 
 impl<'a> KeepAlive<'a> {
     /// Creates the keep-alive of `group`; `stop` stops all ranks.
-    pub fn new(group: &'a mut ProcessGroup, stop: &'a AtomicBool) -> Self {
+    pub(crate) fn new(group: &'a mut ProcessGroup, stop: &'a AtomicBool) -> Self {
         Self { group, stop, is_stopped: false }
     }
 
     /// Returns whether this is the only rank.
-    pub fn is_alone(&self) -> bool {
+    pub(crate) fn is_alone(&self) -> bool {
         self.group.size() == 1
     }
 
     /// Sends a keep-alive and returns whether to continue.
-    pub fn heartbeat(&mut self) -> Result<bool> {
+    pub(crate) fn heartbeat(&mut self) -> Result<bool> {
         if !self.is_stopped {
             self.vote(GOES_ON)?;
         }
@@ -48,7 +48,7 @@ impl<'a> KeepAlive<'a> {
     ///
     /// # Panics
     /// The work panicked.
-    pub fn working<T: Send>(&mut self, work: impl FnOnce(&AtomicBool) -> T + Send) -> Result<T> {
+    pub(crate) fn working<T: Send>(&mut self, work: impl FnOnce(&AtomicBool) -> T + Send) -> Result<T> {
         let stop = AtomicBool::new(false);
         scope(|threads| {
             let (send, done) = sync_channel(1);
@@ -72,7 +72,7 @@ impl<'a> KeepAlive<'a> {
     }
 
     /// Waits until all are through; `false` if they were stopped before.
-    pub fn end(mut self) -> Result<bool> {
+    pub(crate) fn end(mut self) -> Result<bool> {
         while !self.is_stopped && self.vote(THROUGH)? == GOES_ON {}
         Ok(!self.is_stopped)
     }

@@ -11,18 +11,18 @@
 //! With `online.overlap`, a round is generated and judged on background threads while the step
 //! before it trains ([`async_round`]). It uses the weights before that step's update.
 
-pub mod answers;
-pub mod async_round;
-pub mod background_generator;
+pub(crate) mod answers;
+pub(crate) mod async_round;
+pub(crate) mod background_generator;
 mod background_task;
-pub mod generate;
-pub mod judging;
+pub(crate) mod generate;
+pub(crate) mod judging;
 mod keepalive;
-pub mod pairs;
+pub(crate) mod pairs;
 mod render;
 mod samples;
-pub mod server;
-pub mod sources;
+pub(crate) mod server;
+pub(crate) mod sources;
 mod summary;
 
 use std::sync::Arc;

@@ -8,7 +8,7 @@ use super::render::SampleRenderer;
 use crate::Result;
 
 /// The lines of a batch that the 1-based `step` trains on. `names` are the judges'.
-pub fn lines(
+pub(crate) fn lines(
     step: u64,
     batch: &Batch,
     paired: &[Paired],

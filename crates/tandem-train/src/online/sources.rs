@@ -7,7 +7,7 @@ use crate::reference::Reference;
 use crate::weights::{Policy, SharedReference};
 
 /// Policy and reference as weight sources.
-pub enum PolicyAndReference<'a> {
+pub(crate) enum PolicyAndReference<'a> {
     /// Each with weights of its own; the second may be missing.
     Apart(&'a mut Policy, Option<&'a mut dyn WeightSource>),
     /// On one base.
@@ -16,7 +16,7 @@ pub enum PolicyAndReference<'a> {
 
 impl<'a> PolicyAndReference<'a> {
     /// Creates the sources of a run.
-    pub fn new(policy: &'a mut Policy, reference: &'a mut Reference) -> Self {
+    pub(crate) fn new(policy: &'a mut Policy, reference: &'a mut Reference) -> Self {
         match reference {
             Reference::Shared => Self::Shared(SharedReference(policy)),
             Reference::Model(weights) => Self::Apart(policy, Some(weights.as_mut())),
@@ -44,7 +44,7 @@ impl Sources for PolicyAndReference<'_> {
 }
 
 /// The reference alone.
-pub struct ReferenceOnly<'a>(pub &'a mut dyn Sources);
+pub(crate) struct ReferenceOnly<'a>(pub &'a mut dyn Sources);
 
 impl Sources for ReferenceOnly<'_> {
     fn policy(&mut self) -> &mut dyn WeightSource {

@@ -15,7 +15,7 @@ use crate::gradients::Accumulator;
 use crate::parallel::Partition;
 use crate::weights::Policy;
 
-pub use schedule::{Schedule, clip_coefficient};
+pub(crate) use schedule::{Schedule, clip_coefficient};
 
 /// Optimiser states: laid out like this rank's part of the masters, in the form that the config
 /// asks for.

@@ -57,7 +57,7 @@ impl TrainConfig {
 ///
 /// A norm that is not finite is not a case for clipping: the step must be skipped. It yields NaN or
 /// 0 here.
-pub fn clip_coefficient(norm: f64, max_norm: Option<f64>) -> f64 {
+pub(crate) fn clip_coefficient(norm: f64, max_norm: Option<f64>) -> f64 {
     match max_norm {
         None => 1.0,
         Some(_) if norm.is_nan() => f64::NAN,

@@ -8,8 +8,8 @@
 pub mod collective_buffer;
 pub mod mesh;
 mod partition;
-pub mod pipeline;
-pub mod stages;
+pub(crate) mod pipeline;
+pub(crate) mod stages;
 
 pub use mesh::DeviceMesh;
 pub use partition::Partition;

@@ -8,7 +8,7 @@ use tandem_model::PipelineStage;
 
 /// Next action of a stage and its micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PipelineAction {
+pub(crate) enum PipelineAction {
     /// Takes the stream from the stage before, if there is one, and gives the next one its own.
     Forward(usize),
     /// Takes the gradient from the stage after, if there is one, and gives the one before its own.
@@ -16,7 +16,10 @@ pub enum PipelineAction {
 }
 
 /// Schedule of a stage for one step. A single stage computes micro-batches one after another.
-pub fn schedule_1f1b(stage: PipelineStage, num_micro_batches: usize) -> impl Iterator<Item = PipelineAction> {
+pub(crate) fn schedule_1f1b(
+    stage: PipelineStage,
+    num_micro_batches: usize,
+) -> impl Iterator<Item = PipelineAction> {
     let ahead = most_under_way(stage, num_micro_batches);
     (0..2 * num_micro_batches).map(move |turn| {
         // The first `ahead` turns go forward, the last `ahead` back; between them back and forth,
@@ -33,7 +36,7 @@ pub fn schedule_1f1b(stage: PipelineStage, num_micro_batches: usize) -> impl Ite
 }
 
 /// Most micro-batches with saved activations at a time.
-pub fn most_under_way(stage: PipelineStage, num_micro_batches: usize) -> usize {
+pub(crate) fn most_under_way(stage: PipelineStage, num_micro_batches: usize) -> usize {
     (stage.count - stage.index).min(num_micro_batches)
 }
 

@@ -22,8 +22,8 @@ mod online;
 mod phase;
 mod run;
 pub mod show;
-pub mod survey;
-pub mod work;
+pub(crate) mod survey;
+pub(crate) mod work;
 
 use std::ops::Range;
 

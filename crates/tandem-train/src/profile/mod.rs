@@ -9,7 +9,7 @@ mod report;
 #[cfg(test)]
 mod tests;
 mod text;
-pub mod trace;
+pub(crate) mod trace;
 
 use std::fs;
 use std::ops::Range;
@@ -20,7 +20,7 @@ use std::time::Instant;
 use tandem_comm::{Call, CollectiveObserver, Operation, ProcessGroup, Reduction};
 use tandem_kernels::{Device, Profile};
 
-pub use report::{Beside, Memory, Phase, Report, Row};
+use report::{Memory, Report};
 
 use crate::config::Config;
 use crate::disk::replace;
@@ -28,17 +28,17 @@ use crate::plan::estimate::{Gpu, Machine, measure};
 use crate::{Result, TrainError};
 
 /// Steps that are not profiled because buffers and caches fill in them.
-pub const WARM_UP: u64 = 2;
+pub(crate) const WARM_UP: u64 = 2;
 /// Steps that are.
-pub const STEPS: u64 = 5;
+pub(crate) const STEPS: u64 = 5;
 
 /// Returns the folder where a run in `output` leaves its ranks' profiles.
-pub fn folder_of(output: &Path) -> PathBuf {
+pub(crate) fn folder_of(output: &Path) -> PathBuf {
     output.join("profile")
 }
 
 /// The profile of one rank of a run.
-pub struct Profiler {
+pub(crate) struct Profiler {
     recorder: Arc<Profile>,
     machine: Machine,
     folder: PathBuf,
@@ -68,7 +68,7 @@ impl Profiler {
     ///
     /// # Errors
     /// Only some ranks want a profile.
-    pub fn recorder(wanted: bool, group: &mut ProcessGroup) -> Result<Option<Arc<Profile>>> {
+    pub(crate) fn recorder(wanted: bool, group: &mut ProcessGroup) -> Result<Option<Arc<Profile>>> {
         let mut votes = [u8::from(wanted), u8::from(!wanted)];
         if group.size() > 1 {
             group.all_reduce(&mut votes, Reduction::Max)?;
@@ -87,7 +87,7 @@ impl Profiler {
 
     /// Measures this rank's CPU rates, all ranks at once as in training. GPU rates come from the
     /// device table.
-    pub fn new(recorder: Arc<Profile>, config: &Config, group: &mut ProcessGroup) -> Result<Self> {
+    pub(crate) fn new(recorder: Arc<Profile>, config: &Config, group: &mut ProcessGroup) -> Result<Self> {
         let (threads, rank, num_ranks) = (config.compute.num_threads(), group.rank(), group.size());
         group.barrier()?;
         let machine = match Gpu::for_rank(&config.compute, rank)? {
@@ -101,7 +101,7 @@ impl Profiler {
     }
 
     /// Recorder.
-    pub fn recording(&self) -> &Arc<Profile> {
+    pub(crate) fn recording(&self) -> &Arc<Profile> {
         &self.recorder
     }
 
@@ -109,7 +109,13 @@ impl Profiler {
     ///
     /// # Errors
     /// The profile cannot be written.
-    pub fn step(&mut self, step: u64, total: u64, group: &mut ProcessGroup, device: &Device) -> Result<()> {
+    pub(crate) fn step(
+        &mut self,
+        step: u64,
+        total: u64,
+        group: &mut ProcessGroup,
+        device: &Device,
+    ) -> Result<()> {
         let steps = self.steps.get_or_insert_with(|| {
             // How much there is to record is seen in the steps before.
             self.recorder.begin(0);
@@ -134,7 +140,7 @@ impl Profiler {
     }
 
     /// Ends early: no step after `done` follows.
-    pub fn finish(&mut self, done: u64, device: &Device) -> Result<()> {
+    pub(crate) fn finish(&mut self, done: u64, device: &Device) -> Result<()> {
         self.close(done + 1, device)
     }
 
@@ -159,7 +165,7 @@ impl Profiler {
     }
 
     /// Report and folder; `None` without a whole profiled step.
-    pub fn report(&self) -> Option<(&Report, &Path)> {
+    pub(crate) fn report(&self) -> Option<(&Report, &Path)> {
         self.report.as_ref().map(|report| (report, &*self.folder))
     }
 }

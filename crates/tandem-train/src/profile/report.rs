@@ -10,7 +10,7 @@ use crate::plan::estimate::Machine;
 
 /// Arena statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Memory {
+pub(crate) struct Memory {
     /// How often a range was taken from it, a step.
     pub allocations: u64,
     /// Bytes of these; most are given back in the same step.
@@ -41,7 +41,7 @@ impl Memory {
 
 /// An operation, or a call between ranks, in one phase: means over the steps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Row {
+pub(crate) struct Row {
     /// Name.
     pub name: &'static str,
     /// Calls a step.
@@ -63,7 +63,7 @@ pub struct Row {
 
 /// A phase of a step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Phase {
+pub(crate) struct Phase {
     /// Name.
     pub name: String,
     /// Milliseconds a step.
@@ -76,7 +76,7 @@ pub struct Phase {
 
 /// Concurrent work of another thread of the rank.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Beside {
+pub(crate) struct Beside {
     /// Name.
     pub thread: String,
     /// Name of the work.
@@ -85,7 +85,7 @@ pub struct Beside {
 
 /// A rank's profile. All times are means over the steps.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Report {
+pub(crate) struct Report {
     /// The rank.
     pub rank: usize,
     /// Device.
@@ -118,7 +118,7 @@ const OTHER: &str = "other";
 
 impl Report {
     /// Sums the whole steps of a recording.
-    pub fn new(
+    pub(crate) fn new(
         recording: &Recording,
         steps: Range<u64>,
         rank: usize,

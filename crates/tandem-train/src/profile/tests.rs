@@ -4,6 +4,7 @@ use serde_json::Value;
 use tandem_kernels::profile::{Event, EventKind, Recording};
 use tandem_kernels::{DType, OpCost};
 
+use super::report::Row;
 use super::*;
 
 /// One operation or byte a nanosecond; four operations of bf16.

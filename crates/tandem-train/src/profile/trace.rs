@@ -11,7 +11,7 @@ use tandem_kernels::profile::{Event, EventKind, Recording};
 use super::report::step_times;
 
 /// Serialises the whole steps of a recording.
-pub fn bytes(recording: &Recording, steps: Range<u64>, rank: usize) -> Vec<u8> {
+pub(crate) fn bytes(recording: &Recording, steps: Range<u64>, rank: usize) -> Vec<u8> {
     let times = step_times(recording, &steps);
     let is_inside = |event: &&Event| times.iter().any(|(_, time)| time.contains(&event.start));
     let mut events: Vec<&Event> = recording.events.iter().filter(is_inside).collect();

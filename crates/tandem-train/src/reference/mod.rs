@@ -25,7 +25,7 @@ use crate::recipe::MicroBatch;
 use crate::weights::initial_weights::{InitialWeights, LoadObserver, adapter_masters};
 use crate::weights::{FrozenWeights, Policy, ReplicatedWeights, SharedReference};
 
-pub use row_scores::RowScores;
+pub(crate) use row_scores::RowScores;
 
 pub(crate) use precompute::to_walk;
 use precompute::{Fingerprint, Precompute};
@@ -144,7 +144,7 @@ impl Reference {
 }
 
 /// Sums token log-probabilities into their sequences, in f64 and in the order of the token axis.
-pub fn sequence_log_probs(forest: &Forest, scores: &HeadScores) -> Vec<f64> {
+pub(crate) fn sequence_log_probs(forest: &Forest, scores: &HeadScores) -> Vec<f64> {
     let mut sums = vec![0.0; forest.num_sequences as usize];
     for (prediction, &log_prob) in forest.predictions.iter().zip(&scores.log_prob) {
         sums[prediction.sequence as usize] += f64::from(log_prob);
@@ -157,7 +157,7 @@ pub fn sequence_log_probs(forest: &Forest, scores: &HeadScores) -> Vec<f64> {
 ///
 /// # Errors
 /// Weights cannot be read, a forward pass fails, or scores cannot be written.
-pub fn load(
+pub(crate) fn load(
     config: &Config,
     prepared: &RunInputs,
     homes: &MemoryPlacement,
@@ -220,7 +220,7 @@ pub fn load(
 
 /// Creates an in-memory reference, or none. `start` holds its initial weights; a shared base starts
 /// with the policy's.
-pub fn kept(
+pub(crate) fn kept(
     config: &Config,
     decoders: &ModelSpecs,
     homes: &MemoryPlacement,
@@ -256,7 +256,7 @@ pub fn kept(
 
 /// Lets the reference share the policy's base, which begins at `start`: with the adapter that the
 /// config gives it, or with none.
-pub fn share_base(
+pub(crate) fn share_base(
     config: &Config,
     decoders: &ModelSpecs,
     device: &Device,

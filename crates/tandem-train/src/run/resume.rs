@@ -11,14 +11,14 @@ use crate::run::run_dir::{RunDir, RunDirPolicy};
 use crate::{Result, TrainError};
 
 /// The config that the run in this folder was started with.
-pub fn saved_config(run_dir: &RunDir) -> Result<Option<Config>> {
+pub(crate) fn saved_config(run_dir: &RunDir) -> Result<Option<Config>> {
     let path = run_dir.config_path();
     Ok(if path.exists() { Some(Config::load::<&str>(&path, &[])?) } else { None })
 }
 
 /// The checkpoint to resume from, if resuming was asked for and there is one. Damaged ones are
 /// passed over aloud.
-pub fn newest_checkpoint(
+pub(crate) fn newest_checkpoint(
     run_dir: &RunDir,
     start: RunDirPolicy,
     observer: &mut dyn Observer,
@@ -37,7 +37,7 @@ pub fn newest_checkpoint(
 }
 
 /// The first rank's checkpoint, opened on every rank; the first has checked it.
-pub fn agree_on(newest: Option<Checkpoint>, group: &mut ProcessGroup) -> Result<Option<Checkpoint>> {
+pub(crate) fn agree_on(newest: Option<Checkpoint>, group: &mut ProcessGroup) -> Result<Option<Checkpoint>> {
     if group.size() == 1 {
         return Ok(newest);
     }
@@ -59,7 +59,7 @@ pub fn agree_on(newest: Option<Checkpoint>, group: &mut ProcessGroup) -> Result<
     Ok(Some(Checkpoint::open_checked(&path)?))
 }
 
-pub fn warn_of_changes(config: &Config, earlier: Option<&Config>, observer: &mut dyn Observer) {
+pub(crate) fn warn_of_changes(config: &Config, earlier: Option<&Config>, observer: &mut dyn Observer) {
     for change in earlier.map(|earlier| config.changes_since(earlier)).unwrap_or_default() {
         if change.alters_run {
             let show = |value: &Option<String>| value.clone().unwrap_or_else(|| "nothing".to_owned());

@@ -12,7 +12,7 @@ use crate::recipe::MicroBatcher;
 use crate::step::TrainStep;
 
 /// One evaluation as a line of the log.
-pub fn evaluation_record(
+pub(crate) fn evaluation_record(
     scorer: &mut TrainStep,
     mesh: &mut DeviceMesh,
     batcher: &mut MicroBatcher,

@@ -41,8 +41,8 @@ use crate::weights::Policy;
 use phase::StepPhase;
 use stats::StepStats;
 
-pub use evaluation::evaluation_record;
-pub use learner::TrainState;
+pub(crate) use evaluation::evaluation_record;
+pub(crate) use learner::TrainState;
 
 /// Policy, reference and loss: everything that scores a batch.
 pub struct TrainStep {
@@ -110,7 +110,7 @@ pub struct StepOutcome {
 }
 
 /// Builds the micro-batch of some rows.
-pub type Build<'a> = &'a mut dyn FnMut(&[u32]) -> Result<MicroBatch>;
+pub(crate) type Build<'a> = &'a mut dyn FnMut(&[u32]) -> Result<MicroBatch>;
 
 impl TrainStep {
     /// Creates a scorer from the config; buffers grow with the first batch.

@@ -21,7 +21,7 @@ const MANY: u64 = 1 << 32;
 macro_rules! kinds {
     ($($name:literal: $visit:ident($config:ident) { $($kind:tt)+ })+) => {
         /// Names of all kinds.
-        pub const KINDS: [&str; [$($name),+].len()] = [$($name),+];
+        pub(crate) const KINDS: [&str; [$($name),+].len()] = [$($name),+];
 
         impl JudgeKind {
             /// Name in the config.

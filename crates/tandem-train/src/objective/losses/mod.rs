@@ -67,7 +67,7 @@ const fn reverse_kl_loss(name: &'static str, value: fn(&Pair, &ObjectiveConfig) 
 }
 
 /// Every loss.
-pub static LOSSES: &[PairLoss] = &[
+pub(crate) static LOSSES: &[PairLoss] = &[
     loss("sigmoid", logistic::sigmoid_loss, Smoothing::Any),
     loss("sigmoid_norm", logistic::sigmoid_norm_loss, Smoothing::Any),
     loss("robust", logistic::robust_loss, Smoothing::BelowHalf),
@@ -86,9 +86,9 @@ pub static LOSSES: &[PairLoss] = &[
 
 /// Losses of TRL that sort the batch's pairs against each other, so that a micro-batch alone does
 /// not define them.
-pub const NOT_YET: [&str; 2] = ["aot", "aot_unpaired"];
+pub(crate) const NOT_YET: [&str; 2] = ["aot", "aot_unpaired"];
 
 /// The loss of that name.
-pub fn find(name: &str) -> Option<&'static PairLoss> {
+pub(crate) fn find(name: &str) -> Option<&'static PairLoss> {
     LOSSES.iter().find(|l| l.name == name)
 }

@@ -17,7 +17,7 @@ const LONGEST_REPLY: u64 = 1 << 28;
 const PAUSES: Backoff = Backoff { first: Duration::from_millis(500), longest: Duration::from_secs(60) };
 
 /// Sends requests to a server, again and again if need be.
-pub struct Client {
+pub(crate) struct Client {
     http: Http,
     server: ServerConfig,
     protocol: &'static dyn Protocol,
@@ -25,7 +25,7 @@ pub struct Client {
 
 impl Client {
     /// Reads the key.
-    pub fn new(server: &ServerConfig) -> Result<Self> {
+    pub(crate) fn new(server: &ServerConfig) -> Result<Self> {
         let error = |reason| TrainError::Server {
             address: server.base_url.clone(),
             reason: format!("online.server.api_key_env {reason}"),
@@ -37,17 +37,17 @@ impl Client {
     }
 
     /// Most concurrent requests.
-    pub fn concurrency(&self) -> usize {
+    pub(crate) fn concurrency(&self) -> usize {
         self.server.concurrency
     }
 
     /// The error that ends the run.
-    pub fn error(&self, reason: String) -> TrainError {
+    pub(crate) fn error(&self, reason: String) -> TrainError {
         TrainError::Server { address: self.server.base_url.clone(), reason }
     }
 
     /// Has the adapter in a folder loaded under a name, and makes sure that the server has it.
-    pub fn load(&self, name: &str, folder: &Path) -> Result<()> {
+    pub(crate) fn load(&self, name: &str, folder: &Path) -> Result<()> {
         let ServerConfig { model, .. } = &self.server;
         let models = self.models()?;
         if !models.iter().any(|id| id == model) {
@@ -115,7 +115,7 @@ impl Client {
     }
 
     /// Has the adapter of that name unloaded.
-    pub fn unload(&self, name: &str) -> Result<()> {
+    pub(crate) fn unload(&self, name: &str) -> Result<()> {
         let body = json!({ "lora_name": name }).to_string();
         let reply = self.send("unload_lora_adapter", Some(&body)).map_err(|reason| self.error(reason))?;
         // A missing adapter was unloaded by a request whose reply was lost.
@@ -126,7 +126,7 @@ impl Client {
     }
 
     /// Parsed completion reply, or its defect.
-    pub fn complete(&self, body: &str) -> Result<Value, String> {
+    pub(crate) fn complete(&self, body: &str) -> Result<Value, String> {
         let reply = self.send(self.protocol.words().answers, Some(body))?;
         if !is_good(&reply) {
             return Err(format!("it refuses a request for answers: {}", self.said(&reply)));

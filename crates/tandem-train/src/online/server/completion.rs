@@ -10,7 +10,7 @@ use crate::draw::draw;
 use crate::inputs::RunInputs;
 
 /// Fields of completion requests, also used to check replies.
-pub struct CompletionRequest<'a> {
+pub(crate) struct CompletionRequest<'a> {
     /// The adapter's name.
     pub name: &'a str,
     /// How answers are drawn.
@@ -23,7 +23,7 @@ pub struct CompletionRequest<'a> {
 
 impl CompletionRequest<'_> {
     /// An object with the options of drawing, which all servers call alike.
-    pub fn with_sampling(&self, mut object: Value) -> Value {
+    pub(crate) fn with_sampling(&self, mut object: Value) -> Value {
         let OnlineConfig { temperature, top_k, top_p, min_p, repetition_penalty, stop, .. } = self.options;
         object["temperature"] = json!(temperature);
         object["top_k"] = json!(top_k.map_or(-1, |k| k as i64));
@@ -36,7 +36,7 @@ impl CompletionRequest<'_> {
     }
 
     /// Request.
-    pub fn body(&self, asked: &GenerationRequest) -> String {
+    pub(crate) fn body(&self, asked: &GenerationRequest) -> String {
         // Servers read 64 bits with a sign, and each answer has a seed of its own, one after the
         // other.
         let seed = draw(&[self.seed, asked.step, 0, u64::from(asked.row)]) >> 2;
@@ -44,7 +44,7 @@ impl CompletionRequest<'_> {
     }
 
     /// Parses completions of a reply, or describes its defect.
-    pub fn answers(&self, asked: &GenerationRequest, reply: &Value) -> Result<Vec<Answer>, String> {
+    pub(crate) fn answers(&self, asked: &GenerationRequest, reply: &Value) -> Result<Vec<Answer>, String> {
         let told = self.protocol().told(self, reply)?;
         if told.len() != self.options.num_answers {
             let (found, wanted) = (told.len(), self.options.num_answers);
@@ -54,7 +54,7 @@ impl CompletionRequest<'_> {
     }
 
     /// The tokens of a prompt.
-    pub fn prompt(&self, asked: &GenerationRequest) -> &[u32] {
+    pub(crate) fn prompt(&self, asked: &GenerationRequest) -> &[u32] {
         self.prepared.train.prompt(asked.row as usize).0
     }
 

@@ -10,7 +10,7 @@ use super::vllm::Vllm;
 use crate::config::ServerKind;
 
 /// One kind of server.
-pub trait Protocol: Sync {
+pub(crate) trait Protocol: Sync {
     /// The server's terms.
     fn words(&self) -> &'static ServerMessages;
 
@@ -32,7 +32,7 @@ pub trait Protocol: Sync {
 }
 
 /// Names, paths and advice.
-pub struct ServerMessages {
+pub(crate) struct ServerMessages {
     /// The server's name.
     pub name: &'static str,
     /// Path of the model list.
@@ -50,7 +50,7 @@ pub struct ServerMessages {
 }
 
 /// An answer, as a server tells it.
-pub struct ServerReply {
+pub(crate) struct ServerReply {
     /// Token ids; an end token may be missing.
     pub tokens: Vec<u32>,
     /// The cause.
@@ -64,7 +64,7 @@ pub struct ServerReply {
 }
 
 /// Finish reason.
-pub enum End {
+pub(crate) enum End {
     /// Length limit.
     Length,
     /// An end token that the server does not name.
@@ -77,14 +77,14 @@ pub enum End {
 
 impl End {
     /// A stop token of this id.
-    pub fn token(number: &Value) -> Result<Self, String> {
+    pub(crate) fn token(number: &Value) -> Result<Self, String> {
         let id = number.as_u64().and_then(|id| u32::try_from(id).ok());
         id.map(Self::Token).ok_or_else(|| format!("an answer ended by {number}, which is no token"))
     }
 }
 
 /// How a server is spoken to.
-pub fn for_kind(kind: ServerKind) -> &'static dyn Protocol {
+pub(crate) fn for_kind(kind: ServerKind) -> &'static dyn Protocol {
     match kind {
         ServerKind::Vllm => &Vllm,
         ServerKind::Sglang => &Sglang,

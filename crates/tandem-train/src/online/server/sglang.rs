@@ -17,7 +17,7 @@ use super::protocol::{End, Protocol, ServerMessages, ServerReply};
 use crate::config::OnlineConfig;
 
 /// The server.
-pub struct Sglang;
+pub(crate) struct Sglang;
 
 const WORDS: ServerMessages = ServerMessages {
     name: "SGLang",

@@ -10,7 +10,7 @@ use super::protocol::{End, Protocol, ServerMessages, ServerReply};
 use crate::config::OnlineConfig;
 
 /// The server.
-pub struct Vllm;
+pub(crate) struct Vllm;
 
 const WORDS: ServerMessages = ServerMessages {
     name: "vLLM",

@@ -29,7 +29,7 @@ const FILLS: [(char, u8); 11] = [
 ];
 
 /// The fill of a kind, and its colour.
-pub fn fill(kind: MemoryKind) -> (char, u8) {
+pub(crate) fn fill(kind: MemoryKind) -> (char, u8) {
     FILLS[kind as usize % FILLS.len()]
 }
 
