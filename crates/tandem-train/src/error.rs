@@ -43,7 +43,7 @@ pub enum TrainError {
         holder: String,
     },
     /// The run folder holds a file of ours by name that someone else wrote.
-    #[error("{} was not written by a run: move it away or choose another `output`, for it would be replaced", path.display())]
+    #[error("no run wrote {}, and this run would replace it: move it away or choose another `output`", path.display())]
     ForeignFile {
         /// The file.
         path: PathBuf,
@@ -58,8 +58,8 @@ pub enum TrainError {
     },
     /// A file of one rank in the run folder is invisible to another.
     #[error(
-        "{} was written by rank {writer} and is not there for rank {reader}: ranks on several machines need a run folder \
-         (`output`) that all of them share, at the same path",
+        "{}: rank {writer} wrote it, but rank {reader} cannot see it: ranks on several machines need a shared run \
+         folder (`output`) at the same path",
         path.display()
     )]
     NotShared {
@@ -82,8 +82,8 @@ pub enum TrainError {
     },
     /// The disk of `compute.offload_dir` has too little room.
     #[error(
-        "what is offloaded to {} takes {needed} bytes, and {free} are free there: make room, or give compute.offload_dir \
-         another folder",
+        "offloaded tensors take {needed} bytes in {}, but only {free} bytes are free: make room, or set \
+         compute.offload_dir to another folder",
         folder.display()
     )]
     NoRoom {

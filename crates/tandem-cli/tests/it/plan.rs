@@ -48,7 +48,7 @@ fn what_makes_no_sense_is_refused_with_what_does() {
     refused(&["--device-table", "bare.toml"]).says(&["bare.toml is not a table of devices"]);
     refused(&["--device-table", "nowhere.toml"]).says(&["cannot read nowhere.toml"]);
     refused(&["--memory", "lots"]).says(&["`compute.memory`: expected a size with its unit"]);
-    refused(&["--assume-scored", "65"]).says(&["of 64 tokens of a micro-batch, 65 cannot be scored"]);
+    refused(&["--assume-scored", "65"]).says(&["a micro-batch of 64 tokens cannot have 65 scored tokens"]);
     shop.run(&["plan", "bare.toml"]).expect(2);
     shop.run(&["plan"]).expect(2);
 }
@@ -145,7 +145,7 @@ fn a_folder_in_memory_is_warned_of_by_the_plan() {
     let shop = Workshop::new();
     let folder = format!("compute.offload_dir={}", memory.path().display());
     let settings = ["plan", "dpo.toml", "--set", "compute.offload=nvme", "--set", &folder];
-    shop.run(&settings).expect(0).says(&["is a folder in memory, so that what is offloaded stays in memory"]);
+    shop.run(&settings).expect(0).says(&["is a folder in memory, so offloaded tensors would stay in memory"]);
 }
 
 /// `plan.json` is what `tandem plan --json` had said of the first rank, and the configuration that a run saves has the same plan.

@@ -153,7 +153,7 @@ impl Checkpoint {
             return Err(broken(
                 &self.path,
                 format!(
-                    "tensor {name:?} has shape {shape:?}, {length} elements; elements {start}..{end} were asked for"
+                    "tensor {name:?} has shape {shape:?}, {length} elements; cannot read elements {start}..{end}"
                 ),
             ));
         }

@@ -46,7 +46,6 @@ pub(super) fn broken(folder: &Path, reason: impl Into<String>) -> TrainError {
 }
 
 impl Manifest {
-    /// Reads a folder's manifest.
     pub(crate) fn read(folder: &Path) -> Result<Self> {
         let text = read_text(folder, MANIFEST)?;
         let manifest: Self =
@@ -75,7 +74,6 @@ impl Manifest {
 }
 
 impl FileEntry {
-    /// Verifies one file.
     pub(crate) fn verify(&self, folder: &Path) -> Result<()> {
         let Self { name, bytes, blake3 } = self;
         let path = folder.join(name);

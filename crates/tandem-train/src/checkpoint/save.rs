@@ -77,9 +77,6 @@ pub(super) fn write_part(
 }
 
 /// Writes and syncs cursor and manifest. The temporary folder name is not synced here.
-///
-/// # Errors
-/// A file cannot be written, or a rank's file is missing because ranks do not share the folder.
 pub(super) fn seal(disk: &dyn Disk, folder: &Path, cursor: &Cursor, parts: &[Part]) -> Result<()> {
     let mut files = Vec::with_capacity(parts.len() + 1);
     for (rank, part) in parts.iter().enumerate() {

@@ -264,9 +264,6 @@ impl Snapshot {
 }
 
 /// Reads masters and optimiser states back; the caller refreshes the compute copies.
-///
-/// # Errors
-/// The checkpoint is of another model, data set or optimizer.
 pub(crate) fn restore(
     checkpoint: &Checkpoint,
     data_hash: &str,
@@ -278,8 +275,8 @@ pub(crate) fn restore(
     if checkpoint.cursor().data_hash != data_hash {
         return Err(TrainError::BrokenCheckpoint {
             path: checkpoint.path().to_path_buf(),
-            reason: "the training data (or its tokenizer, template or max_length) is not what the run was started \
-                     with; restore it, or start anew with --overwrite"
+            reason: "the training data (or its tokenizer, template or max_length) has changed since the run started; \
+                     restore it, or start anew with --overwrite"
                 .to_owned(),
         });
     }
@@ -293,8 +290,8 @@ pub(crate) fn restore(
         return Err(TrainError::BrokenCheckpoint {
             path: checkpoint.path().to_path_buf(),
             reason: format!(
-                "it holds {num_stored} tensors, of which this run has a place for {num_known}: it is of another model or \
-                 optimizer; restore them in the config, or start anew with --overwrite"
+                "it holds {num_stored} tensors, but this run knows only {num_known} of them: model or optimizer has \
+                 changed; restore them in the config, or start anew with --overwrite"
             ),
         });
     }
@@ -304,9 +301,6 @@ pub(crate) fn restore(
 /// Reads the masters of the policy, and of a reference that follows it, and returns the number of
 /// their tensors; the caller refreshes the compute copies. A follower that shares the policy's base
 /// is in the policy.
-///
-/// # Errors
-/// The checkpoint is of another model.
 pub(crate) fn restore_weights(
     checkpoint: &Checkpoint,
     decoder: &Decoder,

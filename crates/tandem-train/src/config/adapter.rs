@@ -37,7 +37,6 @@ impl AdapterSection {
         }
     }
 
-    /// Configuration of a new adapter.
     pub(super) fn new_adapter(&self) -> Option<&AdapterConfig> {
         match &self.start {
             AdapterStart::New(adapter) => Some(adapter),

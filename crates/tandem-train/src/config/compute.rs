@@ -291,7 +291,7 @@ fn refuse_engine(engine: Engine, devices: Devices) -> Option<String> {
         _ => return None,
     };
     Some(format!(
-        "devices = {:?} are threads, and {name} is for ranks that are processes; set \"cpu\" and start the \
+        "the ranks of devices = {:?} are threads, but {name} connects processes; set \"cpu\" and start the \
          ranks with `tandem launch`",
         devices.name()
     ))

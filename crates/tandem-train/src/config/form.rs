@@ -143,7 +143,6 @@ pub(super) fn custom<'a, T: Clone + 'a, O: Into<Option<Value>>>(
     Form::new(ValueKind::Other(kind), read, write)
 }
 
-/// An integer in a range.
 pub(super) fn integer<'a, T>(range: RangeInclusive<u64>) -> Form<'a, T>
 where
     T: Copy + TryFrom<u64> + TryInto<u64> + 'a,
@@ -156,12 +155,10 @@ where
     Form::new(kind, read, |value| (*value).try_into().ok().map(|number: u64| Value::Integer(number as i64)))
 }
 
-/// A finite number in a range.
 pub(super) fn number<'a>(range: impl RangeBounds<f64>) -> Form<'a, f64> {
     number_of("a number", range)
 }
 
-/// A time in a range.
 pub(super) fn seconds<'a>(range: impl RangeBounds<f64>) -> Form<'a, f64> {
     number_of("a number of seconds", range).unit("seconds")
 }
@@ -188,7 +185,6 @@ pub(super) fn boolean<'a>() -> Form<'a, bool> {
     custom("boolean", |entry| entry.boolean(), |value| Value::from(*value))
 }
 
-/// One of several names.
 pub(super) fn choice<'a, T>(names: impl AsRef<[(&'static str, T)]>) -> Form<'a, T>
 where
     T: Copy + PartialEq + 'a,
@@ -217,7 +213,6 @@ pub(super) fn path_value(path: &Path) -> Value {
     Value::String(path.to_string_lossy().into_owned())
 }
 
-/// A string.
 pub(super) fn text<'a>() -> Form<'a, String> {
     custom("string", |entry| entry.string().map(str::to_owned), |text| Value::from(text.clone()))
 }

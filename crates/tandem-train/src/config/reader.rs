@@ -51,7 +51,6 @@ impl Section {
         self.entries.iter().any(|(k, _)| k == key)
     }
 
-    /// Takes a key's value.
     pub(crate) fn take(&mut self, key: &'static str) -> Option<Entry> {
         self.know(key);
         self.remove(key, key)
@@ -186,7 +185,6 @@ impl Entry {
         ConfigError { place: self.node.place.clone(), problem }
     }
 
-    /// Reads a table.
     pub(crate) fn section(self) -> Result<Section> {
         match self.node.value {
             Value::Table(entries) => Ok(Section {
@@ -213,7 +211,6 @@ impl Entry {
         matches!(self.node.value, Value::Array(_)).then(|| self.items())
     }
 
-    /// Reads a string.
     pub(crate) fn string(&self) -> Result<&str> {
         match &self.node.value {
             Value::String(s) => Ok(s),
@@ -221,7 +218,6 @@ impl Entry {
         }
     }
 
-    /// Reads `true` or `false`.
     pub(crate) fn boolean(&self) -> Result<bool> {
         match self.node.value {
             Value::Boolean(b) => Ok(b),
@@ -229,7 +225,6 @@ impl Entry {
         }
     }
 
-    /// Reads an integer in a range.
     pub(crate) fn integer(&self, range: RangeInclusive<u64>) -> Result<u64> {
         match self.node.value {
             Value::Integer(i) if u64::try_from(i).is_ok_and(|i| range.contains(&i)) => Ok(i as u64),
@@ -250,7 +245,6 @@ impl Entry {
         if x.is_finite() && is_valid(&x) { Ok(x) } else { Err(self.wrong(expected)) }
     }
 
-    /// Reads one of several names.
     pub(crate) fn one_of<T: Copy>(&self, choices: &[(&str, T)]) -> Result<T> {
         let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
         let list = names.iter().map(|n| format!("{n:?}")).collect::<Vec<_>>().join(", ");

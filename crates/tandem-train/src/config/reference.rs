@@ -42,7 +42,7 @@ keys! {
              remove it, or change the kind",
         ),
         /// Moving reference.
-        sync: Sync = group(|now, keys: &mut Keys| Sync::visit(now, keys, kind)),
+    sync: Sync = group(|now, keys: &mut Keys| Sync::visit(now, keys, kind)),
     }
 }
 
@@ -168,7 +168,7 @@ pub(super) fn check(config: &Config, places: &Places) -> Result<()> {
     let starts_trained = starts_trained(config.adapter.as_ref());
     let reason = match reference.kind {
         ReferenceKind::Adapter if reference.adapter.is_none() && !starts_trained => {
-            "no adapter is named; set reference.adapter, or adapter.start, of which the reference then stays a copy"
+            "no adapter is named; set reference.adapter, or adapter.start, and the reference keeps a copy of it"
         }
         ReferenceKind::Model if reference.model.is_none() && starts_trained => {
             "the policy starts from an adapter; kind = \"adapter\" keeps a copy of it on the same base, and \

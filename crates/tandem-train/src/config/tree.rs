@@ -28,7 +28,6 @@ pub(super) enum Value {
 }
 
 impl Node {
-    /// Parses a file's text.
     pub(crate) fn parse(text: &str, path: &Path) -> Result<Self> {
         let lines = Lines::new(text);
         let at = |offset| Place::File { path: path.to_path_buf(), line: Some(lines.line(offset)) };

@@ -12,7 +12,6 @@ use crate::error::{Result, TrainError};
 
 /// A file system. Several threads use it.
 pub(crate) trait Disk: Debug + Send + Sync {
-    /// Creates a folder and its parents.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
     /// Creates a file that is not there yet.
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;

@@ -89,11 +89,8 @@ impl Sums {
 impl Accumulator {
     /// Allocates the sums on the placement's device. After reduction this rank holds its shard's;
     /// with `sharded`, a group of its own, it never holds more.
-    ///
-    /// # Errors
-    /// Memory runs out, or the system refuses a thread.
     pub fn new(
-        homes: &MemoryPlacement,
+        placement: &MemoryPlacement,
         decoder: Arc<Decoder>,
         partition: Arc<Partition>,
         sharded: Option<ProcessGroup>,
@@ -107,10 +104,10 @@ impl Accumulator {
             Some(_) => partition.owned(layer).len(),
             None => partition.len(layer),
         });
-        let (device, home) = (&homes.device, homes.gradient_device());
+        let (device, home) = (&placement.device, placement.gradient_device());
         let floats = |device: &Device, len| device.alloc(MemoryKind::Gradients, 1, len, DType::F32);
         let fixed = |device: &Device, len| FixedPointSum::new(device, MemoryKind::Gradients, len);
-        let forms_apart = sharded.is_some() || homes.is_offloaded();
+        let forms_apart = sharded.is_some() || placement.is_offloaded();
         let sums = match form {
             SumForm::Fast => Sums::Fast {
                 layer: forms_apart.then(|| floats(device, longest)).transpose()?,

@@ -14,7 +14,7 @@ use crate::placement::async_transfer::{AsyncTransfer, Outcome};
 
 /// A group that reduces one layer at a time, and the room for it.
 pub(super) struct Reducer {
-    courier: AsyncTransfer<Terms>,
+    transfer: AsyncTransfer<Terms>,
     /// `None` while a layer is in progress.
     room: Option<Buffer>,
 }
@@ -43,11 +43,11 @@ impl Reducer {
     ) -> Result<Self> {
         let name = format!("rank {} reduce", group.rank());
         let has_peers = group.size() > 1;
-        let courier =
+        let transfer =
             AsyncTransfer::new(device, &name, group, has_peers, move |by, group, terms: &mut Terms| {
                 terms.reduce(by, group, partition.counts(terms.index))
             })?;
-        Ok(Self { courier, room: Some(room) })
+        Ok(Self { transfer, room: Some(room) })
     }
 
     /// Room for the terms of the next layer.
@@ -64,15 +64,12 @@ impl Reducer {
     /// As [`Reducer::room`].
     pub(super) fn begin(&mut self, index: usize) {
         let buffer = self.room.take().expect(UNDER_WAY);
-        self.courier.begin(Terms { index, buffer });
+        self.transfer.begin(Terms { index, buffer });
     }
 
     /// Waits for the layer in progress, if any, and hands it to `take`.
-    ///
-    /// # Errors
-    /// If a rank is lost, or as `take` does.
     pub(super) fn end(&mut self, take: impl FnOnce(&Terms) -> ModelResult<()>) -> ModelResult<()> {
-        let Some((terms, outcome)) = self.courier.end() else { return Ok(()) };
+        let Some((terms, outcome)) = self.transfer.end() else { return Ok(()) };
         let taken = outcome.map_err(lost).and_then(|()| take(&terms));
         self.room = Some(terms.buffer);
         taken

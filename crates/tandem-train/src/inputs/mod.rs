@@ -89,9 +89,6 @@ impl ModelSpecs {
 
 impl RunInputs {
     /// Opens the model folder, checks the reference's against it, and tokenises uncached data.
-    ///
-    /// # Errors
-    /// A file is missing or wrong, a row is broken, or the data leaves nothing to train on.
     pub fn open(config: &Config, observer: &mut dyn Observer) -> Result<Self> {
         let recipe = recipe::for_method(config.method);
         let mut folder = recipe.open_folder(config)?;
@@ -180,7 +177,7 @@ fn check_vocabulary(config: &Config, cache: &TokenCache, vocab_size: usize) -> R
     Err(TrainError::Mismatch {
         reason: format!(
             "the data holds token {largest}, but {} has vocab_size {vocab_size} in its config.json; the folder's \
-             tokenizer is not the one that the model was made with",
+             tokenizer belongs to another model",
             config.model.display(),
         ),
     })

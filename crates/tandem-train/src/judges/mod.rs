@@ -30,9 +30,6 @@ pub fn panel(sections: &[JudgeSection], device: &Device, dtype: DType, on_line: 
 }
 
 /// Dry-run device with the memory of all reward-model judges, if any.
-///
-/// # Errors
-/// A model cannot be opened.
 pub fn memory(sections: &[JudgeSection], backend: Backend, dtype: DType) -> Result<Option<Device>> {
     let device = Device::meta_of(backend);
     let open = |section: &JudgeSection| -> Option<Result<RewardJudge, JudgeError>> {

@@ -30,9 +30,6 @@ pub(crate) struct RewardJudge {
 
 impl RewardJudge {
     /// Loads the model and its tokenizer. It computes on `device`, in `dtype`.
-    ///
-    /// # Errors
-    /// The folder holds no reward model or tokenizer, or memory runs out.
     pub(crate) fn open(
         name: impl Into<String>,
         section: &RewardSection,
@@ -86,7 +83,7 @@ impl RewardJudge {
         match length {
             0 => Some("there is no token to score".to_owned()),
             length if length > longest => Some(format!(
-                "prompt and answer have {length} tokens, and {longest} can be scored (`max_length`, or the model's positions)"
+                "prompt and completion have {length} tokens, expected at most {longest} (`max_length`, or the model's positions)"
             )),
             _ => None,
         }

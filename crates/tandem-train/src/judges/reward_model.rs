@@ -35,10 +35,6 @@ impl RewardModel {
     /// Loads a `transformers` sequence classifier with one label, for texts of up to `max_length`
     /// tokens. Block matrices are stored in `format`; `dtype` is the compute type; the score is
     /// f32.
-    ///
-    /// # Errors
-    /// The folder is not a reward model's, files do not fit, positions do not suffice, or memory
-    /// runs out.
     pub fn open(
         folder: &Path,
         device: &Device,
@@ -89,8 +85,7 @@ impl RewardModel {
         for (index, Answers { prompt, answers }) in groups.iter().enumerate() {
             let lengths = answers.iter().map(|answer| prompt.len() + answer.len());
             if let Some(length) = lengths.into_iter().find(|length| !(1..=longest).contains(length)) {
-                let reason =
-                    format!("a text of group {index} has {length} tokens; 1 to {longest} can be scored");
+                let reason = format!("a text of group {index} has {length} tokens, expected 1 to {longest}");
                 return Err(TrainError::Mismatch { reason });
             }
         }
@@ -101,8 +96,8 @@ impl RewardModel {
             return Ok(Vec::new());
         }
         let forest = self.builder.finish()?;
-        let walk = LayerExecutor::new(&self.decoder, &self.device, self.dtype, Checkpointing::None);
-        walk.forward(&mut self.weights, &forest, &mut self.scores)?;
+        let executor = LayerExecutor::new(&self.decoder, &self.device, self.dtype, Checkpointing::None);
+        executor.forward(&mut self.weights, &forest, &mut self.scores)?;
         let mut scores = vec![0.0; forest.num_sequences as usize];
         for (prediction, &score) in forest.predictions.iter().zip(&self.scores.log_prob) {
             scores[prediction.sequence as usize] = score;

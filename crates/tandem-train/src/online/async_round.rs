@@ -31,9 +31,7 @@ pub struct AsyncRound {
     at: Option<At>,
     /// Strings that end an answer.
     ends: Arc<[String]>,
-    /// How far it has come.
     progress: Progress,
-    /// Stops the work.
     stop: Arc<AtomicBool>,
 }
 

@@ -47,10 +47,10 @@ impl BackgroundGenerator {
     ) -> Result<Self> {
         let mut mesh = mesh.duplicate_groups(&config.compute)?;
         let shard = mesh.shard();
-        let TrainStep { homes, decoder, dtype, checkpointing, policy, reference, .. } = scorer;
+        let TrainStep { placement, decoder, dtype, checkpointing, policy, reference, .. } = scorer;
         let (decoder, dtype, checkpointing) = (decoder.clone(), *dtype, *checkpointing);
-        let policy = policy.reader(homes, &device, shard)?;
-        let reference = reference.reader(homes, &device, shard)?;
+        let policy = policy.reader(placement, &device, shard)?;
+        let reference = reference.reader(placement, &device, shard)?;
         let together = LockstepGroup::from_config(config, shard)?;
         Ok(Self { generation, device, decoder, dtype, checkpointing, policy, reference, mesh, together })
     }
@@ -59,7 +59,7 @@ impl BackgroundGenerator {
     pub fn acquire(&mut self, scorer: &TrainStep) -> Result<()> {
         scorer.policy.share_with(&mut self.policy);
         scorer.reference.share_with(&mut self.reference);
-        Ok(self.device.after(&scorer.homes.device.mark()?)?)
+        Ok(self.device.after(&scorer.placement.device.mark()?)?)
     }
 
     /// Returns all ranks' responses, or `None` if a rank was stopped. The lent weights are given
@@ -73,9 +73,9 @@ impl BackgroundGenerator {
     ) -> Result<Option<Vec<Vec<Answer>>>> {
         let Self { generation, device, decoder, dtype, checkpointing, policy, reference, mesh, together } =
             self;
-        let walk = LayerExecutor::new(decoder, device, *dtype, *checkpointing);
+        let executor = LayerExecutor::new(decoder, device, *dtype, *checkpointing);
         let RunInputs { train: prompts, tokenizer, .. } = prepared;
-        let on = GenerationContext { walk, prompts, tokenizer, progress };
+        let on = GenerationContext { executor, prompts, tokenizer, progress };
         let mut sources = PolicyAndReference::new(policy, reference);
         let answers = generation.answer(&on, &mut sources, together.as_mut(), mesh, stop, asked);
         // Synchronise: a GPU may still read the weights.
@@ -90,12 +90,12 @@ impl BackgroundGenerator {
     pub fn dry_run(&mut self, scorer: &TrainStep, longest: usize) -> Result<()> {
         self.acquire(scorer)?;
         let Self { generation, device, decoder, dtype, checkpointing, policy, reference, mesh, .. } = self;
-        let walk = LayerExecutor {
+        let executor = LayerExecutor {
             split: mesh.split(),
             ..LayerExecutor::new(decoder, device, *dtype, *checkpointing)
         };
         device.set_place(format_args!("generation"));
-        generation.dry_run(&walk, &mut PolicyAndReference::new(policy, reference), longest)?;
+        generation.dry_run(&executor, &mut PolicyAndReference::new(policy, reference), longest)?;
         self.release_shared();
         Ok(())
     }

@@ -77,7 +77,7 @@ impl Generation {
         let data = mesh.data();
         let mine = &asked[share_of(asked.len(), data.rank(), data.size())];
         let (world, split) = mesh.world_in_walk();
-        let on = GenerationContext { walk: LayerExecutor { split, ..on.walk }, ..*on };
+        let on = GenerationContext { executor: LayerExecutor { split, ..on.executor }, ..*on };
         let mut company = KeepAlive::new(world, stop);
         let mut groups = vec![Vec::with_capacity(self.options.num_answers); mine.len()];
         let mut ranks = Ranks { together, company: &mut company, steps: 0 };
@@ -113,7 +113,7 @@ impl Generation {
         let requests: Vec<Request> = asked.iter().map(|asked| self.request(author, asked, on)).collect();
         let mut watches: Vec<_> = (0..asked.len() * at_once(&self.options)).map(|_| None).collect();
         let mut failure = None;
-        let answers = author.generate(on.walk, &self.within, sources, meet, requests, &mut |new| {
+        let answers = author.generate(on.executor, &self.within, sources, meet, requests, &mut |new| {
             on.progress.begin_phase(Phase::Generate);
             if self.options.stop.is_empty() {
                 return Flow::Continue;
@@ -138,7 +138,12 @@ impl Generation {
 
     /// Dry run of generation: allocates for the largest number of completions in progress and the
     /// longest prompts.
-    pub fn dry_run(&self, walk: &LayerExecutor<'_>, sources: &mut dyn Sources, longest: usize) -> Result<()> {
+    pub fn dry_run(
+        &self,
+        executor: &LayerExecutor<'_>,
+        sources: &mut dyn Sources,
+        longest: usize,
+    ) -> Result<()> {
         let GeneratorOptions { max_batch, prefill_tokens, .. } = self.within;
         let num_answers = at_once(&self.options);
         let prompts = max_batch.div_ceil(num_answers);
@@ -151,7 +156,7 @@ impl Generation {
         // Until all completions are in progress; on a GPU, operations take more memory for longer
         // texts.
         let until_all = prompts.div_ceil(at_once) + 2;
-        let tokens = match walk.device.backend() {
+        let tokens = match executor.device.backend() {
             Backend::Cpu => until_all.min(self.options.max_new_tokens),
             Backend::Cuda => self.options.max_new_tokens,
         };
@@ -167,7 +172,7 @@ impl Generation {
         for author in self.authors() {
             let requests = requests.clone();
             let on_token = &mut |_| Flow::Continue;
-            author.generate(*walk, &self.within, sources, &mut SingleRank, requests, on_token)?;
+            author.generate(*executor, &self.within, sources, &mut SingleRank, requests, on_token)?;
         }
         Ok(())
     }
@@ -205,9 +210,7 @@ fn at_once(options: &OnlineConfig) -> usize {
 /// Model that generates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum CompletionModel {
-    /// Trainable weights.
     Policy,
-    /// The reference.
     Reference,
     /// Both, with this part of the reference.
     Mixture(f32),
@@ -216,7 +219,7 @@ enum CompletionModel {
 impl CompletionModel {
     fn generate(
         self,
-        walk: LayerExecutor<'_>,
+        executor: LayerExecutor<'_>,
         within: &GeneratorOptions,
         sources: &mut dyn Sources,
         meet: &mut dyn Lockstep,
@@ -224,8 +227,8 @@ impl CompletionModel {
         on_token: OnToken,
     ) -> Result<Vec<tandem_model::decode::Answer>> {
         let mut generator = match self {
-            Self::Policy | Self::Reference => Generator::over(walk, within.clone())?,
-            Self::Mixture(part) => Generator::mixed(walk, walk, part, within.clone())?,
+            Self::Policy | Self::Reference => Generator::over(executor, within.clone())?,
+            Self::Mixture(part) => Generator::mixed(executor, executor, part, within.clone())?,
         };
         let answers = match self {
             Self::Reference => {
@@ -244,7 +247,7 @@ impl CompletionModel {
 /// Device and type of generation.
 pub struct GenerationContext<'a> {
     /// Executor; tensor-parallel operations are the mesh's.
-    pub walk: LayerExecutor<'a>,
+    pub executor: LayerExecutor<'a>,
     /// The prompts.
     pub prompts: &'a TokenCache,
     /// End-of-sequence and stop conditions.

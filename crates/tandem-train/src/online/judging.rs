@@ -22,7 +22,6 @@ pub struct Judging {
     names: Vec<String>,
     /// Stderr lines of judges' commands.
     lines: mpsc::Receiver<String>,
-    /// Stops running judges.
     stop: Arc<AtomicBool>,
 }
 

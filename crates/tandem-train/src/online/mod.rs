@@ -78,7 +78,7 @@ pub struct Online {
 pub enum GenerationMode {
     /// This process, before it trains; each rank its share of the prompts.
     Before {
-        /// How.
+        /// The generation backend.
         generation: Box<Generation>,
         /// Ranks with gathered weights, which generate in lockstep.
         together: Option<LockstepGroup>,
@@ -89,9 +89,7 @@ pub enum GenerationMode {
 
 /// A round on its way.
 enum RoundState {
-    /// Generating.
     Asked,
-    /// Judging.
     Answered(Vec<Batch>),
 }
 
@@ -252,13 +250,13 @@ impl Online {
             unreachable!("others answer aside")
         };
         scorer.progress.begin_phase(Phase::Generate);
-        scorer.homes.device.begin_phase("generate");
-        scorer.homes.device.set_place(format_args!("generation"));
-        let TrainStep { homes, decoder, dtype, checkpointing, policy, reference, progress, .. } = scorer;
-        let walk = LayerExecutor::new(decoder, &homes.device, *dtype, *checkpointing);
+        scorer.placement.device.begin_phase("generate");
+        scorer.placement.device.set_place(format_args!("generation"));
+        let TrainStep { placement, decoder, dtype, checkpointing, policy, reference, progress, .. } = scorer;
+        let executor = LayerExecutor::new(decoder, &placement.device, *dtype, *checkpointing);
         let RunInputs { train: prompts, tokenizer, .. } = &*self.prepared;
         let (on, mut sources) = (
-            GenerationContext { walk, prompts, tokenizer, progress },
+            GenerationContext { executor, prompts, tokenizer, progress },
             PolicyAndReference::new(policy, reference),
         );
         generation.answer(&on, &mut sources, together.as_mut(), mesh, stop, &asked_of(round))

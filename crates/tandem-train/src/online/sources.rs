@@ -15,7 +15,6 @@ pub(crate) enum PolicyAndReference<'a> {
 }
 
 impl<'a> PolicyAndReference<'a> {
-    /// Creates the sources of a run.
     pub(crate) fn new(policy: &'a mut Policy, reference: &'a mut Reference) -> Self {
         match reference {
             Reference::Shared => Self::Shared(SharedReference(policy)),

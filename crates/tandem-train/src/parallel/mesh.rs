@@ -269,9 +269,6 @@ fn elements(x: &Tensor, rows: &[usize]) -> Vec<usize> {
 
 /// Refuses ranks that cannot be divided as the config asks, and a model whose layers cannot be:
 /// before any rank starts.
-///
-/// # Errors
-/// If so, or the model's config cannot be read.
 pub fn check(config: &Config, num_ranks: usize) -> Result<()> {
     let compute = &config.compute;
     check_ranks(compute, num_ranks)?;
@@ -303,7 +300,7 @@ fn check_ranks(compute: &ComputeConfig, num_ranks: usize) -> Result<()> {
     let unit: usize = axes.iter().map(|(_, count)| count).product();
     let reason = if replicate > 1 && compute.sharded().is_none() {
         format!(
-            "compute.replicate = {replicate} says how often what is divided is there, and compute.sharding = \"ddp\" divides \
+            "compute.replicate = {replicate} counts the copies of sharded state, but compute.sharding = \"ddp\" shards \
              nothing: set it to \"zero1\", \"zero2\" or \"zero3\", or leave compute.replicate out"
         )
     } else if num_ranks.is_multiple_of(unit) {

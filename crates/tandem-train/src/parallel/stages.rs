@@ -39,11 +39,12 @@ impl PipelineGroup {
 
     /// Receives this shard's rows of the residual stream or its gradient from another stage,
     /// `[T,D]` f32.
-    pub fn recv(&self, from: usize, walk: &LayerExecutor<'_>, forest: &Forest) -> Result<Tensor> {
-        let (rows, width) = (walk.stream_rows(forest), Extent::exact(walk.decoder.spec().hidden_size));
-        let mut x = walk.device.alloc_in(MemoryKind::Activations, rows, width, DType::F32)?;
+    pub fn recv(&self, from: usize, executor: &LayerExecutor<'_>, forest: &Forest) -> Result<Tensor> {
+        let (rows, width) =
+            (executor.stream_rows(forest), Extent::exact(executor.decoder.spec().hidden_size));
+        let mut x = executor.device.alloc_in(MemoryKind::Activations, rows, width, DType::F32)?;
         let mut group = self.0.borrow_mut();
-        match walk.device.host_write(x.view_mut(), |x: &mut [f32]| group.recv(from, x))? {
+        match executor.device.host_write(x.view_mut(), |x: &mut [f32]| group.recv(from, x))? {
             Some(received) => received?,
             None => group.dry_recv(from, ElementKind::F32, x.view().len())?,
         }
@@ -126,7 +127,7 @@ impl PipelineGroup {
 #[derive(Clone, Copy)]
 pub struct StagedExecutor<'a> {
     /// The walk over this stage's layers.
-    pub walk: LayerExecutor<'a>,
+    pub executor: LayerExecutor<'a>,
     /// Pipeline group, if the decoder is a stage.
     pub stages: Option<&'a PipelineGroup>,
 }
@@ -134,7 +135,7 @@ pub struct StagedExecutor<'a> {
 impl StagedExecutor<'_> {
     /// Returns whether this is the last stage, which has the head.
     pub fn is_last(&self) -> bool {
-        self.walk.decoder.stage().is_last()
+        self.executor.decoder.stage().is_last()
     }
 
     /// Forward; the last stage scores the forest's predictions. With `keep`,
@@ -150,17 +151,20 @@ impl StagedExecutor<'_> {
         scores: PolicyAndReferenceScores<&mut HeadScores>,
         keep: bool,
     ) -> Result<SavedActivations> {
-        let own = self.walk.decoder.stage().index;
+        let own = self.executor.decoder.stage().index;
         let recv = |stages: &PipelineGroup| -> Result<_> {
-            let reference =
-                scores.reference.as_ref().map(|_| stages.recv(own - 1, &self.walk, forest)).transpose()?;
-            Ok(PolicyAndReferenceScores { policy: stages.recv(own - 1, &self.walk, forest)?, reference })
+            let reference = scores
+                .reference
+                .as_ref()
+                .map(|_| stages.recv(own - 1, &self.executor, forest))
+                .transpose()?;
+            Ok(PolicyAndReferenceScores { policy: stages.recv(own - 1, &self.executor, forest)?, reference })
         };
         let x = self.stages.filter(|_| own > 0).map(recv).transpose()?;
-        let (x, saved) = self.walk.stage_forward(weights, forest, x, scores, keep)?;
+        let (x, saved) = self.executor.stage_forward(weights, forest, x, scores, keep)?;
         if let Some((stages, x)) = self.stages.zip(x) {
-            x.reference.map_or(Ok(()), |x| stages.send(own + 1, self.walk.device, &x))?;
-            stages.send(own + 1, self.walk.device, &x.policy)?;
+            x.reference.map_or(Ok(()), |x| stages.send(own + 1, self.executor.device, &x))?;
+            stages.send(own + 1, self.executor.device, &x.policy)?;
         }
         Ok(saved)
     }
@@ -175,14 +179,14 @@ impl StagedExecutor<'_> {
         scores: &HeadScores,
         d_log_prob: &[f32],
     ) -> Result<()> {
-        let own = self.walk.decoder.stage().index;
+        let own = self.executor.decoder.stage().index;
         let end = match self.stages.filter(|_| !self.is_last()) {
-            Some(stages) => Gradient::OfStream(stages.recv(own + 1, &self.walk, forest)?),
+            Some(stages) => Gradient::OfStream(stages.recv(own + 1, &self.executor, forest)?),
             None => Gradient::OfScores { scores, d_log_prob },
         };
-        let dx = self.walk.stage_backward(weights, grads, forest, saved, end)?;
+        let dx = self.executor.stage_backward(weights, grads, forest, saved, end)?;
         if let Some((stages, dx)) = self.stages.zip(dx) {
-            stages.send(own - 1, self.walk.device, &dx)?;
+            stages.send(own - 1, self.executor.device, &dx)?;
         }
         Ok(())
     }

@@ -18,7 +18,6 @@ use crate::Result;
 /// Work on a group and a payload.
 type Call<C> = Box<dyn FnMut(&Device, &mut ProcessGroup, &mut C) -> Outcome + Send>;
 
-/// Result of a call.
 pub(crate) type Outcome = std::result::Result<(), CommError>;
 
 /// A process group and the executor of its calls.
@@ -31,8 +30,10 @@ pub(crate) struct AsyncTransfer<C> {
 
 enum Executor<C> {
     /// Whoever begins the call, at once: where there is nothing to wait for.
-    Here { call: Call<C>, done: Option<(C, Outcome)> },
-    /// Another thread.
+    Here {
+        call: Call<C>,
+        done: Option<(C, Outcome)>,
+    },
     There(Option<Worker<C>>),
 }
 
@@ -46,9 +47,6 @@ impl<C: Send + 'static> AsyncTransfer<C> {
     /// Starts a thread of that name which makes `call` with the group, on a device that does not
     /// wait for the walk's, if a call may take a while: else whoever begins it makes it. So it is
     /// on a device that computes nothing.
-    ///
-    /// # Errors
-    /// If the system refuses the thread.
     pub(crate) fn new(
         device: &Device,
         name: &str,
@@ -68,14 +66,14 @@ impl<C: Send + 'static> AsyncTransfer<C> {
         let (results, from) = sync_channel(1);
         let by = device.on_one_thread()?;
         let work = move || {
-            while let Ok((mut group, mut cargo, begun)) = calls.recv() {
+            while let Ok((mut group, mut payload, begun)) = calls.recv() {
                 let made =
-                    by.after(&begun).map_err(not_made).and_then(|()| call(&by, &mut group, &mut cargo));
+                    by.after(&begun).map_err(not_made).and_then(|()| call(&by, &mut group, &mut payload));
                 let (outcome, done) = match by.mark() {
                     Ok(done) => (made, done),
                     Err(error) => (made.and(Err(not_made(error))), StreamEvent::default()),
                 };
-                if let Err(unsent) = results.send((group, cargo, outcome, done)) {
+                if let Err(unsent) = results.send((group, payload, outcome, done)) {
                     // Nobody waits for it: its memory is given back when nothing uses it any more.
                     let _ = by.synchronize();
                     drop(unsent);
@@ -94,13 +92,13 @@ impl<C: Send + 'static> AsyncTransfer<C> {
     ///
     /// # Panics
     /// If one is under way.
-    pub(crate) fn begin(&mut self, mut cargo: C) {
+    pub(crate) fn begin(&mut self, mut payload: C) {
         match &mut self.carrier {
             Executor::Here { call, done } => {
                 assert!(done.is_none(), "{TWO}");
                 let group = self.group.as_mut().expect("the group stays here");
-                let outcome = call(&self.device, group, &mut cargo);
-                *done = Some((cargo, outcome));
+                let outcome = call(&self.device, group, &mut payload);
+                *done = Some((payload, outcome));
             }
             Executor::There(there) => {
                 let group = self.group.take().expect(TWO);
@@ -109,7 +107,7 @@ impl<C: Send + 'static> AsyncTransfer<C> {
                 // well.
                 let begun = self.device.mark().unwrap_or_default();
                 // If the thread is gone, [`AsyncTransfer::end`] finds out why.
-                let _ = there.to.send((group, cargo, begun));
+                let _ = there.to.send((group, payload, begun));
             }
         }
     }
@@ -126,7 +124,8 @@ impl<C: Send + 'static> AsyncTransfer<C> {
                     return None;
                 }
                 let from = &there.as_ref().expect(ALIVE).from;
-                let Ok((group, cargo, outcome, done)) = self.device.time_host_work("wait", 0, || from.recv())
+                let Ok((group, payload, outcome, done)) =
+                    self.device.time_host_work("wait", 0, || from.recv())
                 else {
                     let thread = there.take().expect(ALIVE).thread;
                     let panic = thread.join().expect_err("it goes on as long as it is listened to");
@@ -134,7 +133,7 @@ impl<C: Send + 'static> AsyncTransfer<C> {
                 };
                 self.group = Some(group);
                 let seen = self.device.after(&done).map_err(not_made);
-                Some((cargo, outcome.and(seen)))
+                Some((payload, outcome.and(seen)))
             }
         }
     }
@@ -196,8 +195,8 @@ mod tests {
         let device = Device::cpu(1, 1 << 21).unwrap();
         let groups = threads::groups(2, PATIENCE).into_iter();
         let couriers = groups.map(|group| {
-            AsyncTransfer::new(&device, "sum", group, true, |_, group, cargo: &mut [f32; 2]| {
-                group.all_reduce(cargo, Reduction::Sum)
+            AsyncTransfer::new(&device, "sum", group, true, |_, group, payload: &mut [f32; 2]| {
+                group.all_reduce(payload, Reduction::Sum)
             })
         });
         couriers.collect::<Result<Vec<_>>>().unwrap().try_into().ok().unwrap()
@@ -212,11 +211,11 @@ mod tests {
             a.begin([x, 1.0]);
             // The other rank has not called yet; this thread continues.
             b.begin([10.0, x]);
-            for courier in [&mut a, &mut b] {
-                let (cargo, outcome) = courier.end().expect("one is under way");
+            for transfer in [&mut a, &mut b] {
+                let (payload, outcome) = transfer.end().expect("one is under way");
                 assert!(outcome.is_ok());
-                assert_eq!(cargo, [x + 10.0, 1.0 + x]);
-                assert_eq!(courier.group().size(), 2);
+                assert_eq!(payload, [x + 10.0, 1.0 + x]);
+                assert_eq!(transfer.group().size(), 2);
             }
         }
     }
@@ -249,10 +248,10 @@ mod tests {
             told.send(thread::current().name().map(str::to_owned)).unwrap();
             panic!("in the thread")
         };
-        let mut courier = AsyncTransfer::new(&device, "panic", groups.next().unwrap(), true, call).unwrap();
-        courier.begin(());
+        let mut transfer = AsyncTransfer::new(&device, "panic", groups.next().unwrap(), true, call).unwrap();
+        transfer.begin(());
         assert_eq!(hears.recv().unwrap().as_deref(), Some("panic"));
-        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| courier.end()));
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| transfer.end()));
         assert_eq!(caught.unwrap_err().downcast_ref::<&str>().copied(), Some("in the thread"));
     }
 
@@ -260,16 +259,16 @@ mod tests {
     fn a_call_that_takes_no_time_is_made_at_once() {
         let here = thread::current().id();
         for (device, takes_a_while) in [(Device::meta(), true), (Device::cpu(1, 1 << 21).unwrap(), false)] {
-            let call = move |_: &Device, _: &mut ProcessGroup, cargo: &mut u8| {
+            let call = move |_: &Device, _: &mut ProcessGroup, payload: &mut u8| {
                 assert_eq!(thread::current().id(), here);
-                *cargo += 1;
+                *payload += 1;
                 Ok(())
             };
-            let mut courier =
+            let mut transfer =
                 AsyncTransfer::new(&device, "none", ProcessGroup::alone(), takes_a_while, call).unwrap();
-            courier.begin(1);
-            assert_eq!(courier.end().map(|(cargo, outcome)| (cargo, outcome.is_ok())), Some((2, true)));
-            assert!(courier.end().is_none());
+            transfer.begin(1);
+            assert_eq!(transfer.end().map(|(payload, outcome)| (payload, outcome.is_ok())), Some((2, true)));
+            assert!(transfer.end().is_none());
         }
     }
 }

@@ -30,7 +30,7 @@ pub fn resolve(compute: &mut ComputeConfig) -> Result<()> {
                     None => Devices::Cuda(asked),
                     Some(ordinal) => {
                         let reason = format!(
-                            "compute.devices = {:?} names GPU {ordinal}, and this process may use {}, counted from 0",
+                            "compute.devices = {:?} names GPU {ordinal}, but this process may use {}, counted from 0",
                             compute.devices.name(),
                             gpus.len()
                         );
@@ -41,7 +41,7 @@ pub fn resolve(compute: &mut ComputeConfig) -> Result<()> {
         }
     };
     if compute.tf32 && compute.devices.backend() == Backend::Cpu {
-        let reason = "compute.tf32 = true: a processor has no TF32, and there is no GPU: leave it out, or give compute.devices = \"cuda\", \
+        let reason = "compute.tf32 = true: a CPU has no TF32, and this machine has no GPU: leave it out, or give compute.devices = \"cuda\", \
                       which says what is missing";
         return Err(TrainError::Mismatch { reason: reason.to_owned() });
     }

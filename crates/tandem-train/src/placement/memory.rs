@@ -102,36 +102,36 @@ impl MemoryPlacement {
         let arena = needs.arena - needs.beside - needs.judges;
         let device = gpus::device(config, rank, capacity(arena))?;
         device.reserve(arena)?;
-        let mut homes = Self::new(device, compute, rooms);
+        let mut placement = Self::new(device, compute, rooms);
         let beside = |own: usize| -> Result<Option<Device>> {
             if own == 0 {
                 return Ok(None);
             }
-            let beside = homes.device.with_own_stream_and_arena(capacity(own))?;
+            let beside = placement.device.with_own_stream_and_arena(capacity(own))?;
             beside.reserve(own)?;
             Ok(Some(beside))
         };
-        (homes.beside, homes.judges) = (beside(needs.beside)?, beside(needs.judges)?);
+        (placement.beside, placement.judges) = (beside(needs.beside)?, beside(needs.judges)?);
         if uses_host(compute) {
             // An evaluation may need none, and no memory is no memory that the system gives.
-            let host = homes.device.with_memory(capacity(needs.host).max(1))?;
+            let host = placement.device.with_memory(capacity(needs.host).max(1))?;
             host.reserve(needs.host)?;
             let carrier = || match host.backend() {
                 // All its threads.
                 Backend::Cpu => Ok(host.clone()),
                 Backend::Cuda => host.on_one_thread(),
             };
-            homes.activations = compute.offload_activations.then(carrier).transpose()?;
-            homes.host = Some(host);
+            placement.activations = compute.offload_activations.then(carrier).transpose()?;
+            placement.host = Some(host);
         }
         if let Some(folder) = &compute.offload_dir {
-            let keeper = match homes.device.backend() {
-                Backend::Cpu => homes.device.clone(),
+            let keeper = match placement.device.backend() {
+                Backend::Cpu => placement.device.clone(),
                 Backend::Cuda => Device::cpu(compute.num_threads(), 1)?,
             };
-            homes.file = Some(in_file(&keeper, folder, &config.output, rank, needs.file)?);
+            placement.file = Some(in_file(&keeper, folder, &config.output, rank, needs.file)?);
         }
-        Ok(homes)
+        Ok(placement)
     }
 
     /// The same placement with operations reported to `recorder`.
@@ -146,12 +146,12 @@ impl MemoryPlacement {
     /// Memories of a dry run.
     pub fn meta(compute: &ComputeConfig, rooms: PassCapacities) -> Self {
         let dry = || Device::meta_of(compute.devices.backend());
-        let mut homes = Self::new(dry(), compute, rooms);
-        homes.host = uses_host(compute).then(dry);
-        homes.activations = homes.host.clone().filter(|_| compute.offload_activations);
+        let mut placement = Self::new(dry(), compute, rooms);
+        placement.host = uses_host(compute).then(dry);
+        placement.activations = placement.host.clone().filter(|_| compute.offload_activations);
         // The processor works on it, whatever computes.
-        homes.file = (compute.offload == Offload::Nvme).then(Device::meta);
-        homes
+        placement.file = (compute.offload == Offload::Nvme).then(Device::meta);
+        placement
     }
 
     /// One memory for everything.
@@ -276,7 +276,7 @@ pub fn check(compute: &ComputeConfig) -> Result<Option<String>> {
     let is_memory = FileSystem::map(&file).map_err(refused)?.is_memory;
     Ok(is_memory.then(|| {
         format!(
-            "compute.offload_dir = {} is a folder in memory, so that what is offloaded stays in memory: name one on a disk",
+            "compute.offload_dir = {} is a folder in memory, so offloaded tensors would stay in memory: name one on a disk",
             folder.display()
         )
     }))
@@ -307,7 +307,7 @@ fn unusable(folder: &Path, source: io::Error) -> TrainError {
         io::ErrorKind::NotFound => "it does not exist: make it, or name another".to_owned(),
         io::ErrorKind::NotADirectory => "it is not a folder: name one".to_owned(),
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            format!("no file can be made in it ({source}): name a folder that you may write")
+            format!("cannot create a file in it ({source}): name a writable folder")
         }
         _ => return TrainError::io("make a file in", folder)(source),
     };

@@ -53,12 +53,13 @@ impl OffloadedStorage {
 
     /// Storage of offloaded masters and frozen weights, with pinned slots if the device cannot read
     /// it.
-    pub fn from_placement(homes: &MemoryPlacement) -> Result<Option<Self>> {
-        if !homes.is_offloaded() {
+    pub fn from_placement(placement: &MemoryPlacement) -> Result<Option<Self>> {
+        if !placement.is_offloaded() {
             return Ok(None);
         }
-        let staging = homes.staging_pair().map(|(file, host)| Staging::new(file, host, SLOT)).transpose()?;
-        Ok(Some(Self { home: homes.state().clone(), staging }))
+        let staging =
+            placement.staging_pair().map(|(file, host)| Staging::new(file, host, SLOT)).transpose()?;
+        Ok(Some(Self { home: placement.state().clone(), staging }))
     }
 
     /// Device that holds and updates the layers.

@@ -20,12 +20,12 @@ pub(crate) trait LayerLoader<C> {
     fn begin(&self, layer: LayerId) -> ModelResult<C>;
 
     /// Completes a layer that has arrived.
-    fn on_loaded(&self, layer: LayerId, cargo: &mut C) -> ModelResult<()>;
+    fn on_loaded(&self, layer: LayerId, payload: &mut C) -> ModelResult<()>;
 }
 
 /// The layers that are here, and the one on its way.
 pub(crate) struct LayerPrefetcher<C> {
-    courier: AsyncTransfer<C>,
+    transfer: AsyncTransfer<C>,
     /// Whether layers are prefetched.
     runs_ahead: bool,
     /// The layer that was fetched last.
@@ -39,14 +39,14 @@ pub(crate) struct LayerPrefetcher<C> {
 }
 
 impl<C: Send + 'static> LayerPrefetcher<C> {
-    pub(crate) fn new(courier: AsyncTransfer<C>, runs_ahead: bool) -> Self {
-        Self { courier, runs_ahead, current: None, ahead: None, under_way: None, announced: None }
+    pub(crate) fn new(transfer: AsyncTransfer<C>, runs_ahead: bool) -> Self {
+        Self { transfer, runs_ahead, current: None, ahead: None, under_way: None, announced: None }
     }
 
     /// The group, for calls on this thread; waits for a transfer in progress.
     pub(crate) fn group(&mut self, bring: &impl LayerLoader<C>) -> ModelResult<&mut ProcessGroup> {
         self.on_loaded(bring)?;
-        Ok(self.courier.group())
+        Ok(self.transfer.group())
     }
 
     /// Drops every layer, since its contents change or its memory is needed. The remaining layout
@@ -54,11 +54,10 @@ impl<C: Send + 'static> LayerPrefetcher<C> {
     /// arena beyond its plan.
     pub(crate) fn forget(&mut self) {
         // A failing transfer is reported again by the next one.
-        drop(self.courier.end());
+        drop(self.transfer.end());
         (self.current, self.ahead, self.under_way, self.announced) = (None, None, None, None);
     }
 
-    /// Announces a layer.
     pub(crate) fn prefetch(&mut self, layer: LayerId, bring: &impl LayerLoader<C>) -> ModelResult<()> {
         if !self.runs_ahead {
             return Ok(());
@@ -68,14 +67,13 @@ impl<C: Send + 'static> LayerPrefetcher<C> {
         self.go_ahead(bring)
     }
 
-    /// A layer.
     pub(crate) fn fetch(&mut self, layer: LayerId, bring: &impl LayerLoader<C>) -> ModelResult<&C> {
         if !self.is_here(layer) {
             self.bring(layer, bring)?;
         }
         self.go_ahead(bring)?;
-        let Some((_, cargo)) = &self.current else { unreachable!("brought above") };
-        Ok(cargo)
+        let Some((_, payload)) = &self.current else { unreachable!("brought above") };
+        Ok(payload)
     }
 
     fn is_here(&self, layer: LayerId) -> bool {
@@ -83,19 +81,19 @@ impl<C: Send + 'static> LayerPrefetcher<C> {
     }
 
     fn begin(&mut self, layer: LayerId, bring: &impl LayerLoader<C>) -> ModelResult<()> {
-        let cargo = bring.begin(layer)?;
+        let payload = bring.begin(layer)?;
         self.under_way = Some(layer);
-        self.courier.begin(cargo);
+        self.transfer.begin(payload);
         Ok(())
     }
 
     /// Waits for the layer in transfer, if any.
     fn on_loaded(&mut self, bring: &impl LayerLoader<C>) -> ModelResult<()> {
-        let Some((mut cargo, outcome)) = self.courier.end() else { return Ok(()) };
+        let Some((mut payload, outcome)) = self.transfer.end() else { return Ok(()) };
         let layer = self.under_way.take().expect("something was under way");
         outcome.map_err(lost)?;
-        bring.on_loaded(layer, &mut cargo)?;
-        self.ahead = Some((layer, cargo));
+        bring.on_loaded(layer, &mut payload)?;
+        self.ahead = Some((layer, payload));
         Ok(())
     }
 
@@ -117,7 +115,7 @@ impl<C: Send + 'static> LayerPrefetcher<C> {
 
     /// Starts loading the announced layer, if a slot is free.
     fn go_ahead(&mut self, bring: &impl LayerLoader<C>) -> ModelResult<()> {
-        if self.ahead.is_some() || self.courier.is_under_way() {
+        if self.ahead.is_some() || self.transfer.is_under_way() {
             return Ok(());
         }
         match self.announced.take() {

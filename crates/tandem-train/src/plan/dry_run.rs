@@ -14,7 +14,7 @@ use crate::parallel::{DeviceMesh, Partition, StagedExecutor};
 use crate::placement::{MemoryPlacement, PassCapacities};
 use crate::plan::PlanInputs;
 use crate::recipe::MicroBatch;
-use crate::reference::{Reference, RowScores, kept, share_base, to_walk};
+use crate::reference::{Reference, RowScores, kept, layer_executor, share_base};
 use crate::step::{StepOptions, TrainState, TrainStep};
 use crate::weights::SharedReference;
 use crate::weights::initial_weights::InitialWeights;
@@ -24,43 +24,48 @@ use crate::weights::initial_weights::InitialWeights;
 pub fn reference_pass(
     config: &Config,
     outline: &PlanInputs,
-    homes: &MemoryPlacement,
+    placement: &MemoryPlacement,
     mesh: &mut DeviceMesh,
     batches: &mut dyn Iterator<Item = Result<MicroBatch>>,
     idles: bool,
 ) -> Result<()> {
     let decoders = ModelSpecs::from_config(config, &outline.decoder)?;
     let decoder = mesh.part(&decoders.policy)?;
-    homes.device.set_place(format_args!("loading of the reference"));
+    placement.device.set_place(format_args!("loading of the reference"));
     let mut frozen;
     let mut policy;
     let mut shared;
     let weights: &mut dyn WeightSource = if config.reference.model.is_some() {
         let start = reference_start(config, outline)?;
-        frozen = start.frozen(config, &decoder, homes, mesh.shard(), MemoryKind::Reference, None)?;
+        frozen = start.frozen(config, &decoder, placement, mesh.shard(), MemoryKind::Reference, None)?;
         frozen.as_mut()
     } else {
         let shard = mesh.shard();
         let partition = Arc::new(Partition::for_run(config.compute.sharded(), &decoder, shard));
         let start = InitialWeights::dry(outline.quantised);
-        policy = start.policy(config, &decoder, homes, shard, &partition, None)?;
+        policy = start.policy(config, &decoder, placement, shard, &partition, None)?;
         if decoders.reference.is_some() {
             let start = &|_: &_| Ok(InitialWeights::dry(outline.quantised));
-            share_base(config, &decoders, &homes.device, mesh, &mut policy, start)?;
+            share_base(config, &decoders, &placement.device, mesh, &mut policy, start)?;
             shared = SharedReference(&mut policy);
             &mut shared
         } else {
             &mut policy
         }
     };
-    let walk = to_walk(config, &decoder, homes, mesh.split());
-    let walk = StagedExecutor { walk, stages: mesh.stages() };
+    let executor = layer_executor(config, &decoder, placement, mesh.split());
+    let executor = StagedExecutor { executor, stages: mesh.stages() };
     for batch in batches {
-        walk.forward(weights, &batch?.forest, PolicyAndReferenceScores::one(&mut Default::default()), false)?;
+        executor.forward(
+            weights,
+            &batch?.forest,
+            PolicyAndReferenceScores::one(&mut Default::default()),
+            false,
+        )?;
         weights.release_all();
     }
     if idles {
-        walk.walk.idle_forward(weights)?;
+        executor.executor.idle_forward(weights)?;
         weights.release_all();
     }
     Ok(())
@@ -71,9 +76,6 @@ pub fn reference_pass(
 /// [`TENSOR_GROUP`] is the tensor group; the next is the pipeline group, if that axis exists.
 /// Further groups divide the data group: with a replicate axis first the shard group and the
 /// replicas.
-///
-/// # Errors
-/// If the model does not fit its config, or the data does not fit the model.
 pub fn calls(
     config: &Config,
     prepared: &RunInputs,
@@ -101,13 +103,13 @@ pub fn calls(
 pub fn load(
     config: &Config,
     outline: &PlanInputs,
-    homes: &MemoryPlacement,
+    placement: &MemoryPlacement,
     mesh: &mut DeviceMesh,
 ) -> Result<(TrainStep, TrainState)> {
-    let scorer = scorer(config, outline, homes, mesh)?;
+    let scorer = scorer(config, outline, placement, mesh)?;
     let shard = mesh.shard();
     let partition = Arc::new(Partition::for_run(config.compute.sharded(), &scorer.decoder, shard));
-    let learner = TrainState::new(config, &scorer.decoder, homes, mesh, partition)?;
+    let learner = TrainState::new(config, &scorer.decoder, placement, mesh, partition)?;
     Ok((scorer, learner))
 }
 
@@ -115,24 +117,24 @@ pub fn load(
 pub fn scorer(
     config: &Config,
     outline: &PlanInputs,
-    homes: &MemoryPlacement,
+    placement: &MemoryPlacement,
     mesh: &mut DeviceMesh,
 ) -> Result<TrainStep> {
-    homes.device.set_place(format_args!("loading"));
+    placement.device.set_place(format_args!("loading"));
     let decoders = ModelSpecs::from_config(config, &outline.decoder)?;
     let decoder = &mesh.part(&decoders.policy)?;
     let shard = mesh.shard();
     let partition = Arc::new(Partition::for_run(config.compute.sharded(), decoder, shard));
     let start = InitialWeights::dry(outline.quantised);
-    let mut policy = start.policy(config, decoder, homes, shard, &partition, None)?;
+    let mut policy = start.policy(config, decoder, placement, shard, &partition, None)?;
     let reference = if config.reference.kind == ReferenceKind::Precompute {
         let rows = outline.train_rows.max(outline.eval_rows.unwrap_or(0));
         let scores = RowScores(vec![[0.0; 2]; rows]);
         Reference::Precomputed { train: Some(scores.clone()), eval: Some(scores) }
     } else {
-        kept(config, &decoders, homes, mesh, &mut policy, &|_| reference_start(config, outline))?
+        kept(config, &decoders, placement, mesh, &mut policy, &|_| reference_start(config, outline))?
     };
-    Ok(TrainStep::new(config, homes.clone(), decoder.clone(), policy, reference))
+    Ok(TrainStep::new(config, placement.clone(), decoder.clone(), policy, reference))
 }
 
 /// Initial weights of a reference with its own weights.

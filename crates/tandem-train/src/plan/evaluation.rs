@@ -11,9 +11,6 @@ use crate::{Result, TrainError, size};
 
 /// Plans one rank by a dry run over every held-out row, so that no row needs more memory.
 ///
-/// # Errors
-/// If the model does not fit its config, or a row cannot form a forest.
-///
 /// # Panics
 /// If there are no held-out rows.
 pub fn needs(config: &Config, prepared: &RunInputs) -> Result<MemoryRequirements> {
@@ -21,19 +18,19 @@ pub fn needs(config: &Config, prepared: &RunInputs) -> Result<MemoryRequirements
     let (outline, mut batcher) = (PlanInputs::new(prepared), prepared.batcher(config));
     let mut phases = Vec::new();
     if config.reference.kind == ReferenceKind::Precompute {
-        let homes = MemoryPlacement::meta(&config.compute, PassCapacities::default());
+        let placement = MemoryPlacement::meta(&config.compute, PassCapacities::default());
         let rows: Vec<u32> = (0..cache.num_rows() as u32).collect();
         let share = batcher.share(cache, &rows, 0, 1);
         let mut batches =
             share.own_micro_batches.iter().map(|&index| batcher.build(cache, share.rows_of(index)));
-        dry_run::reference_pass(config, &outline, &homes, &mut DeviceMesh::alone(), &mut batches, false)?;
-        phases.push(PhasePlan::new("reference", &homes, 0.0));
+        dry_run::reference_pass(config, &outline, &placement, &mut DeviceMesh::alone(), &mut batches, false)?;
+        phases.push(PhasePlan::new("reference", &placement, 0.0));
     }
-    let (homes, mut mesh) =
+    let (placement, mut mesh) =
         (MemoryPlacement::meta(&config.compute, PassCapacities::default()), DeviceMesh::alone());
-    let mut scorer = dry_run::scorer(config, &outline, &homes, &mut mesh)?;
+    let mut scorer = dry_run::scorer(config, &outline, &placement, &mut mesh)?;
     evaluation_record(&mut scorer, &mut mesh, &mut batcher, cache, 0)?;
-    phases.push(PhasePlan::new("evaluate", &homes, 0.0));
+    phases.push(PhasePlan::new("evaluate", &placement, 0.0));
     Ok(MemoryRequirements::new(&phases))
 }
 

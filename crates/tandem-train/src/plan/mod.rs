@@ -121,9 +121,6 @@ pub struct DataShape {
 
 impl Plan {
     /// Plans a run, as rank `rank` of `num_ranks` sees it.
-    ///
-    /// # Errors
-    /// Model, data and config do not match, or the ranks cannot be divided as configured.
     pub fn make(config: &Config, prepared: &RunInputs, rank: usize, num_ranks: usize) -> Result<Self> {
         Self::new(config, &PlanInputs::new(prepared), rank, num_ranks)
     }
@@ -256,14 +253,14 @@ struct DryRun<'a> {
 impl DryRun<'_> {
     /// Plans the reference pass. Its memory is free when the run loads its weights.
     fn reference(&mut self) -> Result<()> {
-        let homes = MemoryPlacement::meta(&self.config.compute, self.survey.rooms());
+        let placement = MemoryPlacement::meta(&self.config.compute, self.survey.rooms());
         let batches = &self.survey.reference.largest;
         let mut mesh = DeviceMesh::new(recorder::group(self.rank, self.num_ranks).0, &self.config.compute)?;
         let idles = self.config.compute.sharded().weights && mesh.data().size() > 1;
         let mut all = batches.iter().map(|batch| Ok(batch.clone()));
-        dry_run::reference_pass(self.config, self.outline, &homes, &mut mesh, &mut all, idles)?;
-        let flops = total_flops(&homes) / batches.len() as f64;
-        self.phases.push(PhasePlan::new("reference", &homes, flops));
+        dry_run::reference_pass(self.config, self.outline, &placement, &mut mesh, &mut all, idles)?;
+        let flops = total_flops(&placement) / batches.len() as f64;
+        self.phases.push(PhasePlan::new("reference", &placement, flops));
         Ok(())
     }
 
@@ -271,61 +268,61 @@ impl DryRun<'_> {
     /// one and two micro-batches.
     fn run(&mut self, turns: &[MicroBatchCounts]) -> Result<(StepCost, StepCost)> {
         let Self { config, outline, survey, .. } = *self;
-        let homes = MemoryPlacement::meta(&config.compute, survey.rooms());
+        let placement = MemoryPlacement::meta(&config.compute, survey.rooms());
         let (group, log) = recorder::group(self.rank, self.num_ranks);
         let mut mesh = DeviceMesh::new(group, &config.compute)?;
-        let (mut scorer, mut learner) = dry_run::load(config, outline, &homes, &mut mesh)?;
-        self.phases.push(PhasePlan::new("load", &homes, 0.0));
+        let (mut scorer, mut learner) = dry_run::load(config, outline, &placement, &mut mesh)?;
+        self.phases.push(PhasePlan::new("load", &placement, 0.0));
 
         let mut beside = None;
         if let Some(online) = config.online.as_ref().filter(|online| online.server.is_none()) {
             let longest = outline.longest_prompt(config);
             let generation = Generation::from_config(config, longest, mesh.data().size());
             if online.overlap {
-                let device = homes.device.with_own_stream_and_arena(0)?;
+                let device = placement.device.with_own_stream_and_arena(0)?;
                 BackgroundGenerator::new(generation, config, &scorer, device.clone(), &mut mesh)?
                     .dry_run(&scorer, longest)?;
                 beside = Some(device);
             } else {
-                begin(&homes);
-                homes.device.set_place(format_args!("generation"));
+                begin(&placement);
+                placement.device.set_place(format_args!("generation"));
                 let TrainStep { decoder, dtype, checkpointing, policy, reference, .. } = &mut scorer;
-                let walk = LayerExecutor::new(decoder, &homes.device, *dtype, *checkpointing);
-                let walk = LayerExecutor { split: mesh.split(), ..walk };
-                generation.dry_run(&walk, &mut PolicyAndReference::new(policy, reference), longest)?;
-                self.phases.push(PhasePlan::new("generate", &homes, 0.0));
+                let executor = LayerExecutor::new(decoder, &placement.device, *dtype, *checkpointing);
+                let executor = LayerExecutor { split: mesh.split(), ..executor };
+                generation.dry_run(&executor, &mut PolicyAndReference::new(policy, reference), longest)?;
+                self.phases.push(PhasePlan::new("generate", &placement, 0.0));
             }
         }
 
-        begin(&homes);
+        begin(&placement);
         let mut flops: f64 = 0.0;
         // Every micro-batch makes the same allocations in the same order, except scratch memory of
         // operations.
         for batch in &survey.train.largest {
             for turns in turns {
-                let before = total_flops(&homes);
+                let before = total_flops(&placement);
                 step(&mut scorer, &mut learner, &mut mesh, batch, *turns)?;
-                flops = flops.max((total_flops(&homes) - before) / turns.own.max(1) as f64);
+                flops = flops.max((total_flops(&placement) - before) / turns.own.max(1) as f64);
             }
         }
-        self.phases.push(PhasePlan::new("train", &homes, flops));
+        self.phases.push(PhasePlan::new("train", &placement, flops));
 
-        homes.device.set_place(format_args!("between steps"));
-        begin(&homes);
-        self.phases.push(PhasePlan::new("save", &homes, 0.0));
+        placement.device.set_place(format_args!("between steps"));
+        begin(&placement);
+        self.phases.push(PhasePlan::new("save", &placement, 0.0));
 
         if self.outline.eval_rows.is_some() {
             for batch in &survey.evaluation.largest {
-                homes.device.set_place(format_args!("evaluation"));
+                placement.device.set_place(format_args!("evaluation"));
                 scorer.evaluate(&mut mesh, &RankBatch::uniform(batch, 1), &mut |_| Ok(batch.clone()))?;
             }
-            let flops = total_flops(&homes) / survey.evaluation.largest.len() as f64;
+            let flops = total_flops(&placement) / survey.evaluation.largest.len() as f64;
             if turns.iter().any(|turns| turns.own < turns.all) {
                 let share =
                     RankBatch { own_micro_batches: Vec::new(), ..RankBatch::uniform(&survey.typical, 1) };
                 scorer.evaluate(&mut mesh, &share, &mut |_| Ok(survey.typical.clone()))?;
             }
-            self.phases.push(PhasePlan::new("evaluate", &homes, flops));
+            self.phases.push(PhasePlan::new("evaluate", &placement, flops));
         }
 
         if let Some(device) = beside {
@@ -337,7 +334,7 @@ impl DryRun<'_> {
         if config.online.is_some()
             && self.rank == 0
             && let Some(device) =
-                judges::memory(&config.judges, homes.device.backend(), config.compute.compute_type())?
+                judges::memory(&config.judges, placement.device.backend(), config.compute.compute_type())?
         {
             // They come when the run is loaded.
             self.phases
@@ -349,7 +346,7 @@ impl DryRun<'_> {
 
         let mut cost = |count: usize| -> Result<StepCost> {
             log.take();
-            begin(&homes);
+            begin(&placement);
             step(
                 &mut scorer,
                 &mut learner,
@@ -357,7 +354,7 @@ impl DryRun<'_> {
                 &survey.typical,
                 MicroBatchCounts { own: count, all: count },
             )?;
-            Ok(StepCost::from_log(&homes, &log, self.rank, config.compute.tensor > 1))
+            Ok(StepCost::from_log(&placement, &log, self.rank, config.compute.tensor > 1))
         };
         Ok((cost(1)?, cost(2)?))
     }
@@ -380,12 +377,12 @@ fn step(
 }
 
 /// Begins the records of a dry run anew.
-fn begin(homes: &MemoryPlacement) {
-    homes.ledgers().into_iter().flatten().for_each(Ledger::begin);
+fn begin(placement: &MemoryPlacement) {
+    placement.ledgers().into_iter().flatten().for_each(Ledger::begin);
 }
 
-fn total_flops(homes: &MemoryPlacement) -> f64 {
-    let calls = homes.ledgers().into_iter().flatten().flat_map(Ledger::calls);
+fn total_flops(placement: &MemoryPlacement) -> f64 {
+    let calls = placement.ledgers().into_iter().flatten().flat_map(Ledger::calls);
     calls.map(|(_, cost)| cost.calls as f64 * cost.flops).sum()
 }
 

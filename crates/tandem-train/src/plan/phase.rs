@@ -53,8 +53,8 @@ impl MemoryRequirements {
 
 impl PhasePlan {
     /// Reads a phase from a dry run's memories since their records began.
-    pub(super) fn new(name: &'static str, homes: &MemoryPlacement, flops: f64) -> Self {
-        let [device, host, file] = homes.ledgers();
+    pub(super) fn new(name: &'static str, placement: &MemoryPlacement, flops: f64) -> Self {
+        let [device, host, file] = placement.ledgers();
         let device = device.expect("there is a device");
         let (memory, moment, high_water) = (device.usage(), device.moment(), device.high_water());
         let offloaded = |ledger: Option<&Ledger>| {

@@ -115,21 +115,18 @@ impl<'a> PlanInputs<'a> {
     }
 
     /// Creates inputs without data, tokenizer or weights; reads only `config.json`.
-    ///
-    /// # Errors
-    /// The config is missing, or the assumption is invalid.
     pub fn assume(config: &Config, assumed: SyntheticBatch) -> Result<Self> {
         let refused = |reason: String| Err(TrainError::Mismatch { reason });
         if assumed.tokens < 4 {
             return refused(format!(
-                "a micro-batch of {} tokens is no row: assume 4 at least",
+                "a micro-batch of {} tokens cannot hold a row: assume at least 4",
                 assumed.tokens
             ));
         }
         if let Some(scored) = assumed.scored.filter(|&scored| scored < 2 || scored > assumed.tokens) {
             let tokens = assumed.tokens;
             return refused(format!(
-                "of {tokens} tokens of a micro-batch, {scored} cannot be scored: 2 to {tokens} can"
+                "a micro-batch of {tokens} tokens cannot have {scored} scored tokens: assume 2 to {tokens}"
             ));
         }
         let folder = recipe::for_method(config.method).open_folder(config)?;

@@ -32,17 +32,14 @@ pub struct Sent {
 /// Process group of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Topology {
-    /// Data ranks.
     Data,
-    /// Tensor ranks.
     Slices,
-    /// Pipeline ranks.
     Stages,
 }
 
 impl StepCost {
     /// Reads a dry run's log; `rank` is this one, `has_slices` states whether a tensor axis exists.
-    pub fn from_log(homes: &MemoryPlacement, log: &Log, rank: usize, has_slices: bool) -> Self {
+    pub fn from_log(placement: &MemoryPlacement, log: &Log, rank: usize, has_slices: bool) -> Self {
         let sent = |(group, call): (usize, Call)| {
             let members = log.members(group);
             let (first, last) = (members[0], members[members.len() - 1]);
@@ -54,7 +51,7 @@ impl StepCost {
             Sent { bytes: call.bytes_sent(members.len()), span, beside: log.is_apart(group), to }
         };
         let sent = log.take().into_iter().map(sent).filter(|sent| sent.bytes > 0).collect();
-        Self { operations: homes.ledgers().into_iter().flatten().flat_map(Ledger::calls).collect(), sent }
+        Self { operations: placement.ledgers().into_iter().flatten().flat_map(Ledger::calls).collect(), sent }
     }
 
     /// Floating-point operations.

@@ -100,15 +100,11 @@ impl Profiler {
         Ok(Self { recorder, machine, folder, rank, steps: None, before: Memory::default(), report: None })
     }
 
-    /// Recorder.
     pub(crate) fn recording(&self) -> &Arc<Profile> {
         &self.recorder
     }
 
     /// Step `step` of `total` is about to begin, counted from 1. All ranks call this.
-    ///
-    /// # Errors
-    /// The profile cannot be written.
     pub(crate) fn step(
         &mut self,
         step: u64,

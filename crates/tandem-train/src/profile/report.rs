@@ -173,7 +173,6 @@ fn ms(time: &Range<u64>) -> f64 {
     (time.end - time.start) as f64 * 1e-6
 }
 
-/// Accumulator.
 struct Sums<'a> {
     recording: &'a Recording,
     machine: Machine,

@@ -3,10 +3,10 @@
 use tandem_data::forest::{ForestBuilder, PairTokens};
 use tandem_data::token_cache::TokenCache;
 
-use super::{AssumedRow, DatasetRow, MicroBatch, Recipe, ScoredBatch, chain};
+use super::{AssumedRow, DatasetRow, LossTerms, MicroBatch, Recipe, ScoredBatch, chain};
 use crate::config::Config;
 use crate::metrics::{MetricSums, Sides};
-use crate::objective::{BatchTotals, Loss, ObjectiveConfig, add_exploration, preference_loss};
+use crate::objective::{Loss, add_exploration, preference_loss};
 
 pub(super) struct Dpo;
 
@@ -30,15 +30,8 @@ impl Recipe for Dpo {
         forest.push_pair(&pair);
     }
 
-    fn loss(
-        &self,
-        batch: &ScoredBatch<'_>,
-        totals: &BatchTotals,
-        objective: &ObjectiveConfig,
-        beta: f64,
-        out: &mut Loss,
-    ) -> u64 {
-        pair_loss(batch, totals, objective, beta, out)
+    fn loss(&self, batch: &ScoredBatch<'_>, terms: &LossTerms<'_>, out: &mut Loss) -> u64 {
+        pair_loss(batch, terms, out)
     }
 
     fn add_metrics(&self, batch: &ScoredBatch<'_>, beta: f64, sums: &mut MetricSums) {
@@ -58,13 +51,8 @@ impl Recipe for Dpo {
 
 /// Computes the configured losses of pairs, and XPO's term where the reference responded; returns
 /// the batch's pairs.
-pub(super) fn pair_loss(
-    batch: &ScoredBatch<'_>,
-    totals: &BatchTotals,
-    objective: &ObjectiveConfig,
-    beta: f64,
-    out: &mut Loss,
-) -> u64 {
+pub(super) fn pair_loss(batch: &ScoredBatch<'_>, terms: &LossTerms<'_>, out: &mut Loss) -> u64 {
+    let LossTerms { totals, objective, beta } = *terms;
     let ScoredBatch { micro, log_probs, .. } = batch;
     preference_loss(&log_probs.pairs(), totals, objective, beta, out);
     out.spread(&micro.pairs, micro.forest.num_sequences as usize);

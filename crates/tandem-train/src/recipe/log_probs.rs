@@ -21,7 +21,6 @@ struct Paired {
 }
 
 impl SequenceLogProbs {
-    /// Computes them for a micro-batch.
     pub(crate) fn new(policy: Vec<f64>, reference: Option<Vec<f64>>, micro: &MicroBatch) -> Self {
         fn of<T: Copy>(values: &[T], micro: &MicroBatch) -> Vec<T> {
             micro.pairs.iter().flatten().map(|&sequence| values[sequence as usize]).collect()
@@ -35,7 +34,6 @@ impl SequenceLogProbs {
         Self { policy, reference, paired }
     }
 
-    /// The pairs, for a loss.
     pub(crate) fn pairs(&self) -> PairLogProbs<'_> {
         let Paired { policy, reference, answer_tokens, scored_tokens } = &self.paired;
         PairLogProbs { policy, reference: reference.as_deref(), answer_tokens, scored_tokens }

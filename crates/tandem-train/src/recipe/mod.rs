@@ -33,9 +33,6 @@ pub trait Recipe: Send + Sync {
     fn row<'a>(&self, cache: &'a TokenCache, row: usize) -> DatasetRow<'a>;
 
     /// Opens the policy's folder with the head that trains.
-    ///
-    /// # Errors
-    /// If there is no folder, or it holds another kind of model.
     fn open_folder(&self, config: &Config) -> ModelResult<ModelFolder> {
         ModelFolder::open(&config.model)
     }
@@ -46,9 +43,6 @@ pub trait Recipe: Send + Sync {
     }
 
     /// Refuses training rows that lack what the config asks of them.
-    ///
-    /// # Errors
-    /// If a row lacks it, with its place.
     fn check_rows(&self, _config: &Config, _rows: &TokenCache) -> Result<()> {
         Ok(())
     }
@@ -71,14 +65,7 @@ pub trait Recipe: Send + Sync {
 
     /// Computes the loss of a micro-batch into `out`, and returns the weight of the whole batch
     /// that it is divided by.
-    fn loss(
-        &self,
-        batch: &ScoredBatch<'_>,
-        totals: &BatchTotals,
-        objective: &ObjectiveConfig,
-        beta: f64,
-        out: &mut Loss,
-    ) -> u64;
+    fn loss(&self, batch: &ScoredBatch<'_>, terms: &LossTerms<'_>, out: &mut Loss) -> u64;
 
     /// Adds the metrics of a micro-batch.
     fn add_metrics(&self, batch: &ScoredBatch<'_>, beta: f64, sums: &mut MetricSums);
@@ -160,6 +147,16 @@ impl ScoredBatch<'_> {
         let (_, rows) = forest.scored_rows();
         sums.add_tokens(self.scores, &rows, &forest.predictions, sides);
     }
+}
+
+/// Inputs of a loss beside the batch's scores.
+pub struct LossTerms<'a> {
+    /// Counts over the whole batch.
+    pub totals: &'a BatchTotals,
+    /// The configured losses.
+    pub objective: &'a ObjectiveConfig,
+    /// Strength of the pull towards the reference.
+    pub beta: f64,
 }
 
 /// A row that a plan assumes: a prompt, two responses of one length, and how many responses there

@@ -8,11 +8,11 @@ use tandem_data::token_cache::TokenCache;
 use tandem_judge::{Candidate, Judge, JudgeError, Prompt, PromptWithCompletions, Rule, RuleJudge};
 
 use super::dpo::pair_loss;
-use super::{AssumedRow, DatasetRow, MicroBatch, Recipe, ScoredBatch, chain};
+use super::{AssumedRow, DatasetRow, LossTerms, MicroBatch, Recipe, ScoredBatch, chain};
 use crate::Result;
 use crate::config::{Algorithm, Config, JudgeKind, Pairs};
 use crate::metrics::{MetricSums, Sides};
-use crate::objective::{BatchTotals, Loss, ObjectiveConfig, TokenLogProbs, nash_md_loss};
+use crate::objective::{Loss, TokenLogProbs, nash_md_loss};
 
 pub(super) struct Online;
 
@@ -66,22 +66,15 @@ impl Recipe for Online {
         unreachable!("an online run trains on prompts with responses, not on rows of a data set")
     }
 
-    fn loss(
-        &self,
-        batch: &ScoredBatch<'_>,
-        totals: &BatchTotals,
-        objective: &ObjectiveConfig,
-        beta: f64,
-        out: &mut Loss,
-    ) -> u64 {
+    fn loss(&self, batch: &ScoredBatch<'_>, terms: &LossTerms<'_>, out: &mut Loss) -> u64 {
         let advantages = &batch.micro.advantages;
         if advantages.is_empty() {
-            return pair_loss(batch, totals, objective, beta, out);
+            return pair_loss(batch, terms, out);
         }
         let sequence: Vec<u32> = batch.micro.forest.predictions.iter().map(|p| p.sequence).collect();
         let (policy, reference) = (&batch.scores.log_prob, &batch.reference_scores.log_prob);
-        nash_md_loss(&TokenLogProbs { sequence: &sequence, policy, reference }, advantages, beta, out);
-        totals.pairs
+        nash_md_loss(&TokenLogProbs { sequence: &sequence, policy, reference }, advantages, terms.beta, out);
+        terms.totals.pairs
     }
 
     fn add_metrics(&self, batch: &ScoredBatch<'_>, beta: f64, sums: &mut MetricSums) {

@@ -5,10 +5,10 @@ use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_model::{ModelFolder, Result as ModelResult};
 
-use super::{AssumedRow, DatasetRow, MicroBatch, Recipe, ScoredBatch};
+use super::{AssumedRow, DatasetRow, LossTerms, MicroBatch, Recipe, ScoredBatch};
 use crate::config::Config;
 use crate::metrics::MetricSums;
-use crate::objective::{BatchTotals, Loss, ObjectiveConfig, reward_loss};
+use crate::objective::{Loss, reward_loss};
 
 pub(super) struct Reward;
 
@@ -44,17 +44,10 @@ impl Recipe for Reward {
         forest.push_ends(pair.prompt, &[pair.chosen, pair.rejected], pad);
     }
 
-    fn loss(
-        &self,
-        batch: &ScoredBatch<'_>,
-        totals: &BatchTotals,
-        objective: &ObjectiveConfig,
-        _beta: f64,
-        out: &mut Loss,
-    ) -> u64 {
-        let centring = objective.center_rewards_coefficient;
+    fn loss(&self, batch: &ScoredBatch<'_>, terms: &LossTerms<'_>, out: &mut Loss) -> u64 {
+        let centring = terms.objective.center_rewards_coefficient;
         reward_loss(&batch.log_probs.policy, &batch.micro.margins, centring, out);
-        totals.pairs
+        terms.totals.pairs
     }
 
     fn add_metrics(&self, batch: &ScoredBatch<'_>, _beta: f64, sums: &mut MetricSums) {

@@ -3,10 +3,10 @@
 use tandem_data::forest::{ForestBuilder, ScoredTokens};
 use tandem_data::token_cache::TokenCache;
 
-use super::{AssumedRow, DatasetRow, MicroBatch, Recipe, ScoredBatch};
+use super::{AssumedRow, DatasetRow, LossTerms, MicroBatch, Recipe, ScoredBatch};
 use crate::config::Config;
 use crate::metrics::{MetricSums, Sides};
-use crate::objective::{BatchTotals, Loss, ObjectiveConfig, likelihood_loss};
+use crate::objective::{Loss, likelihood_loss};
 
 pub(super) struct Sft;
 
@@ -26,16 +26,9 @@ impl Recipe for Sft {
         forest.push_scored(&cache.scored(row));
     }
 
-    fn loss(
-        &self,
-        batch: &ScoredBatch<'_>,
-        totals: &BatchTotals,
-        _objective: &ObjectiveConfig,
-        _beta: f64,
-        out: &mut Loss,
-    ) -> u64 {
+    fn loss(&self, batch: &ScoredBatch<'_>, terms: &LossTerms<'_>, out: &mut Loss) -> u64 {
         likelihood_loss(&batch.log_probs.policy, &batch.micro.scored_tokens, out);
-        totals.chosen_tokens
+        terms.totals.chosen_tokens
     }
 
     fn add_metrics(&self, batch: &ScoredBatch<'_>, _beta: f64, sums: &mut MetricSums) {

@@ -27,7 +27,7 @@ use crate::weights::{FrozenWeights, Policy, ReplicatedWeights, SharedReference};
 
 pub(crate) use row_scores::RowScores;
 
-pub(crate) use precompute::to_walk;
+pub(crate) use precompute::layer_executor;
 use precompute::{Fingerprint, Precompute};
 
 /// Source of reference log-probabilities.
@@ -63,7 +63,6 @@ impl Reference {
         }
     }
 
-    /// Weights of its own.
     fn weights(&mut self) -> Option<&mut dyn WeightSource> {
         match self {
             Self::Model(weights) => Some(weights.as_mut()),
@@ -76,7 +75,7 @@ impl Reference {
     /// a model's come out on another stage, or where they come with the policy's.
     pub fn log_probs(
         &mut self,
-        walk: &StagedExecutor<'_>,
+        executor: &StagedExecutor<'_>,
         split: Split,
         batch: &MicroBatch,
         scores: &mut HeadScores,
@@ -93,12 +92,12 @@ impl Reference {
             }
             Self::Model(_) | Self::Followed(_) => {
                 if split == Split::Train {
-                    walk.walk.device.begin_phase("reference pass");
+                    executor.executor.device.begin_phase("reference pass");
                 }
                 let weights = self.weights().expect("it has some");
-                walk.forward(weights, &batch.forest, PolicyAndReferenceScores::one(scores), false)?;
+                executor.forward(weights, &batch.forest, PolicyAndReferenceScores::one(scores), false)?;
                 weights.release_all();
-                Ok(walk.is_last().then(|| sequence_log_probs(&batch.forest, scores)))
+                Ok(executor.is_last().then(|| sequence_log_probs(&batch.forest, scores)))
             }
         }
     }
@@ -107,16 +106,21 @@ impl Reference {
 impl Reference {
     /// Creates a read-only view of the weights for another thread, like [`Policy::reader`]. A
     /// shared base is covered by the policy's reader.
-    pub fn reader(&self, homes: &MemoryPlacement, device: &Device, shard: &mut ProcessGroup) -> Result<Self> {
+    pub fn reader(
+        &self,
+        placement: &MemoryPlacement,
+        device: &Device,
+        shard: &mut ProcessGroup,
+    ) -> Result<Self> {
         Ok(match self {
             Self::None | Self::Precomputed { .. } => Self::None,
             Self::Shared => Self::Shared,
             Self::Model(weights) => Self::Model(Box::new(weights.reader(
                 device,
-                OffloadedStorage::from_placement(homes)?,
+                OffloadedStorage::from_placement(placement)?,
                 shard,
             )?)),
-            Self::Followed(weights) => Self::Followed(Box::new(weights.reader(homes, device, shard)?)),
+            Self::Followed(weights) => Self::Followed(Box::new(weights.reader(placement, device, shard)?)),
         })
     }
 
@@ -135,9 +139,9 @@ impl Reference {
     }
 
     /// Counterpart of [`Reference::log_probs`] on a rank without a batch in lockstep.
-    pub fn idle(&mut self, walk: &LayerExecutor<'_>) -> Result<()> {
+    pub fn idle(&mut self, executor: &LayerExecutor<'_>) -> Result<()> {
         let Some(weights) = self.weights() else { return Ok(()) };
-        walk.idle_forward(weights)?;
+        executor.idle_forward(weights)?;
         weights.release_all();
         Ok(())
     }
@@ -154,13 +158,10 @@ pub(crate) fn sequence_log_probs(forest: &Forest, scores: &HeadScores) -> Vec<f6
 
 /// The policy as it starts, and the configured reference, ready for the splits that will be scored:
 /// loads weights, and reads or computes log-probabilities that are wanted beforehand.
-///
-/// # Errors
-/// Weights cannot be read, a forward pass fails, or scores cannot be written.
 pub(crate) fn load(
     config: &Config,
     prepared: &RunInputs,
-    homes: &MemoryPlacement,
+    placement: &MemoryPlacement,
     mesh: &mut DeviceMesh,
     splits: &[Split],
     observer: &mut dyn Observer,
@@ -168,7 +169,7 @@ pub(crate) fn load(
     let decoder = &mesh.part(&prepared.decoder)?;
     let wanted = &config.reference;
     let precomputes = wanted.kind == ReferenceKind::Precompute;
-    let mut pass = Precompute { config, prepared, homes, decoder, splits, observer };
+    let mut pass = Precompute { config, prepared, placement, decoder, splits, observer };
     // Another model's weights are gone before the policy's come.
     let mut precomputed = match &wanted.model {
         Some(_) if precomputes => {
@@ -176,7 +177,7 @@ pub(crate) fn load(
             let start = InitialWeights::for_reference(config, &prepared.folder, decoder)?;
             let see: LoadObserver = &mut |layer, flat| print.see(layer, flat);
             let mut weights =
-                start.frozen(config, decoder, homes, mesh.shard(), MemoryKind::Reference, Some(see))?;
+                start.frozen(config, decoder, placement, mesh.shard(), MemoryKind::Reference, Some(see))?;
             Some(pass.run(mesh, weights.as_mut(), &print, start.frozen_format(config))?)
         }
         _ => None,
@@ -188,7 +189,7 @@ pub(crate) fn load(
         let partition = Arc::new(Partition::for_run(config.compute.sharded(), decoder, shard));
         let see: LoadObserver = &mut |layer, flat| print.see(layer, flat);
         let see = Some(see).filter(|_| precomputes && precomputed.is_none());
-        let policy = start.policy(config, decoder, homes, shard, &partition, see)?;
+        let policy = start.policy(config, decoder, placement, shard, &partition, see)?;
         (policy, start.frozen_format(config))
     };
     if precomputes && precomputed.is_none() {
@@ -196,10 +197,10 @@ pub(crate) fn load(
             Some(_) => {
                 let start =
                     &|decoder: &Decoder| InitialWeights::for_policy(config, &prepared.folder, decoder);
-                share_base(config, &prepared.decoders(), &homes.device, mesh, &mut policy, start)?;
+                share_base(config, &prepared.decoders(), &placement.device, mesh, &mut policy, start)?;
                 let adapter = policy.reference().expect("just put there").masters();
                 for (layer, flat) in decoder.layers().into_iter().zip(&adapter.layers) {
-                    homes.device.host_read(flat.view(), |flat| print.see(layer, flat))?;
+                    placement.device.host_read(flat.view(), |flat| print.see(layer, flat))?;
                 }
                 let scores = pass.run(mesh, &mut SharedReference(&mut policy), &print, format)?;
                 policy.share_base(None);
@@ -212,7 +213,7 @@ pub(crate) fn load(
         Some(precomputed) => precomputed,
         None => {
             let start = &|decoder: &Decoder| InitialWeights::for_reference(config, &prepared.folder, decoder);
-            kept(config, &prepared.decoders(), homes, mesh, &mut policy, start)?
+            kept(config, &prepared.decoders(), placement, mesh, &mut policy, start)?
         }
     };
     Ok((policy, reference))
@@ -223,7 +224,7 @@ pub(crate) fn load(
 pub(crate) fn kept(
     config: &Config,
     decoders: &ModelSpecs,
-    homes: &MemoryPlacement,
+    placement: &MemoryPlacement,
     mesh: &mut DeviceMesh,
     policy: &mut Policy,
     start: &dyn Fn(&Decoder) -> Result<InitialWeights>,
@@ -234,7 +235,7 @@ pub(crate) fn kept(
         ReferenceKind::Model => Reference::Model(start(decoder)?.frozen(
             config,
             decoder,
-            homes,
+            placement,
             mesh.shard(),
             MemoryKind::Reference,
             None,
@@ -244,11 +245,11 @@ pub(crate) fn kept(
             let partition = Arc::new(Partition::for_run(config.compute.sharded(), decoder, shard));
             let start = start(decoder)?;
             let weights =
-                start.trained(config, decoder, homes, shard, &partition, MemoryKind::Reference, None)?;
+                start.trained(config, decoder, placement, shard, &partition, MemoryKind::Reference, None)?;
             Reference::Followed(Box::new(Policy::full(weights)))
         }
         ReferenceKind::Base | ReferenceKind::Adapter | ReferenceKind::Sync => {
-            share_base(config, decoders, &homes.device, mesh, policy, start)?;
+            share_base(config, decoders, &placement.device, mesh, policy, start)?;
             Reference::Shared
         }
     })

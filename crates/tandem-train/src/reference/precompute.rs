@@ -16,16 +16,16 @@ use crate::placement::MemoryPlacement;
 use crate::reference::{Reference, RowScores};
 
 /// Builds the walk of the pass that precomputes the reference; `split` as in [`LayerExecutor`].
-pub(crate) fn to_walk<'a>(
+pub(crate) fn layer_executor<'a>(
     config: &Config,
     decoder: &'a Decoder,
-    homes: &'a MemoryPlacement,
+    placement: &'a MemoryPlacement,
     split: Option<&'a dyn TensorParallelOps>,
 ) -> LayerExecutor<'a> {
     let compute = &config.compute;
-    let walk =
-        LayerExecutor::new(decoder, &homes.device, compute.compute_type(), compute.checkpointing.into());
-    LayerExecutor { split, room: homes.rooms.reference, ..walk }
+    let executor =
+        LayerExecutor::new(decoder, &placement.device, compute.compute_type(), compute.checkpointing.into());
+    LayerExecutor { split, room: placement.rooms.reference, ..executor }
 }
 
 /// Content hashes of loaded weights.
@@ -55,7 +55,7 @@ impl<'a> Fingerprint<'a> {
 pub(super) struct Precompute<'a> {
     pub(super) config: &'a Config,
     pub(super) prepared: &'a RunInputs,
-    pub(super) homes: &'a MemoryPlacement,
+    pub(super) placement: &'a MemoryPlacement,
     pub(super) decoder: &'a Decoder,
     pub(super) splits: &'a [Split],
     pub(super) observer: &'a mut dyn Observer,
@@ -80,7 +80,7 @@ impl Precompute<'_> {
                 key.update(self.config.compute.compute_type().name().as_bytes());
                 // Else the policy would differ from itself in the first step, where another machine
                 // or version left the scores.
-                key.update(self.homes.device.arithmetic().as_bytes());
+                key.update(self.placement.device.arithmetic().as_bytes());
                 self.for_split(mesh, weights, split, cache, &key.finalize()).map(Some)
             }
             _ => Ok(None),
@@ -96,7 +96,7 @@ impl Precompute<'_> {
         cache: &TokenCache,
         key: &blake3::Hash,
     ) -> Result<RowScores> {
-        let Self { config, prepared, homes, decoder, observer, .. } = self;
+        let Self { config, prepared, placement, decoder, observer, .. } = self;
         let path = RowScores::path(&config.cache_folder(), &key.to_hex()[..32]);
         // The first rank looks, for the others may not see its disk.
         let world = mesh.world();
@@ -109,7 +109,8 @@ impl Precompute<'_> {
             return Ok(found.expect("just put there"));
         }
         let (data, split_over, stages) = mesh.forward_groups();
-        let walk = StagedExecutor { walk: to_walk(config, decoder, homes, split_over), stages };
+        let executor =
+            StagedExecutor { executor: layer_executor(config, decoder, placement, split_over), stages };
         let mut batcher = prepared.batcher(config);
         let rows: Vec<u32> = (0..cache.num_rows() as u32).collect();
         let share = batcher.share(cache, &rows, data.rank(), data.size());
@@ -118,7 +119,7 @@ impl Precompute<'_> {
         let progress = |done| observer.event(&Event::Reference { split, done, total });
         let idle =
             if config.compute.sharded().weights { share.rounds - share.own_micro_batches.len() } else { 0 };
-        let scores = RowScores::compute(&walk, weights, cache, data, batches, idle, progress)?;
+        let scores = RowScores::compute(&executor, weights, cache, data, batches, idle, progress)?;
         if mesh.world().rank() == 0 {
             scores.write(&path)?;
         }

@@ -67,7 +67,7 @@ impl RowScores {
     /// of other data ranks are added; every stage receives the last stage's. `idle_rounds` counts
     /// lockstep passes without own work.
     pub fn compute(
-        walk: &StagedExecutor<'_>,
+        executor: &StagedExecutor<'_>,
         weights: &mut dyn WeightSource,
         cache: &TokenCache,
         group: &mut ProcessGroup,
@@ -80,9 +80,9 @@ impl RowScores {
         let mut done = 0;
         for batch in batches {
             let batch = batch?;
-            walk.forward(weights, &batch.forest, PolicyAndReferenceScores::one(&mut scores), false)?;
+            executor.forward(weights, &batch.forest, PolicyAndReferenceScores::one(&mut scores), false)?;
             weights.release_all();
-            if walk.is_last() {
+            if executor.is_last() {
                 let sums = sequence_log_probs(&batch.forest, &scores);
                 for (&row, pair) in batch.rows.iter().zip(sums.chunks_exact(2)) {
                     rows[row as usize] = [pair[0], pair[1]];
@@ -93,13 +93,13 @@ impl RowScores {
             progress(done.min(rows.len() as u64));
         }
         for _ in 0..idle_rounds {
-            walk.walk.idle_forward(weights)?;
+            executor.executor.idle_forward(weights)?;
             weights.release_all();
         }
         if group.size() > 1 {
             group.all_reduce(rows.as_flattened_mut(), Reduction::Sum)?;
         }
-        if let Some(stages) = walk.stages {
+        if let Some(stages) = executor.stages {
             stages.broadcast_from_last(rows.as_flattened_mut())?;
         }
         Ok(Self(rows))

@@ -37,23 +37,23 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
     let prepared = RunInputs::open(config, observer)?;
     let needs = plan::evaluation::needs(config, &prepared)?;
     plan::evaluation::refuse_too_large(config, needs)?;
-    let homes = MemoryPlacement::open(config, needs, PassCapacities::default(), 0)?;
+    let placement = MemoryPlacement::open(config, needs, PassCapacities::default(), 0)?;
     let mut mesh = DeviceMesh::alone();
     let (mut policy, mut reference) =
-        reference::load(config, &prepared, &homes, &mut mesh, &[Split::Eval], observer)?;
+        reference::load(config, &prepared, &placement, &mut mesh, &[Split::Eval], observer)?;
     let mut step = 0;
     if let Some(path) = checkpoint {
         let checkpoint = Checkpoint::open(path)?;
         let mut follower = reference.ema_reference();
         snapshot::restore_weights(&checkpoint, &prepared.decoder, &mut policy, follower.as_deref_mut())?;
-        policy.refresh(&homes.device)?;
-        follower.map_or(Ok(()), |follower| follower.refresh(&homes.device))?;
+        policy.refresh(&placement.device)?;
+        follower.map_or(Ok(()), |follower| follower.refresh(&placement.device))?;
         step = checkpoint.cursor().step;
     }
-    let mut scorer = TrainStep::new(config, homes, prepared.decoder.clone(), policy, reference);
+    let mut scorer = TrainStep::new(config, placement, prepared.decoder.clone(), policy, reference);
     let Some(cache) = &prepared.eval else { unreachable!("data.eval is not empty") };
     let mut record = evaluation_record(&mut scorer, &mut mesh, &mut prepared.batcher(config), cache, step)?;
-    record.set_count("arena", scorer.homes.device.high_water() as u64);
+    record.set_count("arena", scorer.placement.device.high_water() as u64);
     observer.event(&Event::Record(&record));
     Ok(record)
 }

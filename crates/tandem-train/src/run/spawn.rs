@@ -70,9 +70,6 @@ pub fn train(
 
 /// One rank, from its start to its end. When it ends early the others learn why, or at least that
 /// it is gone.
-///
-/// # Errors
-/// Whatever ends the run, or another rank's end.
 pub fn train_as(
     config: &Config,
     options: impl Into<Options>,

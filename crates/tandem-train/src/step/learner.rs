@@ -30,22 +30,22 @@ impl TrainState {
     pub fn new(
         config: &Config,
         decoder: &Arc<Decoder>,
-        homes: &MemoryPlacement,
+        placement: &MemoryPlacement,
         mesh: &mut DeviceMesh,
         partition: Arc<Partition>,
     ) -> Result<Self> {
         let own = if config.compute.sharded().gradients { Some(mesh.shard().split(0)?) } else { None };
         let form = config.compute.reduction;
-        let gradients = Accumulator::new(homes, decoder.clone(), partition.clone(), own, form)?;
-        let home = homes.optimizer(decoder.adapter().is_some());
+        let gradients = Accumulator::new(placement, decoder.clone(), partition.clone(), own, form)?;
+        let home = placement.optimizer(decoder.adapter().is_some());
         let optimizer = Optimizer::new(home, decoder, partition, &config.train)?;
         // The last checkpoint is waited for, so a run with only that one needs no copy; except from
         // a GPU, whose memory the host does not read.
         let copies = config.train.async_checkpoints && config.train.save_every.is_some();
-        let snapshot = if copies || homes.device.backend() == Backend::Cuda {
+        let snapshot = if copies || placement.device.backend() == Backend::Cuda {
             let share = snapshot::CheckpointShard::new(decoder, mesh.share());
             let follows = config.reference.kind == ReferenceKind::Sync;
-            Some(Snapshot::new(homes.checkpoint_device(), share, &optimizer, follows)?)
+            Some(Snapshot::new(placement.checkpoint_device(), share, &optimizer, follows)?)
         } else {
             None
         };

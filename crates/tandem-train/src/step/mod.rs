@@ -47,7 +47,7 @@ pub(crate) use learner::TrainState;
 /// Policy, reference and loss: everything that scores a batch.
 pub struct TrainStep {
     /// Devices of compute and of offloaded state.
-    pub homes: MemoryPlacement,
+    pub placement: MemoryPlacement,
     /// The model both policy and reference are.
     pub decoder: Arc<Decoder>,
     /// Compute type.
@@ -116,13 +116,13 @@ impl TrainStep {
     /// Creates a scorer from the config; buffers grow with the first batch.
     pub fn new(
         config: &Config,
-        homes: MemoryPlacement,
+        placement: MemoryPlacement,
         decoder: Arc<Decoder>,
         policy: Policy,
         reference: Reference,
     ) -> Self {
         Self {
-            homes,
+            placement,
             decoder,
             dtype: config.compute.compute_type(),
             checkpointing: config.compute.checkpointing.into(),
@@ -173,7 +173,7 @@ impl TrainStep {
         stats.exchange(mesh.world())?;
         let gradients = learner.gradients.reduce(mesh)?;
         let grad_norm = if stats.is_in_range() { gradients.norm(mesh)? } else { f64::INFINITY };
-        Ok(stats.outcome(share, grad_norm, self.homes.device.is_meta()))
+        Ok(stats.outcome(share, grad_norm, self.placement.device.is_meta()))
     }
 
     /// Goes forward and backward with this rank's micro-batches, in the order of its pipeline
@@ -256,12 +256,12 @@ impl TrainStep {
         self.enter(StepPhase::Update);
         let scale = clip_coefficient(outcome.grad_norm, options.max_grad_norm) as f32;
         // What lies in a GPU's file the CPU updates, which no stream waits for.
-        if self.homes.staging_pair().is_some() {
-            self.homes.device.synchronize()?;
+        if self.placement.staging_pair().is_some() {
+            self.placement.device.synchronize()?;
         }
         let TrainState { gradients, optimizer, .. } = learner;
         optimizer.step(options.learning_rate, scale, options.update, gradients, &mut self.policy)?;
-        self.policy.gather(&self.homes.device, optimizer.partition(), mesh.shard())
+        self.policy.gather(&self.placement.device, optimizer.partition(), mesh.shard())
     }
 
     /// Computes loss and metrics of a batch without gradients. The means do not depend on the cut
@@ -293,10 +293,10 @@ impl TrainStep {
     /// Pulls a reference that follows the policy towards it: `weight · policy + (1 − weight) ·
     /// reference`.
     pub fn update_ema_reference(&mut self, weight: f32) -> Result<()> {
-        let Self { homes, policy, reference, .. } = self;
+        let Self { placement, policy, reference, .. } = self;
         match reference {
-            Reference::Followed(weights) => weights.follow(&homes.device, policy, weight),
-            _ => policy.update_ema_reference(&homes.device, weight),
+            Reference::Followed(weights) => weights.follow(&placement.device, policy, weight),
+            _ => policy.update_ema_reference(&placement.device, weight),
         }
     }
 
@@ -306,8 +306,7 @@ impl TrainStep {
         if self.sharded.meets_in_walk() { share.rounds } else { share.own_micro_batches.len() }
     }
 
-    /// Enters a phase of the step.
     fn enter(&self, phase: StepPhase) {
-        phase.enter(&self.progress, &self.homes.device);
+        phase.enter(&self.progress, &self.placement.device);
     }
 }

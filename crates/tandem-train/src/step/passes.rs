@@ -10,24 +10,23 @@ use crate::Result;
 use crate::metrics::Split;
 use crate::objective::{BatchTotals, Loss};
 use crate::parallel::{DeviceMesh, StagedExecutor};
-use crate::recipe::{MicroBatch, ScoredBatch, SequenceLogProbs};
+use crate::recipe::{LossTerms, MicroBatch, ScoredBatch, SequenceLogProbs};
 use crate::reference::sequence_log_probs;
 
 impl TrainStep {
     /// Goes forward with the ranks that have more micro-batches than this one, where ranks meet in
     /// the walk. The ranks of one model do so together, and have nothing to sum or to send.
     pub(super) fn idle_forward(&mut self) -> Result<()> {
-        let Self { homes, decoder, dtype, checkpointing, policy, reference, .. } = self;
-        let walk = LayerExecutor::new(decoder, &homes.device, *dtype, *checkpointing);
-        reference.idle(&walk)?;
-        Ok(walk.idle_forward(policy)?)
+        let Self { placement, decoder, dtype, checkpointing, policy, reference, .. } = self;
+        let executor = LayerExecutor::new(decoder, &placement.device, *dtype, *checkpointing);
+        reference.idle(&executor)?;
+        Ok(executor.idle_forward(policy)?)
     }
 
-    /// Goes backward with them.
     pub(super) fn idle_backward(&mut self, learner: &mut TrainState) -> Result<()> {
-        let Self { homes, decoder, dtype, checkpointing, policy, .. } = self;
-        let walk = LayerExecutor::new(decoder, &homes.device, *dtype, *checkpointing);
-        Ok(walk.idle_backward(policy, &mut learner.gradients)?)
+        let Self { placement, decoder, dtype, checkpointing, policy, .. } = self;
+        let executor = LayerExecutor::new(decoder, &placement.device, *dtype, *checkpointing);
+        Ok(executor.idle_backward(policy, &mut learner.gradients)?)
     }
 
     /// Computes reference, policy and loss of one micro-batch; the last stage has the loss, and
@@ -43,39 +42,42 @@ impl TrainStep {
         derivative: Option<&mut Vec<f32>>,
         dropout: Option<u64>,
     ) -> Result<(SavedActivations, Option<SequenceLogProbs>)> {
-        let Self { homes, decoder, dtype, checkpointing, policy, reference, scores, loss, progress, .. } =
-            self;
+        let Self {
+            placement, decoder, dtype, checkpointing, policy, reference, scores, loss, progress, ..
+        } = self;
         let of_reference = &mut self.reference_scores;
-        let walk = LayerExecutor {
+        let executor = LayerExecutor {
             split: mesh.split(),
-            host: homes.activations(),
-            room: if derivative.is_some() { homes.rooms.train } else { homes.rooms.evaluation },
-            ..LayerExecutor::new(decoder, &homes.device, *dtype, *checkpointing)
+            host: placement.activations(),
+            room: if derivative.is_some() { placement.rooms.train } else { placement.rooms.evaluation },
+            ..LayerExecutor::new(decoder, &placement.device, *dtype, *checkpointing)
         };
-        let walk = StagedExecutor { walk, stages: mesh.stages() };
+        let executor = StagedExecutor { executor, stages: mesh.stages() };
         let forest = &micro.forest;
         let is_shared = reference.is_shared();
-        let reference = reference.log_probs(&walk, split, micro, of_reference)?;
+        let reference = reference.log_probs(&executor, split, micro, of_reference)?;
         let enter = |phase: StepPhase| {
             if split == Split::Train {
-                phase.enter(progress, &homes.device);
+                phase.enter(progress, &placement.device);
             }
         };
         enter(StepPhase::Forward);
-        let walk = StagedExecutor { walk: LayerExecutor { dropout, ..walk.walk }, ..walk };
+        let executor =
+            StagedExecutor { executor: LayerExecutor { dropout, ..executor.executor }, ..executor };
         let streams = PolicyAndReferenceScores {
             policy: &mut *scores,
             reference: is_shared.then_some(&mut *of_reference),
         };
-        let saved = walk.forward(policy, forest, streams, derivative.is_some())?;
-        if !walk.is_last() {
+        let saved = executor.forward(policy, forest, streams, derivative.is_some())?;
+        if !executor.is_last() {
             return Ok((saved, None));
         }
         enter(StepPhase::Loss);
         let reference = if is_shared { Some(sequence_log_probs(forest, of_reference)) } else { reference };
         let compared = SequenceLogProbs::new(sequence_log_probs(forest, scores), reference, micro);
         let batch = ScoredBatch { micro, log_probs: &compared, scores, reference_scores: of_reference };
-        let weight = self.recipe.loss(&batch, totals, &self.objective, beta, loss);
+        let terms = LossTerms { totals, objective: &self.objective, beta };
+        let weight = self.recipe.loss(&batch, &terms, loss);
         if let Some(derivative) = derivative {
             scale_derivative(loss, forest, weight, derivative);
         }
@@ -91,19 +93,19 @@ impl TrainStep {
         mesh: &DeviceMesh,
         dropout: u64,
     ) -> Result<()> {
-        let Self { homes, decoder, dtype, checkpointing, policy, scores, .. } = self;
-        let walk = LayerExecutor {
+        let Self { placement, decoder, dtype, checkpointing, policy, scores, .. } = self;
+        let executor = LayerExecutor {
             split: mesh.split(),
-            host: homes.activations(),
-            room: homes.rooms.train,
+            host: placement.activations(),
+            room: placement.rooms.train,
             dropout: Some(dropout),
-            ..LayerExecutor::new(decoder, &homes.device, *dtype, *checkpointing)
+            ..LayerExecutor::new(decoder, &placement.device, *dtype, *checkpointing)
         };
-        let walk = StagedExecutor { walk, stages: mesh.stages() };
+        let executor = StagedExecutor { executor, stages: mesh.stages() };
         // The last stage goes back before it goes forward again: scores and derivative are this
         // micro-batch's.
         let TrainState { gradients, d_log_prob, .. } = learner;
-        walk.backward(policy, gradients, &micro.forest, saved, scores, d_log_prob)
+        executor.backward(policy, gradients, &micro.forest, saved, scores, d_log_prob)
     }
 
     /// Sums up the micro-batch that went forward last.

@@ -112,7 +112,7 @@ impl FrozenWeights {
         let (name, rank, size) = (format!("rank {} frozen", group.rank()), group.rank(), group.size());
         let Parts { device, decoder, packings, bytes, travels, .. } = &parts;
         let (all, kept, of) = (packings.clone(), bytes.clone(), decoder.clone());
-        let courier =
+        let transfer =
             AsyncTransfer::new(device, &name, group, *travels, move |by, group, layer: &mut Layer| {
                 let Some(bytes) = &mut layer.bytes else { return Ok(()) };
                 let counts = all.packing(layer.id).counts(size);
@@ -123,7 +123,7 @@ impl FrozenWeights {
                 own.evict_pages();
                 group.all_gather_numbers(collective_buffer::bytes(by, bytes), &counts)
             })?;
-        let slots = LayerPrefetcher::new(courier, *travels);
+        let slots = LayerPrefetcher::new(transfer, *travels);
         Ok(Self { parts, slots })
     }
 }

@@ -77,21 +77,22 @@ impl InitialWeights {
         &self,
         config: &Config,
         decoder: &Arc<Decoder>,
-        homes: &MemoryPlacement,
+        placement: &MemoryPlacement,
         shard: &mut ProcessGroup,
         partition: &Arc<Partition>,
         see: Option<LoadObserver<'_>>,
     ) -> Result<Policy> {
         if decoder.adapter().is_none() {
             let kind = MemoryKind::Master;
-            return Ok(Policy::full(self.trained(config, decoder, homes, shard, partition, kind, see)?));
+            return Ok(Policy::full(self.trained(config, decoder, placement, shard, partition, kind, see)?));
         }
-        let device = &homes.device;
+        let device = &placement.device;
         let nothing = &mut |_: LayerId, _: &[f32]| {};
         let see = see.unwrap_or(nothing);
         let folder = config.adapter.as_ref().and_then(|adapter| adapter.folder());
         let from = self.adapter(folder.map(PathBuf::as_path), decoder, device)?;
-        let mut base = self.frozen(config, decoder, homes, shard, MemoryKind::Weights, Some(&mut *see))?;
+        let mut base =
+            self.frozen(config, decoder, placement, shard, MemoryKind::Weights, Some(&mut *see))?;
         let masters = adapter_masters(config, decoder, device, MemoryKind::Master, &from, base.as_mut())?;
         for (layer, flat) in decoder.layers().into_iter().zip(&masters.layers) {
             device.host_read(flat.view(), |flat| see(layer, flat))?;
@@ -123,7 +124,7 @@ impl InitialWeights {
         &self,
         config: &Config,
         decoder: &Arc<Decoder>,
-        homes: &MemoryPlacement,
+        placement: &MemoryPlacement,
         shard: &mut ProcessGroup,
         partition: &Arc<Partition>,
         kind: MemoryKind,
@@ -131,20 +132,20 @@ impl InitialWeights {
     ) -> Result<Trained> {
         let dtype = config.compute.compute_type();
         let in_parts = |partition: Arc<Partition>, group, see: Option<LoadObserver<'_>>| {
-            let (device, decoder) = (&homes.device, decoder.clone());
-            let parts = self.load_parts(&decoder, homes.state(), kind, &partition, see)?;
-            let away = OffloadedStorage::from_placement(homes)?;
+            let (device, decoder) = (&placement.device, decoder.clone());
+            let parts = self.load_parts(&decoder, placement.state(), kind, &partition, see)?;
+            let away = OffloadedStorage::from_placement(placement)?;
             let weights = ShardedWeights::new(device, decoder, partition, group, parts, away, dtype)?;
             Ok(Trained::Sharded(Box::new(weights)))
         };
         if config.compute.sharded().weights {
             return in_parts(partition.clone(), shard.split(0)?, see);
         }
-        if homes.is_offloaded() {
+        if placement.is_offloaded() {
             return in_parts(Arc::new(Partition::whole(decoder)), ProcessGroup::alone(), see);
         }
-        let masters = self.load(decoder, &homes.device, kind, see)?;
-        Ok(Trained::Replicated(ReplicatedWeights::new(&homes.device, decoder.clone(), masters, dtype)?))
+        let masters = self.load(decoder, &placement.device, kind, see)?;
+        Ok(Trained::Replicated(ReplicatedWeights::new(&placement.device, decoder.clone(), masters, dtype)?))
     }
 
     /// Weights that never change, whole or this rank's part of them.
@@ -152,7 +153,7 @@ impl InitialWeights {
         &self,
         config: &Config,
         decoder: &Arc<Decoder>,
-        homes: &MemoryPlacement,
+        placement: &MemoryPlacement,
         shard: &mut ProcessGroup,
         kind: MemoryKind,
         see: Option<LoadObserver<'_>>,
@@ -162,9 +163,9 @@ impl InitialWeights {
         let divides = config.compute.sharded().weights && shard.size() > 1;
         let group = if divides { Some(shard.split(0)?) } else { None };
         let place = if divides { (shard.rank(), shard.size()) } else { (0, 1) };
-        let bytes = self.pack(decoder, homes, kind, &packings, place, see)?;
+        let bytes = self.pack(decoder, placement, kind, &packings, place, see)?;
         let (device, decoder, away) =
-            (&homes.device, decoder.clone(), OffloadedStorage::from_placement(homes)?);
+            (&placement.device, decoder.clone(), OffloadedStorage::from_placement(placement)?);
         Ok(Box::new(FrozenWeights::new(device, decoder, packings, bytes, group, away, dtype)?))
     }
 
@@ -176,9 +177,9 @@ impl InitialWeights {
         format: Format,
         dtype: DType,
     ) -> Result<FrozenWeights> {
-        let homes = MemoryPlacement::all_in(device.clone());
+        let placement = MemoryPlacement::all_in(device.clone());
         let packings = Packings::new(decoder, format, dtype);
-        let bytes = self.pack(decoder, &homes, MemoryKind::Weights, &packings, (0, 1), None)?;
+        let bytes = self.pack(decoder, &placement, MemoryKind::Weights, &packings, (0, 1), None)?;
         FrozenWeights::new(device, decoder.clone(), packings, bytes, None, None, dtype)
     }
 
@@ -186,7 +187,7 @@ impl InitialWeights {
     fn pack(
         &self,
         decoder: &Decoder,
-        homes: &MemoryPlacement,
+        placement: &MemoryPlacement,
         kind: MemoryKind,
         packings: &Packings,
         (rank, num_ranks): (usize, usize),
@@ -195,7 +196,8 @@ impl InitialWeights {
         let layers = decoder.layers();
         let lengths =
             layers.iter().flat_map(|&layer| packings.packing(layer).pieces().map(|piece| piece.flat.len()));
-        let (scratch, packer, home) = (homes.gradient_device(), homes.pack_device(), homes.state());
+        let (scratch, packer, home) =
+            (placement.gradient_device(), placement.pack_device(), placement.state());
         let mut values = scratch.alloc(MemoryKind::Scratch, 1, lengths.max().unwrap_or(0), DType::F32)?;
         let mut drawn = Vec::new();
         let mut packed = Vec::with_capacity(layers.len());
@@ -314,9 +316,6 @@ pub enum AdapterStart {
 }
 
 /// The weights that an adapter starts from.
-///
-/// # Errors
-/// Memory runs out, or the base's weights cannot be read.
 pub fn adapter_masters(
     config: &Config,
     decoder: &Decoder,

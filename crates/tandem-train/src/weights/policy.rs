@@ -50,18 +50,23 @@ impl Policy {
 
     /// Creates a read-only view of the weights for another thread. Layers are gathered onto
     /// `device` over `shard`. Collective: every rank of `shard` calls it.
-    pub fn reader(&self, homes: &MemoryPlacement, device: &Device, shard: &mut ProcessGroup) -> Result<Self> {
+    pub fn reader(
+        &self,
+        placement: &MemoryPlacement,
+        device: &Device,
+        shard: &mut ProcessGroup,
+    ) -> Result<Self> {
         let trained = match &self.trained {
             Trained::Replicated(weights) => Trained::Replicated(weights.reader()),
             Trained::Sharded(weights) => Trained::Sharded(Box::new(weights.reader(
                 device,
-                OffloadedStorage::from_placement(homes)?,
+                OffloadedStorage::from_placement(placement)?,
                 shard,
             )?)),
         };
         let frozen = |BaseAndReferenceAdapter { base, reference, follows }: &BaseAndReferenceAdapter| -> Result<BaseAndReferenceAdapter> {
             Ok(BaseAndReferenceAdapter {
-                base: Box::new(base.reader(device, OffloadedStorage::from_placement(homes)?, shard)?),
+                base: Box::new(base.reader(device, OffloadedStorage::from_placement(placement)?, shard)?),
                 reference: reference.as_ref().map(ReplicatedWeights::reader),
                 follows: *follows,
             })

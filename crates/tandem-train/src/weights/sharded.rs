@@ -99,8 +99,8 @@ impl ShardedWeights {
             gathered.put_own(by, &mut away, &all[gathered.index])?;
             gathered.gather(by, group, &all[gathered.index])
         };
-        let courier = AsyncTransfer::new(&parts.device, &name, group, takes_a_while, gather)?;
-        Ok(Self { parts, slots: LayerPrefetcher::new(courier, travels) })
+        let transfer = AsyncTransfer::new(&parts.device, &name, group, takes_a_while, gather)?;
+        Ok(Self { parts, slots: LayerPrefetcher::new(transfer, travels) })
     }
 
     /// Creates a read-only view of the weights for another thread, as

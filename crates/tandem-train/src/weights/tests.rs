@@ -261,13 +261,13 @@ fn a_rank_that_is_lost_while_a_layer_is_on_its_way_is_missed_when_it_is_fetched(
 #[test]
 fn a_reduction_is_under_way_until_the_next_layer_and_a_lost_rank_is_missed_there() {
     let (decoder, device) = (decoder(), cpu());
-    let homes = MemoryPlacement::all_in(device.clone());
+    let placement = MemoryPlacement::all_in(device.clone());
     for form in [SumForm::Exact, SumForm::Fast] {
         let pair = || {
             let both = threads::groups(2, PATIENCE).into_iter().map(|group| {
                 let partition = Arc::new(Partition::new(&decoder, group.rank(), 2));
                 let mut sums =
-                    Accumulator::new(&homes, decoder.clone(), partition, Some(group), form).unwrap();
+                    Accumulator::new(&placement, decoder.clone(), partition, Some(group), form).unwrap();
                 sums.begin(2).unwrap();
                 sums
             });

@@ -54,7 +54,7 @@ fn a_gpu_that_is_too_small_is_told_before_anything_is_loaded() {
         .unwrap_err()
         .to_string();
     let named = format!("compute.devices = \"cuda:{count}\" names GPU {count}");
-    assert_eq!(error, format!("{named}, and this process may use {count}, counted from 0"));
+    assert_eq!(error, format!("{named}, but this process may use {count}, counted from 0"));
 }
 
 /// Takes what is free of a GPU when the first step is about to begin.

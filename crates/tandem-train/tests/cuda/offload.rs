@@ -172,8 +172,8 @@ fn a_run_takes_of_every_memory_what_its_plan_says() {
         let config = small.config("run", &[&common, settings].concat());
         let mut trainer = Trainer::new(config, RunDirPolicy::Overwrite, &mut planned).unwrap();
         trainer.run(&mut planned, &false.into()).unwrap();
-        let homes = trainer.homes();
-        let memories = [Some(&homes.device), homes.host(), homes.file()];
+        let placement = trainer.placement();
+        let memories = [Some(&placement.device), placement.host(), placement.file()];
         let marks = memories.map(|memory| memory.map_or(0, Device::high_water));
         assert_eq!(marks, planned.0, "{settings:?}");
         marks

@@ -240,9 +240,9 @@ fn contradictions_are_refused() {
     let cases: [(&[&str], &str); 14] = [
         (
             &["compute.devices=cpu:4", "compute.engine=nccl"],
-            "devices = \"cpu:4\" are threads, and NCCL is for ranks that are processes",
+            "the ranks of devices = \"cpu:4\" are threads, but NCCL connects processes",
         ),
-        (&["compute.devices=cpu:2", "compute.engine=gloo"], "Gloo is for ranks that are processes"),
+        (&["compute.devices=cpu:2", "compute.engine=gloo"], "Gloo connects processes"),
         (&["train.epochs=1", "train.steps=2"], "`train.steps` is given too"),
         (&["method=sft"], "with method = \"sft\" the only loss is \"sft\""),
         (&["method=sft", "objective.loss=sft"], "no effect with method = \"sft\""),

@@ -66,7 +66,6 @@ const fn reverse_kl_loss(name: &'static str, value: fn(&Pair, &ObjectiveConfig) 
     PairLoss { any_divergence: false, ..loss(name, value, Smoothing::Unused) }
 }
 
-/// Every loss.
 pub(crate) static LOSSES: &[PairLoss] = &[
     loss("sigmoid", logistic::sigmoid_loss, Smoothing::Any),
     loss("sigmoid_norm", logistic::sigmoid_norm_loss, Smoothing::Any),
@@ -88,7 +87,6 @@ pub(crate) static LOSSES: &[PairLoss] = &[
 /// not define them.
 pub(crate) const NOT_YET: [&str; 2] = ["aot", "aot_unpaired"];
 
-/// The loss of that name.
 pub(crate) fn find(name: &str) -> Option<&'static PairLoss> {
     LOSSES.iter().find(|l| l.name == name)
 }

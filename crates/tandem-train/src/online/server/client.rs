@@ -36,7 +36,6 @@ impl Client {
         Ok(Self { http, server: server.clone(), protocol: protocol::for_kind(server.kind) })
     }
 
-    /// Most concurrent requests.
     pub(crate) fn concurrency(&self) -> usize {
         self.server.concurrency
     }
@@ -85,8 +84,8 @@ impl Client {
             return Ok(());
         }
         Err(self.error(format!(
-            "it was given the adapter {name:?} and serves {}: what it would answer with are other weights; is it behind a proxy, or \
-             are there several servers?",
+            "it accepted the adapter {name:?} but serves {}: its completions would come from other weights; is it behind a \
+             proxy, or are there several servers?",
             listed(&models)
         )))
     }
@@ -99,8 +98,8 @@ impl Client {
         let reply = self.send(answers, Some(&body.to_string())).map_err(|reason| self.error(reason))?;
         if is_good(&reply) {
             return Err(self.error(format!(
-                "it answers for the adapter {name:?}, which does not exist: weights of another round would not be noticed; start it \
-                 with --enable-lora"
+                "it completes prompts with the adapter {name:?}, which does not exist: weights of another round would go \
+                 unnoticed; start it with --enable-lora"
             )));
         }
         // Any other error would prove nothing.
@@ -110,7 +109,9 @@ impl Client {
         let said = self.said(&reply);
         Err(self.error(match reply.status {
             404 | 405 => format!("it has no /{answers} ({said}): {switches}"),
-            _ => format!("asked for the adapter {name:?}, which does not exist, it does not say so: {said}"),
+            _ => {
+                format!("it does not refuse the adapter {name:?} by name, although none such exists: {said}")
+            }
         }))
     }
 
@@ -129,12 +130,11 @@ impl Client {
     pub(crate) fn complete(&self, body: &str) -> Result<Value, String> {
         let reply = self.send(self.protocol.words().answers, Some(body))?;
         if !is_good(&reply) {
-            return Err(format!("it refuses a request for answers: {}", self.said(&reply)));
+            return Err(format!("it refuses a completion request: {}", self.said(&reply)));
         }
         serde_json::from_str(&reply.text).map_err(|_| self.not_json(&reply))
     }
 
-    /// Names of the served models.
     fn models(&self) -> Result<Vec<String>> {
         let models = || {
             let reply = self.send(self.protocol.words().models, None)?;
@@ -177,7 +177,7 @@ impl Client {
 
     fn not_json(&self, reply: &Reply) -> String {
         format!(
-            "its reply (HTTP {}) is not what {} says: {}; are online.server.base_url and online.server.kind right?",
+            "its reply (HTTP {}) is not a reply of {}: {}; are online.server.base_url and online.server.kind right?",
             reply.status,
             self.protocol.words().name,
             self.http.beginning(&reply.text)

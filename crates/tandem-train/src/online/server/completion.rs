@@ -35,7 +35,6 @@ impl CompletionRequest<'_> {
         object
     }
 
-    /// Request.
     pub(crate) fn body(&self, asked: &GenerationRequest) -> String {
         // Servers read 64 bits with a sign, and each answer has a seed of its own, one after the
         // other.
@@ -48,12 +47,11 @@ impl CompletionRequest<'_> {
         let told = self.protocol().told(self, reply)?;
         if told.len() != self.options.num_answers {
             let (found, wanted) = (told.len(), self.options.num_answers);
-            return Err(format!("it gave {found} answers to a prompt, asked for {wanted}"));
+            return Err(format!("it returned {found} completions of a prompt, expected {wanted}"));
         }
         told.into_iter().map(|told| self.answer(asked, told)).collect()
     }
 
-    /// The tokens of a prompt.
     pub(crate) fn prompt(&self, asked: &GenerationRequest) -> &[u32] {
         self.prepared.train.prompt(asked.row as usize).0
     }
@@ -64,7 +62,7 @@ impl CompletionRequest<'_> {
         if prompt.is_some_and(|found| found != sent) || prompt_length.is_some_and(|found| found != sent.len())
         {
             return Err(format!(
-                "the tokens of the prompt that it answered are not those that it was sent; does it cut prompts? {}",
+                "the prompt in its reply differs from the prompt in the request; does it cut prompts? {}",
                 self.protocol().words().whole
             ));
         }
@@ -79,13 +77,13 @@ impl CompletionRequest<'_> {
         let (most, vocabulary) = (self.options.max_new_tokens, self.prepared.decoder.spec().vocab_size);
         if tokens.is_empty() || tokens.len() > most {
             return Err(format!(
-                "an answer has {} tokens, not 1 to {most} (online.max_new_tokens)",
+                "a completion has {} tokens, expected 1 to {most} (online.max_new_tokens)",
                 tokens.len()
             ));
         }
         if let Some(token) = tokens.iter().find(|token| **token as usize >= vocabulary) {
             return Err(format!(
-                "an answer has the token {token}, and the model that trains has {vocabulary}: the server has another base"
+                "a completion has the token {token}, but the vocabulary of the policy has {vocabulary}: the server has another base"
             ));
         }
         let is_ended = !matches!(end, End::Length);
@@ -102,7 +100,7 @@ fn log_prob(log_probs: Option<Vec<Option<f64>>>, num_tokens: usize) -> Result<f6
     let Some(log_probs) = log_probs else { return Ok(0.0) };
     if log_probs.len() != num_tokens {
         let found = log_probs.len();
-        return Err(format!("an answer has {num_tokens} tokens and log-probabilities of {found}"));
+        return Err(format!("a completion has {num_tokens} tokens but {found} log-probabilities"));
     }
     Ok(log_probs.into_iter().sum::<Option<f64>>().unwrap_or(0.0))
 }

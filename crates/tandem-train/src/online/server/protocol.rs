@@ -9,9 +9,7 @@ use super::sglang::Sglang;
 use super::vllm::Vllm;
 use crate::config::ServerKind;
 
-/// One kind of server.
 pub(crate) trait Protocol: Sync {
-    /// The server's terms.
     fn words(&self) -> &'static ServerMessages;
 
     /// Completion request for a prompt; completion `i` has seed `seed + i`.
@@ -63,13 +61,10 @@ pub(crate) struct ServerReply {
     pub prompt_length: Option<usize>,
 }
 
-/// Finish reason.
 pub(crate) enum End {
-    /// Length limit.
     Length,
     /// An end token that the server does not name.
     Own,
-    /// This token.
     Token(u32),
     /// A string, in tokens that are all there.
     Text,
@@ -79,7 +74,7 @@ impl End {
     /// A stop token of this id.
     pub(crate) fn token(number: &Value) -> Result<Self, String> {
         let id = number.as_u64().and_then(|id| u32::try_from(id).ok());
-        id.map(Self::Token).ok_or_else(|| format!("an answer ended by {number}, which is no token"))
+        id.map(Self::Token).ok_or_else(|| format!("a completion ended by {number}, which is not a token"))
     }
 }
 

@@ -16,7 +16,6 @@ use super::completion::CompletionRequest;
 use super::protocol::{End, Protocol, ServerMessages, ServerReply};
 use crate::config::OnlineConfig;
 
-/// The server.
 pub(crate) struct Sglang;
 
 const WORDS: ServerMessages = ServerMessages {
@@ -87,7 +86,7 @@ impl Protocol for Sglang {
 
     fn told(&self, form: &CompletionRequest<'_>, reply: &Value) -> Result<Vec<ServerReply>, String> {
         let outputs = Vec::<Output>::deserialize(reply)
-            .map_err(|error| format!("its reply is not what SGLang says to /generate: {error}"))?;
+            .map_err(|error| format!("its reply to /generate is not a reply of SGLang: {error}"))?;
         outputs.into_iter().map(|output| told(form, output)).collect()
     }
 
@@ -102,10 +101,10 @@ impl Protocol for Sglang {
 
     fn loaded(&self, name: &str, reply: &Reply) -> Result<(), String> {
         let Ok(Update { success, loaded_adapters }) = serde_json::from_str(&reply.text) else {
-            return Err("its reply is not what SGLang says to /load_lora_adapter".to_owned());
+            return Err("its reply to /load_lora_adapter is not a reply of SGLang".to_owned());
         };
         if !success || loaded_adapters.is_some_and(|adapters| !adapters.contains_key(name)) {
-            return Err(format!("it says that it has not loaded {name:?}"));
+            return Err(format!("it reports the adapter {name:?} as not loaded"));
         }
         Ok(())
     }
@@ -120,18 +119,20 @@ fn told(form: &CompletionRequest<'_>, output: Output) -> Result<ServerReply, Str
     let Meta { finish_reason: Finish { kind, matched, message }, prompt_tokens, output_token_logprobs } =
         meta_info;
     let Some(tokens) = output_ids else {
-        return Err("its answers have no `output_ids`, and text is not made into tokens again, which may be others than those \
-                    that were drawn: SGLang 0.5.5 and later give them"
+        return Err("its completions have no `output_ids`, and tokenising their text again may give other tokens than the \
+                    sampled ones: SGLang 0.5.5 and later return them"
             .to_owned());
     };
     if output_token_logprobs.iter().any(|all| !all.iter().map(|(_, token, _)| token).eq(&tokens)) {
-        return Err("an answer has log-probabilities of other tokens than its own".to_owned());
+        return Err("a completion has log-probabilities of other tokens".to_owned());
     }
     let end = match (kind.as_str(), &matched) {
         // SGLang reserves two positions and does not document them.
         ("length", _) if tokens.len() < form.options.max_new_tokens => {
             let (found, whole) = (tokens.len(), WORDS.whole);
-            return Err(format!("it cut an answer at {found} tokens, before online.max_new_tokens. {whole}"));
+            return Err(format!(
+                "it cut a completion at {found} tokens, before online.max_new_tokens. {whole}"
+            ));
         }
         ("length", _) => End::Length,
         ("stop", Value::Null) => End::Own,
@@ -139,11 +140,11 @@ fn told(form: &CompletionRequest<'_>, output: Output) -> Result<ServerReply, Str
         // SGLang reports non-finite numbers this way.
         ("stop", Value::String(text)) if form.options.stop.contains(text) => End::Text,
         ("stop", other) => {
-            return Err(format!("an answer ended by {other}, which is not in online.stop"));
+            return Err(format!("a completion ended by {other}, which is not in online.stop"));
         }
         (other, _) => {
             let message = message.map(|message| format!(" ({message})")).unwrap_or_default();
-            return Err(format!("an answer ended by {other:?}{message}, not by \"stop\" or \"length\""));
+            return Err(format!("a completion ended by {other:?}{message}, not by \"stop\" or \"length\""));
         }
     };
     let log_probs =

@@ -9,7 +9,6 @@ use super::completion::CompletionRequest;
 use super::protocol::{End, Protocol, ServerMessages, ServerReply};
 use crate::config::OnlineConfig;
 
-/// The server.
 pub(crate) struct Vllm;
 
 const WORDS: ServerMessages = ServerMessages {
@@ -69,17 +68,17 @@ impl Protocol for Vllm {
 
     fn told(&self, form: &CompletionRequest<'_>, reply: &Value) -> Result<Vec<ServerReply>, String> {
         let Completion { model, mut choices } = Completion::deserialize(reply)
-            .map_err(|error| format!("its reply is not what vLLM says to /completions: {error}"))?;
+            .map_err(|error| format!("its reply to /completions is not a reply of vLLM: {error}"))?;
         if model != form.name {
             return Err(format!(
-                "it answered with the model {model:?}, asked for {:?}: these are not the weights that train",
+                "it used the model {model:?}, expected {:?}: these are not the weights of the policy",
                 form.name
             ));
         }
         choices.sort_by_key(|choice| choice.index);
         if choices.iter().enumerate().any(|(place, choice)| choice.index != place) {
             return Err(
-                "the numbers of its answers to a prompt (`index`) are not 0, 1, 2 and so on".to_owned()
+                "the indices of its completions of a prompt (`index`) are not 0, 1, 2 and so on".to_owned()
             );
         }
         choices.into_iter().map(told).collect()
@@ -103,8 +102,8 @@ impl Protocol for Vllm {
 fn told(choice: Choice) -> Result<ServerReply, String> {
     let Choice { prompt_token_ids, token_ids, finish_reason, stop_reason, logprobs, .. } = choice;
     let Some(tokens) = token_ids else {
-        return Err("its answers have no `token_ids`, and text is not made into tokens again, which may be others than those \
-                    that were drawn: vLLM gives them (`return_token_ids`) from version 0.10.2 on"
+        return Err("its completions have no `token_ids`, and tokenising their text again may give other tokens than the \
+                    sampled ones: vLLM 0.10.2 and later return them (`return_token_ids`)"
             .to_owned());
     };
     let end = match (finish_reason.as_deref(), &stop_reason) {
@@ -112,7 +111,7 @@ fn told(choice: Choice) -> Result<ServerReply, String> {
         (Some("stop"), Value::Null) => End::Own,
         (Some("stop"), Value::Number(_)) => End::token(&stop_reason)?,
         (Some("stop"), _) => End::Text,
-        (other, _) => return Err(format!("an answer ended by {other:?}, not by \"stop\" or \"length\"")),
+        (other, _) => return Err(format!("a completion ended by {other:?}, not by \"stop\" or \"length\"")),
     };
     Ok(ServerReply {
         tokens,

@@ -39,7 +39,7 @@ pub const CHANGES: &[Change] = &[
     change(
         "keep states and weights on disk",
         &["compute.offload=nvme", "compute.offload_dir=offload"],
-        "offload_dir is to be a folder on a disk",
+        "offload_dir must be a folder on a disk",
     ),
     change("frozen weights in 4 bits", &["compute.format=nf4"], "frozen weights are rounded"),
     change(

@@ -74,9 +74,6 @@ impl DeviceTable {
     }
 
     /// The user's rows, then built-in rows of other names.
-    ///
-    /// # Errors
-    /// The file cannot be read or is not a device table.
     pub fn read(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(TrainError::io("read", path))?;
         let wrong = |why: String| TrainError::Mismatch {
@@ -100,9 +97,6 @@ impl DeviceTable {
     }
 
     /// The row that a name means: its own, or one that it begins or ends, if there is one alone.
-    ///
-    /// # Errors
-    /// No row or more than one matches.
     pub fn find(&self, name: &str) -> Result<&DeviceKind> {
         let asked = plain(name);
         let names =
@@ -143,9 +137,6 @@ impl DeviceTable {
     }
 
     /// Reads "2xA10", "64xH100" or "A10".
-    ///
-    /// # Errors
-    /// The text is not a count and a device name of the table.
     pub fn devices(&self, text: &str) -> Result<Devices> {
         let (count, name) = match text.split_once(['x', 'X']) {
             Some((count, name)) if !count.is_empty() && count.bytes().all(|b| b.is_ascii_digit()) => {

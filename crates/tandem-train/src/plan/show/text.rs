@@ -237,7 +237,6 @@ pub fn ranking(found: &[Found]) -> String {
     text
 }
 
-/// The unit of a table.
 struct Unit {
     name: &'static str,
     bytes: f64,

@@ -137,18 +137,18 @@ impl TrainerBuilder<'_> {
         let make = |recorder| Profiler::new(recorder, config, mesh.world());
         let profiler = recorder.map(make).transpose()?;
         progress.begin_phase(Phase::Reference);
-        let mut homes = MemoryPlacement::open(config, plan.needs(), plan.rooms, mesh.world().rank())?;
+        let mut placement = MemoryPlacement::open(config, plan.needs(), plan.rooms, mesh.world().rank())?;
         if let Some(profiler) = &profiler {
-            homes = homes.profiled(profiler.recording());
+            placement = placement.profiled(profiler.recording());
         }
         let splits = [Split::Train, Split::Eval];
-        let (policy, reference) = reference::load(config, prepared, &homes, mesh, &splits, observer)?;
+        let (policy, reference) = reference::load(config, prepared, &placement, mesh, &splits, observer)?;
         progress.begin_phase(Phase::Load);
         let decoder = &mesh.part(&prepared.decoder)?;
         let shard = mesh.shard();
         let partition = Arc::new(Partition::for_run(config.compute.sharded(), decoder, shard));
-        let mut learner = TrainState::new(config, decoder, &homes, mesh, partition)?;
-        let mut scorer = TrainStep::new(config, homes, decoder.clone(), policy, reference);
+        let mut learner = TrainState::new(config, decoder, &placement, mesh, partition)?;
+        let mut scorer = TrainStep::new(config, placement, decoder.clone(), policy, reference);
         scorer.progress = progress;
 
         let (mut cursor, mut resumed_from) = (Cursor::default(), None);
@@ -158,12 +158,12 @@ impl TrainerBuilder<'_> {
         };
         if let Some(checkpoint) = resume::agree_on(newest, mesh.world())? {
             let data_hash = prepared.train.content_hash().to_string();
-            let TrainStep { policy, reference, homes, .. } = &mut scorer;
+            let TrainStep { policy, reference, placement, .. } = &mut scorer;
             let mut follower = reference.ema_reference();
             let optimizer = &mut learner.optimizer;
             snapshot::restore(&checkpoint, &data_hash, decoder, policy, optimizer, follower.as_deref_mut())?;
-            policy.refresh(&homes.device)?;
-            follower.map_or(Ok(()), |follower| follower.refresh(&homes.device))?;
+            policy.refresh(&placement.device)?;
+            follower.map_or(Ok(()), |follower| follower.refresh(&placement.device))?;
             cursor = checkpoint.cursor().clone();
             resumed_from = Some(checkpoint.path().to_path_buf());
             resume::warn_of_changes(config, earlier.as_ref(), observer);
@@ -204,14 +204,15 @@ fn online(
 ) -> Result<Option<Online>> {
     let Some(options) = &config.online else { return Ok(None) };
     let (on_line, lines) = mpsc::channel();
-    let panel = if mesh.world().rank() == 0 { Some(panel(config, &scorer.homes, on_line)?) } else { None };
+    let panel =
+        if mesh.world().rank() == 0 { Some(panel(config, &scorer.placement, on_line)?) } else { None };
     let state = cursor.online.clone().unwrap_or_default();
     let longest = prepared.train.report().longest as usize;
     let generation = |mesh: &mut DeviceMesh| Generation::from_config(config, longest, mesh.data().size());
     let answerer = if options.server.is_some() {
         let server = Server::from_config(config, mesh.world().rank() == 0)?;
         Some(GenerationBackend::Server(Box::new(server), mesh.world().split(0)?))
-    } else if let Some(device) = scorer.homes.background_device() {
+    } else if let Some(device) = scorer.placement.background_device() {
         let device = device.clone();
         let borrower = BackgroundGenerator::new(generation(mesh), config, scorer, device, mesh)?;
         Some(GenerationBackend::Borrower(Box::new(borrower)))
@@ -231,11 +232,11 @@ fn online(
 }
 
 /// Opens the judges; `lines` receives their commands' stderr.
-fn panel(config: &Config, homes: &MemoryPlacement, lines: mpsc::Sender<String>) -> Result<Panel> {
+fn panel(config: &Config, placement: &MemoryPlacement, lines: mpsc::Sender<String>) -> Result<Panel> {
     let on_line: JudgeLine = Arc::new(move |judge, line| {
         // The receiver is gone when the run is over.
         let _ = lines.send(format!("judge `{judge}`: {line}"));
     });
-    let device = homes.judges().unwrap_or(&homes.device);
+    let device = placement.judges().unwrap_or(&placement.device);
     judges::panel(&config.judges, device, config.compute.compute_type(), &on_line)
 }

@@ -119,7 +119,7 @@ impl Trainer {
             }
         }
         let group = self.mesh.world();
-        let (place, held) = ((group.rank(), group.size()), self.scorer.homes.high_water());
+        let (place, held) = ((group.rank(), group.size()), self.scorer.placement.high_water());
         outcome.map_err(|error| memory::explained(error, &self.config, &self.prepared, place, held))
     }
 
@@ -132,7 +132,7 @@ impl Trainer {
         });
         self.started = Instant::now();
         while self.cursor.step < steps {
-            let (next, device) = (self.cursor.step + 1, &self.scorer.homes.device);
+            let (next, device) = (self.cursor.step + 1, &self.scorer.placement.device);
             self.mesh.world().progress().step(next);
             if let Some(profiler) = &mut self.profiler {
                 profiler.step(next, steps, self.mesh.world(), device)?;
@@ -177,11 +177,10 @@ impl Trainer {
 
     /// Ends the profile, if it has not ended, after the last step that was taken.
     fn end_profile(&mut self) -> Result<()> {
-        let (profiler, device) = (&mut self.profiler, &self.scorer.homes.device);
+        let (profiler, device) = (&mut self.profiler, &self.scorer.placement.device);
         profiler.as_mut().map_or(Ok(()), |profiler| profiler.finish(self.cursor.step, device))
     }
 
-    /// Writes the final model.
     fn write_model(&mut self, observer: &mut dyn Observer) -> Result<Outcome> {
         self.mesh.world().progress().begin_phase(Phase::Finish);
         let folder = run_dir::final_path(&self.config.output);
@@ -224,7 +223,7 @@ impl Trainer {
     fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<()> {
         let Some(cache) = &self.prepared.eval else { return Ok(()) };
         self.mesh.world().progress().begin_phase(Phase::Evaluate);
-        self.scorer.homes.device.begin_phase("evaluation");
+        self.scorer.placement.device.begin_phase("evaluation");
         let step = self.cursor.step;
         let mut record = evaluation_record(&mut self.scorer, &mut self.mesh, &mut self.batcher, cache, step)?;
         record.set("epoch", step as f64 / self.batches.steps_per_epoch() as f64);
@@ -259,7 +258,7 @@ impl Trainer {
         self.cursor.data_hash = self.prepared.train.content_hash().to_string();
         let scorer = &self.scorer;
         let state = CheckpointState::new(&scorer.policy, &scorer.reference, &self.learner.optimizer);
-        self.saver.begin(&self.cursor, self.mesh.world(), &scorer.homes.device, state)?;
+        self.saver.begin(&self.cursor, self.mesh.world(), &scorer.placement.device, state)?;
         let folder = self.files.is_some().then(|| self.saver.folder_of(self.cursor.step));
         self.saved = Some((self.cursor.step, folder));
         Ok(())
@@ -290,12 +289,12 @@ impl Trainer {
 
     /// The device, to look at its memory.
     pub fn device(&self) -> &Device {
-        &self.scorer.homes.device
+        &self.scorer.placement.device
     }
 
     /// All memories of the rank.
-    pub fn homes(&self) -> &MemoryPlacement {
-        &self.scorer.homes
+    pub fn placement(&self) -> &MemoryPlacement {
+        &self.scorer.placement
     }
 
     /// The run folder.

@@ -63,7 +63,7 @@ impl Trainer {
             return Ok(false);
         }
         scorer.optimizer_step(learner, mesh, &outcome, &options)?;
-        self.scorer.homes.device.begin_phase("metrics");
+        self.scorer.placement.device.begin_phase("metrics");
         if self.cursor.step == 0 && share.totals.pairs > 0 {
             self.check_start(&outcome, observer)?;
         }
@@ -90,7 +90,6 @@ impl Trainer {
         Ok(true)
     }
 
-    /// Log record of a step.
     fn record(
         &mut self,
         outcome: &StepOutcome,
@@ -113,7 +112,7 @@ impl Trainer {
         record.set_count("num_tokens", self.cursor.num_tokens);
         record.set("time", self.cursor.seconds);
         record.set_count("memory", resident_peak());
-        record.set_count("arena", self.scorer.homes.high_water() as u64);
+        record.set_count("arena", self.scorer.placement.high_water() as u64);
         record
     }
 

@@ -121,10 +121,10 @@ fn taken(config: &Config, ranks: usize) -> Vec<Memories> {
                 let mut trainer =
                     Trainer::on_rank(config.clone(), RunDirPolicy::Overwrite, group, &mut Silent).unwrap();
                 trainer.run(&mut Silent, &AtomicBool::new(false)).unwrap();
-                let homes = trainer.homes();
+                let placement = trainer.placement();
                 let [host, file] =
-                    [homes.host(), homes.file()].map(|memory| memory.map_or(0, Device::high_water));
-                [homes.high_water(), host, file]
+                    [placement.host(), placement.file()].map(|memory| memory.map_or(0, Device::high_water));
+                [placement.high_water(), host, file]
             })
         };
         let ranks: Vec<_> = groups(ranks, DEADLINE).into_iter().map(rank).collect();

@@ -79,12 +79,12 @@ fn planned_and_taken(small: &Small, ranks: usize, settings: &[&str]) -> Vec<[(us
                 trainer.run(&mut Silent, &AtomicBool::new(false)).unwrap();
                 let prepared = RunInputs::open(config, &mut Silent).unwrap();
                 let plan = Plan::make(config, &prepared, rank, ranks).unwrap();
-                let homes = trainer.homes();
+                let placement = trainer.placement();
                 let taken = |memory: Option<&Device>| memory.map_or(0, Device::high_water);
                 [
                     (plan.arena_bytes(), trainer.device().high_water()),
-                    (plan.host_bytes(), taken(homes.host())),
-                    (plan.file_bytes(), taken(homes.file())),
+                    (plan.host_bytes(), taken(placement.host())),
+                    (plan.file_bytes(), taken(placement.file())),
                 ]
             })
         };

@@ -120,7 +120,7 @@ fn what_is_too_long_has_no_score_and_the_others_have_theirs() {
             (_, total) => {
                 assert_eq!(total, None);
                 let why = short.verdicts[0].said.as_str().unwrap();
-                assert!(why.contains("tokens, and 60 can be scored (`max_length`"), "{why}");
+                assert!(why.contains("tokens, expected at most 60 (`max_length`"), "{why}");
                 unscored += 1;
             }
         }

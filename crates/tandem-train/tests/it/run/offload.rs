@@ -206,8 +206,8 @@ fn a_plan_tells_device_host_and_file_apart_and_a_run_needs_what_it_says() {
         let config = small.config("run", &[&common, settings].concat());
         let mut trainer = tandem_train::Trainer::new(config, RunDirPolicy::Overwrite, &mut planned).unwrap();
         trainer.run(&mut planned, &false.into()).unwrap();
-        let homes = trainer.homes();
-        let marks = [Some(&homes.device), homes.host(), homes.file()];
+        let placement = trainer.placement();
+        let marks = [Some(&placement.device), placement.host(), placement.file()];
         let marks = marks.map(|device| device.map_or(0, tandem_kernels::Device::high_water));
         assert_eq!(marks, [planned.device, planned.host, planned.file], "{settings:?}");
         planned

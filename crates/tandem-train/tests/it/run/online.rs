@@ -26,6 +26,12 @@ fn left(small: &Small, name: &str) -> Run {
     (log(small, name), samples(small, name), small.weights(name))
 }
 
+fn assert_same(found: &Run, expected: &Run, settings: &[&str]) {
+    assert_eq!(found.1, expected.1, "{settings:?}: samples");
+    assert_eq!(found.0, expected.0, "{settings:?}: the log");
+    assert!(found.2 == expected.2, "{settings:?}: the final weights");
+}
+
 const COMMON: [&str; 4] =
     ["compute.threads=1", "online.samples_every=1", "train.learning_rate=3e-3", "train.batch_size=5"];
 
@@ -201,10 +207,7 @@ fn a_stopped_run_goes_on_as_if_it_had_not_been() {
             assert_eq!(matches!(outcome, Outcome::Finished(_)), until.is_none());
             start = RunDirPolicy::Resume;
         }
-        let parts = left(&small, "parts");
-        assert_eq!(parts.1, whole.1, "{own:?}: samples");
-        assert_eq!(parts.0, whole.0, "{own:?}: the log");
-        assert!(parts.2 == whole.2, "{own:?}: the final weights");
+        assert_same(&left(&small, "parts"), &whole, &own);
     }
 }
 
@@ -234,10 +237,7 @@ fn a_run_that_is_stopped_anywhere_goes_on_as_if_it_had_not_been() {
             }
         }
         small.finish("parts", start, &[&COMMON[..], &own].concat());
-        let parts = left(&small, "parts");
-        assert_eq!(parts.1, whole.1, "{own:?}: samples");
-        assert_eq!(parts.0, whole.0, "{own:?}: the log");
-        assert!(parts.2 == whole.2, "{own:?}: the final weights");
+        assert_same(&left(&small, "parts"), &whole, &own);
     }
 }
 

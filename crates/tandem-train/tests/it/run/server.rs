@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use tandem_train::TrainError;
@@ -66,6 +67,11 @@ fn but(path: &'static str, reply: impl Fn(&Request) -> Reply + Send + Sync + 'st
     vllm::start(move |request, _| if request.path == path { reply(request) } else { Reply::Usual })
 }
 
+/// A server with other completions.
+fn answering(change: fn(&mut Value)) -> Fake {
+    but("completions", move |_| Reply::Changed(change))
+}
+
 #[test]
 fn a_run_is_the_same_on_any_number_of_ranks_and_each_round_asks_for_its_own_weights() {
     let (small, server) = (Small::new("online"), usual());
@@ -117,40 +123,38 @@ fn check_requests(server: &Fake, names: &BTreeSet<&str>) {
     server.was_asked_in_rounds(&["models", "load_lora_adapter", "models"], "completions");
 }
 
+/// Removes the end tokens from a reply.
+fn without_end(reply: &mut Value) {
+    for choice in reply["choices"].as_array_mut().unwrap() {
+        if choice["finish_reason"] == "stop" {
+            choice["token_ids"].as_array_mut().unwrap().pop();
+            choice["logprobs"]["token_logprobs"].as_array_mut().unwrap().pop();
+        }
+    }
+}
+
+/// Ended completions of the first step, which the same weights sample in each run.
+pub fn ended(run: &Run) -> usize {
+    run.1.lines().take(5).map(|line| line.matches("\"ended\":true").count()).sum()
+}
+
 /// A server that leaves the end token out and one that gives it come to the same; an answer that a string ended has none.
 #[test]
 fn an_answer_ends_with_the_end_token_whether_the_server_gives_it_or_not() {
     let small = Small::new("online");
     let expected = run(&small, "with", &usual(), &["train.steps=3"]);
-    let without = but("completions", |_| {
-        Reply::Changed(|reply| {
-            for choice in reply["choices"].as_array_mut().unwrap() {
-                if choice["finish_reason"] == "stop" {
-                    choice["token_ids"].as_array_mut().unwrap().pop();
-                    choice["logprobs"]["token_logprobs"].as_array_mut().unwrap().pop();
-                }
-            }
-        })
-    });
-    assert!(run(&small, "without", &without, &["train.steps=3"]) == expected);
+    assert!(run(&small, "without", &answering(without_end), &["train.steps=3"]) == expected);
     // Ended by a string, it has none.
-    let by_string = but("completions", |_| {
-        Reply::Changed(|reply| {
-            for choice in reply["choices"].as_array_mut().unwrap() {
-                if choice["finish_reason"] == "stop" {
-                    choice["token_ids"].as_array_mut().unwrap().pop();
-                    choice["logprobs"]["token_logprobs"].as_array_mut().unwrap().pop();
-                    choice["stop_reason"] = json!("###");
-                }
+    let by_string = answering(|reply| {
+        without_end(reply);
+        for choice in reply["choices"].as_array_mut().unwrap() {
+            if choice["finish_reason"] == "stop" {
+                choice["stop_reason"] = json!("###");
             }
-        })
+        }
     });
     let found = run(&small, "string", &by_string, &["train.steps=3"]);
     assert!(found.0[0]["loss"].is_number() && found.2 != expected.2, "other tokens train");
-    // Of the first step, whose answers are by the same weights.
-    let ended = |run: &Run| -> usize {
-        run.1.lines().take(5).map(|line| line.matches("\"ended\":true").count()).sum()
-    };
     assert!(ended(&found) > 0 && ended(&found) == ended(&expected));
 }
 
@@ -170,27 +174,24 @@ fn a_stopped_run_goes_on_as_if_it_had_not_been() {
 
 #[test]
 fn answers_without_tokens_or_of_another_model_end_the_run() {
-    let without = but("completions", |_| {
-        Reply::Changed(|reply| {
-            let choice = reply["choices"][0].as_object_mut().unwrap();
-            choice.remove("token_ids");
-        })
-    });
-    let error = ended_by(&without, &[]);
-    assert!(error.contains("`token_ids`") && error.contains("0.10.2"), "{error}");
-    let other = but("completions", |_| Reply::Changed(|reply| reply["model"] = json!("base")));
-    let error = ended_by(&other, &[]);
-    assert!(error.contains("the model \"base\", asked for \"tandem-"), "{error}");
-    let cut = but("completions", |_| {
-        Reply::Changed(|reply| reply["choices"][1]["prompt_token_ids"] = json!([1, 2]))
-    });
-    assert!(ended_by(&cut, &[]).contains("not those that it was sent"));
-    let fewer = but("completions", |_| Reply::Changed(|reply| reply["choices"] = json!([])));
-    assert!(ended_by(&fewer, &[]).contains("0 answers to a prompt, asked for 2"));
-    let large = but("completions", |_| {
-        Reply::Changed(|reply| reply["choices"][1]["token_ids"][0] = json!(1_000_000))
-    });
-    assert!(ended_by(&large, &[]).contains("the server has another base"));
+    for (change, expected) in [
+        (
+            (|reply| {
+                reply["choices"][0].as_object_mut().unwrap().remove("token_ids");
+            }) as fn(&mut Value),
+            &["`token_ids`", "0.10.2"][..],
+        ),
+        (|reply| reply["model"] = json!("base"), &["the model \"base\", expected \"tandem-"]),
+        (
+            |reply| reply["choices"][1]["prompt_token_ids"] = json!([1, 2]),
+            &["differs from the prompt in the request"],
+        ),
+        (|reply| reply["choices"] = json!([]), &["0 completions of a prompt, expected 2"]),
+        (|reply| reply["choices"][1]["token_ids"][0] = json!(1_000_000), &["the server has another base"]),
+    ] {
+        let error = ended_by(&answering(change), &[]);
+        assert!(expected.iter().all(|part| error.contains(part)), "{error}");
+    }
     let garbage = but("completions", |_| Reply::Http(200, "<html>".to_owned()));
     assert!(ended_by(&garbage, &["compute.devices=cpu:2"]).contains("<html>"));
 }
@@ -231,17 +232,19 @@ fn a_server_leaves_nothing_to_plan_for_generation() {
 }
 
 #[test]
-fn what_a_killed_run_left_loaded_is_loaded_again() {
-    let small = Small::new("online");
-    let server = usual();
-    let expected = run(&small, "first", &server, &["train.steps=1"]);
-    // Loaded again as by a run that ended here; the folder is gone.
-    let load = &server.requests("load_lora_adapter")[0];
-    let address = format!("{}/load_lora_adapter", server.address);
-    let http = tandem_judge::http::Http::new(&address, None, std::time::Duration::from_secs(60), 1, 1 << 20);
-    assert_eq!(http.post(&address, &load.body.to_string()).unwrap().status, 200);
-    assert!(run(&small, "first", &server, &["train.steps=1"]) == expected);
-    assert_eq!(server.requests("unload_lora_adapter").len(), 3);
+fn an_adapter_that_a_killed_run_left_loaded_is_loaded_again() {
+    for start in [usual, super::server_sglang::usual] {
+        let (small, server) = (Small::new("online"), start());
+        let expected = run(&small, "first", &server, &["train.steps=1"]);
+        // Loaded again as by a run that ended here; the folder is gone.
+        let load = &server.requests("load_lora_adapter")[0];
+        let address = format!("{}/load_lora_adapter", server.address);
+        let http = tandem_judge::http::Http::new(&address, None, Duration::from_secs(60), 1, 1 << 20);
+        assert_eq!(http.post(&address, &load.body.to_string()).unwrap().status, 200);
+        fs::remove_dir_all(load.body["lora_path"].as_str().unwrap()).unwrap();
+        assert!(run(&small, "first", &server, &["train.steps=1"]) == expected, "{}", server.kind);
+        assert_eq!(server.requests("unload_lora_adapter").len(), 3, "{}", server.kind);
+    }
 }
 
 #[test]
