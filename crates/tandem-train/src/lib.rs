@@ -14,17 +14,17 @@
 //! 7. [`parallel`]: process groups, partitions, pipeline stages. [`placement`]: devices, memories
 //!    and offload.
 //! 8. [`weights`]: replicated, sharded and frozen weights, and the initial ones.
-//! 9. [`gradients`]: sums over micro-batches and ranks. [`judges`]: the panel of judges, and reward
+//! 9. `gradients`: sums over micro-batches and ranks. [`judges`]: the panel of judges, and reward
 //!    models.
-//! 10. [`optimizer`]: update, learning rates and clipping. [`inputs`]: model folder, tokenizer and
+//! 10. `optimizer`: update, learning rates and clipping. [`inputs`]: model folder, tokenizer and
 //!     tokens.
-//! 11. [`mod@reference`]: the reference policy.
+//! 11. `reference`: the reference policy.
 //! 12. [`checkpoint`]: atomic, checksummed training state.
-//! 13. [`step`]: the one step of all recipes.
+//! 13. `step`: the one step of all recipes.
 //! 14. [`online`]: responses of the policy while it trains, their scores, and the pairs made of
 //!     them.
 //! 15. [`plan`]: memory and time of a run, from a dry run of the code above.
-//! 16. [`profile`]: where the time of some steps went.
+//! 16. `profile`: where the time of some steps went.
 //! 17. [`run`]: the run folder, the trainer, and the ranks.
 
 #![warn(unreachable_pub)]

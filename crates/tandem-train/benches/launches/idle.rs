@@ -11,7 +11,7 @@ use tandem_kernels::cuda::driver::{
 };
 use tandem_kernels::{KernelError, Result};
 
-/// What the GPU was asked for so far.
+/// Requests to the GPU so far.
 #[derive(Default)]
 pub struct Counts {
     pub launches: AtomicU64,

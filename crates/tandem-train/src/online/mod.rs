@@ -2,14 +2,14 @@
 //! step then trains on.
 //!
 //! A *round* is the completions of one step or, with `online.steps_per_round`, of several, sampled
-//! from the weights before its first step. Each rank generates its share ([`generate`]), rank 0 has
-//! all of them judged ([`judging`]), and every rank gets completions and scores. Everything after
-//! that is a function of these, the seed and the step ([`pairs`]).
+//! from the weights before its first step. Each rank generates its share (`generate`), rank 0 has
+//! all of them judged (`judging`), and every rank gets completions and scores. Everything after
+//! that is a function of these, the seed and the step (`pairs`).
 //!
-//! With `[online.server]`, rank 0 requests all completions from a server ([`server`]).
+//! With `[online.server]`, rank 0 requests all completions from a server (`server`).
 //!
 //! With `online.overlap`, a round is generated and judged on background threads while the step
-//! before it trains ([`async_round`]). It uses the weights before that step's update.
+//! before it trains (`async_round`). It uses the weights before that step's update.
 
 pub(crate) mod answers;
 pub(crate) mod async_round;

@@ -2,7 +2,7 @@
 //! them, and what travels.
 //!
 //! [`mesh`] divides the ranks into process groups. [`Partition`] says which part of a layer a rank
-//! owns. [`stages`] carries the residual stream between pipeline stages; [`pipeline`] is the order
+//! owns. `stages` carries the residual stream between pipeline stages; `pipeline` is the order
 //! of their micro-batches. [`collective_buffer`] hands device memory to collectives.
 
 pub mod collective_buffer;

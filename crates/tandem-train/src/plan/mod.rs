@@ -6,7 +6,7 @@
 //! table of devices.
 //!
 //! * [`Plan`]: one rank's. [`RunPlan`]: all ranks', on a device, and whether it fits.
-//! * [`survey`]: the batches, known or assumed. [`work`]: what a rank computes and sends, from a
+//! * `survey`: the batches, known or assumed. `work`: what a rank computes and sends, from a
 //!   [`dry_run`].
 //! * [`estimate`]: time, from work and a table of devices; rates of this machine, measured.
 //! * [`advise`]: the cheapest changes that make a run fit, and the fastest plans.

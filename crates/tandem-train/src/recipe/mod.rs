@@ -1,7 +1,7 @@
 //! Recipes: supervised fine-tuning, DPO, reward models and Online DPO.
 //!
 //! A recipe says which rows it reads, how a row joins a micro-batch's forest, what is minimised and
-//! what is reported. The step ([`crate::step`]) has one order of passes for all of them. A new
+//! what is reported. The step (`crate::step`) has one order of passes for all of them. A new
 //! recipe is a file here and a line in [`for_method`].
 
 mod dpo;

@@ -32,7 +32,7 @@ fn machine() -> usize {
     })
 }
 
-/// Whether there are so many GPUs as a test needs. If not, that is said.
+/// Returns whether the machine has the GPUs that a test needs, and prints a line if not.
 fn has_gpus(count: usize, test: &str) -> bool {
     let found = machine();
     if found < count {
@@ -46,7 +46,7 @@ fn skipped(test: &str, reason: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {reason}");
 }
 
-/// For a test that computes on all GPUs, or fills one.
+/// Reserves the machine for a test that computes on all GPUs, or fills one.
 fn all_gpus() -> MutexGuard<'static, ()> {
     static ALL: Mutex<()> = Mutex::new(());
     ALL.lock().unwrap_or_else(PoisonError::into_inner)

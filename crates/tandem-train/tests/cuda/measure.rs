@@ -1,4 +1,4 @@
-//! What GPUs are measured to do, as rows of a table that plans read. How fast they are is not looked at.
+//! Measured rates of GPUs, as rows of a table that plans read. Their speed is not tested.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ fn measured(ordinals: &[usize]) -> (DeviceKind, DeviceKind) {
     (read.devices(&format!("{}x{}", ordinals.len(), device[0].name)).unwrap().kind, built_in)
 }
 
-/// What plans multiply, to a table's precision.
+/// Compares two rates to a table's precision.
 fn same(rate: f64, other: f64) {
     assert!((rate - other).abs() <= 0.05e9, "{rate} and {other}");
 }

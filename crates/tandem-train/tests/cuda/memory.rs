@@ -1,4 +1,4 @@
-//! What a GPU's memory is asked for, and what happens when it has not as much.
+//! Requests of GPU memory, and their refusals.
 
 use std::sync::atomic::AtomicBool;
 
@@ -12,7 +12,7 @@ use tandem_train::run::spawn;
 use crate::small::Small;
 use crate::{all_gpus, machine, skipped};
 
-/// Of each step, the arena's high-water mark.
+/// High-water mark of the arena, by step.
 fn arenas(small: &Small, name: &str) -> Vec<u64> {
     let text = std::fs::read_to_string(small.path(name).join("metrics.jsonl")).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());

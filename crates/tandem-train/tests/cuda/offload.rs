@@ -148,7 +148,7 @@ fn an_evaluation_reads_weights_in_a_file() {
     assert_eq!(here.to_bits(), file.to_bits());
 }
 
-/// What a plan says of the bytes on the device, in host memory and in the file.
+/// A plan's bytes on the device, in host memory and in the file.
 #[derive(Default)]
 struct Planned([usize; 3]);
 

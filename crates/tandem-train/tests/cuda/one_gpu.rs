@@ -24,7 +24,7 @@ use crate::{machine, skipped};
 /// The oldest NCCL that allows it.
 const OLDEST: [u32; 3] = [2, 30, 3];
 
-/// How long ranks wait for each other.
+/// Longest wait of ranks for each other.
 const DEADLINE: Duration = Duration::from_secs(120);
 
 /// When the process is killed.

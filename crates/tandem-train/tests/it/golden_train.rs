@@ -18,7 +18,7 @@ use tandem_train::{Config, Trainer};
 const LOSS: f64 = 1e-4;
 /// Relative, for the same reason.
 const GRAD_NORM: f64 = 1e-4;
-/// Of metrics, relative to the larger of 1 and the value.
+/// Tolerance of metrics, relative to the larger of 1 and the value.
 const METRICS: f64 = 1e-4;
 /// Relative error of a final tensor's norm.
 const NORM: f64 = 1e-5;
@@ -147,7 +147,7 @@ fn error(ours: &Value, theirs: f64) -> f64 {
     ours.as_f64().map_or(f64::INFINITY, |ours| (ours - theirs).abs() / theirs.abs().max(1.0))
 }
 
-/// What TRL averages over tokens within a micro-batch and then over micro-batches, so that its numbers depend on how a
+/// Metrics that TRL averages over tokens within a micro-batch and then over micro-batches: they depend on how a
 /// batch is cut. Tandem's are over the whole batch's tokens: TRL's where it has one micro-batch.
 const TOKEN_MEANS: [&str; 4] = ["entropy", "mean_token_accuracy", "logits/chosen", "logits/rejected"];
 

@@ -15,7 +15,7 @@ pub struct Small {
     method: &'static str,
 }
 
-/// What a run told, and how it ended.
+/// Events of a run, and its outcome.
 #[derive(Debug, Default)]
 pub struct Heard {
     /// The training records as JSON, without what depends on the clock or the process.

@@ -1,4 +1,4 @@
-//! What to change where a run does not fit.
+//! Advice for a run that does not fit.
 
 use tandem_train::plan::advise::advice::{advise, in_words, possible, with_all};
 use tandem_train::plan::advise::search::search;

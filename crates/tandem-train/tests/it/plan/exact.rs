@@ -21,7 +21,7 @@ use crate::small::Small;
 const DEADLINE: Duration = Duration::from_secs(600);
 const SEEDS: u64 = 2;
 
-/// What trains, in which format, with which reference.
+/// Model, format and reference of a run.
 const KINDS: [&[&str]; 12] = [
     &[],
     &["compute.format=bf16", "reference.kind=model"],
@@ -43,7 +43,7 @@ const KINDS: [&[&str]; 12] = [
     &["adapter.rank=4", "adapter.dropout=0.1", "compute.format=nf4", "compute.checkpointing=selective"],
 ];
 
-/// On how many ranks, and what lies where.
+/// Ranks and placement of a run.
 const PLACES: [(usize, &[&str]); 9] = [
     (1, &[]),
     (1, &["compute.offload=host"]),
@@ -113,7 +113,7 @@ fn planned(config: &Config, ranks: usize) -> Vec<Plan> {
     (0..ranks).map(|rank| Plan::make(config, &prepared, rank, ranks).unwrap()).collect()
 }
 
-/// What each rank took when it had come to its end.
+/// Memory that each rank took by its end.
 fn taken(config: &Config, ranks: usize) -> Vec<Memories> {
     std::thread::scope(|scope| {
         let rank = |group: tandem_comm::ProcessGroup| {

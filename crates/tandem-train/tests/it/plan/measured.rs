@@ -1,4 +1,4 @@
-//! What was planned is what is taken: on every rank the arena's high-water mark after a run is what its plan says, to the byte.
+//! Planned against measured memory: every rank's high-water mark is its plan's, to the byte.
 //! `bench/memory` does the same at hundreds of megabytes, with the process's memory beside it.
 
 use std::sync::atomic::AtomicBool;

@@ -1,4 +1,4 @@
-//! What a plan looks like: in a terminal, in a browser, to a program.
+//! The look of a plan: in a terminal, in a browser, to a program.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! What is saved does not depend on who saves it, and how.
+//! A checkpoint's content does not depend on its writer.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! What ranks call, from dry runs: the same everywhere, and as much as the documentation says.
+//! Collective calls of ranks, from dry runs: the same everywhere, and as documented.
 
 use tandem_comm::{Call, Operation};
 use tandem_kernels::{DType, Format};

@@ -1,4 +1,4 @@
-//! What may not change a result, and what may change it by rounding only.
+//! Settings that may not change a result, and settings that may change it by rounding only.
 
 use tandem_train::run::run_dir::RunDirPolicy;
 

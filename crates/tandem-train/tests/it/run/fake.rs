@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
-/// What a client sent.
+/// A client's request.
 #[derive(Clone)]
 pub struct Request {
     /// `POST`, or `GET`.
@@ -21,15 +21,15 @@ pub struct Request {
     pub body: Value,
 }
 
-/// What it is told.
+/// The server's reaction to a request.
 pub enum Reply {
-    /// As the server would.
+    /// The usual reply.
     Usual,
     /// The same, with something changed.
     Changed(fn(&mut Value)),
     /// Status and body.
     Http(u16, String),
-    /// What was asked for is done, and another reply comes.
+    /// The request is carried out, but the reply is this one.
     Done(u16, String),
     /// Nothing, until the client gives up.
     Nothing,
@@ -53,7 +53,8 @@ pub struct Fake {
 }
 
 impl Fake {
-    /// That it was asked in rounds of batches of 5 of 12 prompts, twice through: first `before`, then for answers, last to unload.
+    /// Checks the order of requests: rounds of 5, 5 and 2 of 12 prompts, twice. A round sends
+    /// `before`, its completion requests, and the unload.
     pub fn was_asked_in_rounds(&self, before: &[&str], answers: &str) {
         let paths = self.paths();
         let of_round = |num_prompts| {
@@ -66,8 +67,8 @@ impl Fake {
         );
     }
 
-    /// At an address that ends in `prefix`, with what it `usual`ly says; `how` is given each request and how many came before it with
-    /// its path.
+    /// Starts a server at an address that ends in `prefix`. `usual` is its protocol; `how` gets each
+    /// request and the number of earlier ones of the same path.
     pub fn start(
         kind: &'static str,
         prefix: &'static str,
@@ -166,7 +167,7 @@ pub fn models<'a>(loaded: impl Iterator<Item = (&'a String, &'a String)>) -> Sai
     (200, json!({ "object": "list", "data": data }).to_string())
 }
 
-/// What a server needs of an adapter's folder.
+/// Checks the parts of an adapter's folder that a server needs.
 pub fn check_adapter(folder: &Path) {
     let config = fs::read(folder.join("adapter_config.json")).unwrap();
     let config: Value = serde_json::from_slice(&config).unwrap();
@@ -187,7 +188,7 @@ pub fn check_adapter(folder: &Path) {
 pub struct Drawn {
     pub tokens: Vec<u64>,
     pub log_probs: Vec<f64>,
-    /// By the end token, which is the last.
+    /// Whether the last token is the end token.
     pub is_ended: bool,
 }
 

@@ -75,7 +75,7 @@ fn largest_piece(packings: &Packings, decoder: &Decoder) -> [usize; 3] {
     largest
 }
 
-/// What loading frozen weights takes at its peak, and what stays.
+/// Memory of loading frozen weights: at its peak, and afterwards.
 fn load(
     config: &Config,
     prepared: &RunInputs,
@@ -217,7 +217,7 @@ fn fetched(config: &Config, prepared: &RunInputs) -> Vec<u32> {
     bits
 }
 
-/// What the files stand for.
+/// Bits of the values in the files.
 fn read(prepared: &RunInputs) -> Vec<u32> {
     let decoder = &prepared.decoder;
     let files = prepared.folder.weights(decoder).unwrap();

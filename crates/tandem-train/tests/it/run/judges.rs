@@ -23,7 +23,7 @@ use super::ranks::log;
 use super::reward::{classifier, golden, goldens};
 use crate::small::Small;
 
-/// What the judges of these tables say on stderr.
+/// Stderr lines of the judges of these tables.
 type Said = Arc<Mutex<Vec<(String, String)>>>;
 
 fn panel(folder: &Path, tables: &str) -> (Result<Panel>, Said) {

@@ -174,7 +174,7 @@ fn evaluation_reads_offloaded_weights() {
     }
 }
 
-/// What a plan says, and what a run does.
+/// A plan's bytes, and a run's.
 #[derive(Default)]
 struct Planned {
     device: usize,

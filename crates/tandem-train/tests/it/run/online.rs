@@ -211,7 +211,7 @@ fn a_stopped_run_goes_on_as_if_it_had_not_been() {
     }
 }
 
-/// At moments that nobody chose: while answers are generated or judged, or a step trains.
+/// Stops at arbitrary moments: while completions are generated or judged, or a step trains.
 #[test]
 fn a_run_that_is_stopped_anywhere_goes_on_as_if_it_had_not_been() {
     for own in [&["online.overlap=false"][..], &["online.overlap=true"]] {

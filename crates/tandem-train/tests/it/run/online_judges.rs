@@ -128,7 +128,7 @@ fn a_slow_command_is_waited_for() {
     assert!(lines.iter().all(|line| line["pairs"] == 3 && line["unscored"] == 0), "{lines:?}");
 }
 
-/// Who asks a run to stop is not made to wait for a judge that takes an hour; what was answered is judged when the run goes on.
+/// A stopped run does not wait for a slow judge; its completions are judged when it resumes.
 #[test]
 fn a_run_does_not_wait_for_its_judges_when_it_is_to_stop() {
     for more in [&["train.steps=4"][..], &["train.steps=4", "online.overlap=true"]] {

@@ -79,7 +79,7 @@ fn every_family_trains_as_on_one_rank() {
     }
 }
 
-/// What is divided among the ranks of a stage may be there several times.
+/// Sharded state of a stage may have several copies among the stage's ranks.
 #[test]
 fn stages_go_with_replicas_of_what_is_divided() {
     let small = Small::new("dpo");

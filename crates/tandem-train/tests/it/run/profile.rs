@@ -68,7 +68,7 @@ fn spans(trace: &Value) -> Vec<(String, String, u64, u64, u64)> {
     events.map(span).collect()
 }
 
-/// On a thread a span lies in another or beside it, and operations lie in nothing but what encloses them.
+/// Checks that spans of a thread nest or follow each other: step, phase, place, operation.
 fn assert_nested(spans: &[(String, String, u64, u64, u64)]) {
     let mut open: Vec<&(String, String, u64, u64, u64)> = Vec::new();
     for span in spans {

@@ -5,7 +5,7 @@ use tandem_train::run::run_dir::RunDirPolicy;
 
 use crate::small::Small;
 
-/// What a run logged, without what a clock or a process says.
+/// Log of a run, without the clock's and the process's numbers.
 pub fn log(small: &Small, name: &str) -> Vec<Map<String, Value>> {
     let text = std::fs::read_to_string(small.path(name).join("metrics.jsonl")).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<Map<_, _>>(line).unwrap());

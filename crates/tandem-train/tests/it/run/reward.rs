@@ -203,7 +203,7 @@ fn a_stopped_run_goes_on_as_if_it_had_not_been() {
     assert!(small.weights("stopped") == small.weights("whole"));
 }
 
-/// What a run writes is a reward model's folder, and scores as the run's own evaluation does.
+/// A run writes a reward model's folder, and the folder scores as the run's own evaluation does.
 #[test]
 fn the_final_folder_scores_texts() {
     let golden = golden();
@@ -269,7 +269,7 @@ fn a_language_model_scores_nothing_and_a_reward_model_predicts_nothing() {
     assert!(error.contains("leave compute.tensor out"), "{error}");
 }
 
-/// Of a language model's folder the head is drawn, and the run says so.
+/// From a language model's folder, the head is initialised at random, and the run says so.
 #[test]
 fn a_language_model_begins_a_head_and_the_run_tells_of_it() {
     let golden = golden();

@@ -1,4 +1,4 @@
-//! What must stop a run, and what it must say.
+//! Conditions that must stop a run, and their messages.
 
 use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::{Outcome, TrainError};

@@ -102,7 +102,7 @@ fn a_run_is_the_same_on_any_number_of_ranks_and_each_round_asks_for_its_own_weig
     }
 }
 
-/// That answers were asked for as they should be, between the loading and the unloading of their model.
+/// Checks the completion requests, and that each is between load and unload of its adapter.
 fn check_requests(server: &Fake, names: &BTreeSet<&str>) {
     let asked = server.requests("completions");
     assert_eq!(asked.len(), 5 + 5 + 2 + 5 + 5 + 2, "12 prompts in batches of 5");

@@ -27,7 +27,7 @@ fn answering(change: fn(&mut Value)) -> Fake {
     })
 }
 
-/// Whether an adapter is asked for that does not exist.
+/// Returns whether the request names an adapter that does not exist.
 fn is_probe(request: &Request) -> bool {
     request.body["lora_path"].as_str().unwrap().ends_with("-that-is-never-loaded")
 }
@@ -51,8 +51,8 @@ fn a_run_is_that_of_vllm_on_any_number_of_ranks() {
     assert!(run(&small, "sglang", &server, &[]) == expected, "again");
 }
 
-/// That answers were asked for as they should be, after an adapter that does not exist and between the loading and the unloading of
-/// their own.
+/// Checks the completion requests: each round first names an adapter that does not exist, and then
+/// completes prompts between load and unload of its own.
 fn check_requests(server: &Fake) {
     let loads = server.requests("load_lora_adapter");
     let names: BTreeSet<&str> = loads.iter().map(|load| load.body["lora_name"].as_str().unwrap()).collect();
@@ -233,7 +233,7 @@ fn answers_that_are_not_as_asked_end_the_run() {
     assert!(error.contains("<html>") && error.contains("online.server.kind"), "{error}");
 }
 
-/// What was done and could not be told is asked for again.
+/// A request whose reply was lost is sent again.
 #[test]
 fn replies_that_are_lost_do_no_harm() {
     let small = Small::new("online");
