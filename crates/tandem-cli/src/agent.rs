@@ -6,7 +6,7 @@ use serde_json::json;
 
 /// Writes the error to the file named by `TORCHELASTIC_ERROR_FILE` in PyTorch's format. The agent's
 /// summary then shows the message instead of an exit code.
-pub fn report(error: &anyhow::Error) {
+pub(crate) fn report(error: &anyhow::Error) {
     let Some(path) = std::env::var_os("TORCHELASTIC_ERROR_FILE") else { return };
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let extra = json!({ "py_callstack": "", "timestamp": seconds.to_string() });

@@ -11,7 +11,7 @@ use tandem_model::Sampling;
 /// Preference optimisation for language models: SFT, then DPO.
 #[derive(Debug, Parser)]
 #[command(name = "tandem", version, after_help = EXIT_CODES, max_term_width = 110, arg_required_else_help = true)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     #[command(subcommand)]
     pub command: Command,
 }
@@ -25,7 +25,7 @@ Exit codes:
   143  stopped by SIGTERM or Ctrl-C after saving; start again with --resume";
 
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Train a model as run.toml says.
     Train(TrainArguments),
     /// Show the memory, placement and time of a run, without running it.
@@ -56,7 +56,7 @@ pub enum Command {
 
 /// A configuration file, and changes to it.
 #[derive(Debug, Args)]
-pub struct RunArguments {
+pub(crate) struct RunArguments {
     /// The run's configuration. Paths in it are relative to it.
     #[arg(value_name = "RUN.TOML")]
     pub config: PathBuf,
@@ -67,7 +67,7 @@ pub struct RunArguments {
 }
 
 #[derive(Debug, Args)]
-pub struct TrainArguments {
+pub(crate) struct TrainArguments {
     #[command(flatten)]
     pub run: RunArguments,
     /// Continue from the newest complete checkpoint in the output folder.
@@ -88,7 +88,7 @@ pub struct TrainArguments {
 }
 
 #[derive(Debug, Args)]
-pub struct PlanArguments {
+pub(crate) struct PlanArguments {
     /// The run's configuration. Paths in it are relative to it.
     #[arg(value_name = "RUN.TOML", required_unless_present = "measure")]
     pub config: Option<PathBuf>,
@@ -130,7 +130,7 @@ pub struct PlanArguments {
 }
 
 #[derive(Debug, Args)]
-pub struct LaunchArguments {
+pub(crate) struct LaunchArguments {
     /// Ranks to start on this machine.
     #[arg(long, short = 'n', value_name = "RANKS")]
     pub ranks: usize,
@@ -150,7 +150,7 @@ pub struct LaunchArguments {
 
 impl LaunchArguments {
     /// Launch options for a launcher that started one process per machine, to start `ranks` there.
-    pub fn for_ranks(launch: &Launch, ranks: usize, command: Vec<String>) -> Self {
+    pub(crate) fn for_ranks(launch: &Launch, ranks: usize, command: Vec<String>) -> Self {
         let Launch { num_processes, process, meeting_point, .. } = launch;
         let address = meeting_point.as_ref().map(|point| format!("{}:{}", point.host, point.port));
         Self { ranks, nodes: *num_processes, node: *process, address, command }
@@ -185,7 +185,7 @@ const JUDGED: [&str; 19] = [
     group = ArgGroup::new("judged").args(JUDGED).multiple(true).requires("judge"),
     group = ArgGroup::new("opponent").args(["against", "against_column"]),
 )]
-pub struct EvalArguments {
+pub(crate) struct EvalArguments {
     /// The run's configuration. Paths in it are relative to it.
     #[arg(value_name = "RUN.TOML", required_unless_present = "judge")]
     pub config: Option<PathBuf>,
@@ -202,7 +202,7 @@ pub struct EvalArguments {
 /// Two sets of completions and the judges that compare them.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "How often a model's answers are better than others")]
-pub struct JudgedArguments {
+pub(crate) struct JudgedArguments {
     /// Instead of a run, report how often the completions of --model beat those of --against, by
     /// the judges of this file: see docs/judges.md. Both answer every prompt once.
     #[arg(long, value_name = "JUDGES.TOML", requires_all = ["model", "prompts", "opponent"])]
@@ -240,7 +240,7 @@ pub struct JudgedArguments {
 }
 
 #[derive(Debug, Args)]
-pub struct DataArguments {
+pub(crate) struct DataArguments {
     #[command(flatten)]
     pub run: RunArguments,
     /// Number of rows to show.
@@ -261,7 +261,7 @@ pub struct DataArguments {
 }
 
 #[derive(Debug, Args)]
-pub struct GenerateArguments {
+pub(crate) struct GenerateArguments {
     #[command(flatten)]
     pub weights: WeightArguments,
     /// Prompts. Without any, each line of standard input is a prompt.
@@ -280,7 +280,7 @@ pub struct GenerateArguments {
 }
 
 #[derive(Debug, Args)]
-pub struct ChatArguments {
+pub(crate) struct ChatArguments {
     #[command(flatten)]
     pub weights: WeightArguments,
     /// A system message at the beginning.
@@ -296,7 +296,7 @@ pub struct ChatArguments {
 }
 
 #[derive(Debug, Args)]
-pub struct ServeArguments {
+pub(crate) struct ServeArguments {
     #[command(flatten)]
     pub weights: WeightArguments,
     /// Model name of requests; default: the folder's name.
@@ -327,7 +327,7 @@ pub struct ServeArguments {
 
 /// Model for generation.
 #[derive(Clone, Debug, Args)]
-pub struct WeightArguments {
+pub(crate) struct WeightArguments {
     /// The model's folder.
     #[arg(value_name = "MODEL")]
     pub model: PathBuf,
@@ -338,7 +338,7 @@ pub struct WeightArguments {
 
 /// Device and type of the computation.
 #[derive(Debug, Args)]
-pub struct ComputeArguments {
+pub(crate) struct ComputeArguments {
     /// Device: auto (the first GPU, else the CPU), cpu, cuda, or cuda:1 for the second GPU.
     #[arg(long, default_value = "auto")]
     pub device: Place,
@@ -352,14 +352,14 @@ pub struct ComputeArguments {
 
 /// A compute type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ComputeType {
+pub(crate) enum ComputeType {
     F32,
     Bf16,
 }
 
 /// Device of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub(crate) enum Place {
     /// The first GPU, else the CPU.
     Auto,
     /// The CPU.
@@ -384,7 +384,7 @@ impl FromStr for Place {
 }
 
 #[derive(Debug, Args)]
-pub struct SamplingArguments {
+pub(crate) struct SamplingArguments {
     /// Most tokens to generate for a prompt.
     #[arg(long, default_value_t = 256)]
     pub max_new_tokens: usize,
@@ -414,7 +414,7 @@ pub struct SamplingArguments {
 
 impl SamplingArguments {
     /// Sampling options, with this default temperature.
-    pub fn sampling(&self, temperature: f32, seed: u64) -> Sampling {
+    pub(crate) fn sampling(&self, temperature: f32, seed: u64) -> Sampling {
         Sampling {
             repetition_penalty: self.repetition_penalty,
             temperature: self.temperature.unwrap_or(temperature),
@@ -427,7 +427,7 @@ impl SamplingArguments {
 }
 
 #[derive(Debug, Args)]
-pub struct MergeArguments {
+pub(crate) struct MergeArguments {
     /// Adapter folder in peft's format.
     #[arg(value_name = "ADAPTER")]
     pub adapter: PathBuf,
@@ -444,13 +444,13 @@ pub struct MergeArguments {
 
 /// A storage type.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum StoredType {
+pub(crate) enum StoredType {
     F32,
     Bf16,
 }
 
 #[derive(Debug, Args)]
-pub struct InitArguments {
+pub(crate) struct InitArguments {
     /// A config.json, or a folder with one. Tokenizer files beside it are copied.
     #[arg(value_name = "CONFIG")]
     pub config: PathBuf,
@@ -463,7 +463,7 @@ pub struct InitArguments {
 }
 
 #[derive(Debug, Args)]
-pub struct DoctorArguments {
+pub(crate) struct DoctorArguments {
     /// Measure the CPU and GPUs, a few seconds each, and write a device table for `tandem plan
     /// --device-table`.
     #[arg(long, value_name = "FILE")]
@@ -471,7 +471,7 @@ pub struct DoctorArguments {
 }
 
 #[derive(Debug, Args)]
-pub struct QuickstartArguments {
+pub(crate) struct QuickstartArguments {
     /// Output folder. Results of an earlier quickstart there are deleted.
     #[arg(long, default_value = "runs/quickstart")]
     pub output: PathBuf,

@@ -17,7 +17,7 @@ use tandem_train::{Fault, TrainError};
 
 /// Outcome of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exit {
+pub(crate) enum Exit {
     /// Done.
     Done,
     /// Failed by a fault that is not in the user's files.
@@ -32,7 +32,7 @@ pub enum Exit {
 
 impl Exit {
     /// Returns the outcome for `error`, decided by the first cause in its chain that is known.
-    pub fn from_error(error: &anyhow::Error) -> Self {
+    pub(crate) fn from_error(error: &anyhow::Error) -> Self {
         error.chain().find_map(Self::from_cause).unwrap_or(Self::OwnFault)
     }
 
@@ -58,7 +58,7 @@ impl Exit {
 
 impl Exit {
     /// Returns the outcome of a rank's process. A rank killed by a signal counts as a lost peer.
-    pub fn from_code(code: Option<i32>) -> Self {
+    pub(crate) fn from_code(code: Option<i32>) -> Self {
         let Some(code) = code else { return Self::PeerLost };
         let all = [Self::Done, Self::OwnFault, Self::UserMistake, Self::PeerLost, Self::Interrupted];
         all.into_iter().find(|exit| i32::from(exit.code()) == code).unwrap_or(Self::OwnFault)
@@ -94,7 +94,7 @@ impl From<Exit> for ExitCode {
 
 /// An error that a command finds in its arguments.
 #[derive(Debug)]
-pub struct Mistake(String);
+pub(crate) struct Mistake(String);
 
 impl fmt::Display for Mistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -105,6 +105,6 @@ impl fmt::Display for Mistake {
 impl std::error::Error for Mistake {}
 
 /// Creates a [`Mistake`] error.
-pub fn mistake(message: impl Into<String>) -> anyhow::Error {
+pub(crate) fn mistake(message: impl Into<String>) -> anyhow::Error {
     anyhow::Error::new(Mistake(message.into()))
 }

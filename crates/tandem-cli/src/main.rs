@@ -3,6 +3,8 @@
 //! `args` defines the command line, `commands` has one file per subcommand, `exit` decides the exit
 //! code.
 
+#![warn(unreachable_pub)]
+
 mod agent;
 mod args;
 mod commands;

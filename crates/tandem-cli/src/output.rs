@@ -9,7 +9,7 @@ use anyhow::Context;
 ///
 /// # Errors
 /// If stdout cannot be written for another reason, such as a full disk behind it.
-pub fn print_lines(lines: &[String]) -> anyhow::Result<()> {
+pub(crate) fn print_lines(lines: &[String]) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     let written = lines.iter().try_for_each(|line| writeln!(out, "{line}")).and_then(|()| out.flush());
     match written {

@@ -14,7 +14,7 @@ use crate::watcher::Watcher;
 ///
 /// # Errors
 /// The rendezvous fails, or the run itself does.
-pub fn train(
+pub(crate) fn train(
     launch: &Launch,
     mut config: Config,
     options: Options,

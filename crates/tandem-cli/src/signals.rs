@@ -15,7 +15,7 @@ use signal_hook::flag;
 ///
 /// # Errors
 /// The operating system refuses a handler.
-pub fn stop_flag() -> io::Result<Arc<AtomicBool>> {
+pub(crate) fn stop_flag() -> io::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         // Handlers run in the order of registration: the first signal passes this one and then sets
@@ -27,7 +27,7 @@ pub fn stop_flag() -> io::Result<Arc<AtomicBool>> {
 }
 
 /// Asks a process to save and stop.
-pub fn terminate(child: &Child) {
+pub(crate) fn terminate(child: &Child) {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     // A process that has ended needs no signal.
     let _ = pid.map(|pid| kill_process(pid, Signal::TERM));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// Metrics shown for a step. A metric that a method lacks (SFT has no margin) is left out.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct StepLine {
+pub(crate) struct StepLine {
     /// Online runs: judge scores and number of pairs.
     pub score: Option<f64>,
     pub pairs: Option<f64>,
@@ -22,7 +22,7 @@ pub struct StepLine {
 
 impl StepLine {
     /// Reads the metrics by the names that `metrics.jsonl` has.
-    pub fn from_metrics(get: impl Fn(&str) -> Option<f64>) -> Self {
+    pub(crate) fn from_metrics(get: impl Fn(&str) -> Option<f64>) -> Self {
         // SFT reports token accuracy, preference methods pair accuracy. For online pairs, which are
         // new in each step, accuracy says little.
         let accuracies = ["rewards/accuracies", "accuracy", "mean_token_accuracy"];
@@ -63,7 +63,7 @@ impl fmt::Display for StepLine {
 }
 
 /// "1 h 02 min", "3 min 05 s", "12 s".
-pub fn in_words(duration: Duration) -> String {
+pub(crate) fn in_words(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
         (0, 0, s) => format!("{s} s"),

@@ -13,7 +13,7 @@ use crate::step_line::{StepLine, in_words};
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Observer that shows a run to a person.
-pub struct Watcher {
+pub(crate) struct Watcher {
     bar: Option<ProgressBar>,
     interval: u64,
     /// Subject of the bar; a new subject starts a new bar.
@@ -26,7 +26,7 @@ pub struct Watcher {
 
 impl Watcher {
     /// Draws a bar if stderr is a terminal; else writes a line every `interval` steps.
-    pub fn every(interval: u64) -> Self {
+    pub(crate) fn every(interval: u64) -> Self {
         let bar = std::io::stderr().is_terminal().then(ProgressBar::hidden);
         Self { bar, interval, subject: String::new(), last_line: None, steps: 0, began: None }
     }
@@ -96,7 +96,7 @@ impl Watcher {
     }
 
     /// Removes the bar, so that the next output starts on a clean line.
-    pub fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }

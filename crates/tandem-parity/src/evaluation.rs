@@ -13,7 +13,7 @@ use crate::settings::Settings;
 /// Checks `eval_bias.json`: thirteen rows in batches of 13, 5, 12 and 1, each of which must give
 /// what TRL's batches of one row give. The rows are the thirteen shortest lines of the
 /// conversational data, shortest first.
-pub fn check(folder: &Path, runner: &mut Runner, report: &mut Report) -> Result<()> {
+pub(crate) fn check(folder: &Path, runner: &mut Runner, report: &mut Report) -> Result<()> {
     let expected = read_json(&folder.join("eval_bias.json"))?;
     let text = std::fs::read_to_string(data_file(folder, "conv"))?;
     let mut lines: Vec<&str> = text.lines().collect();

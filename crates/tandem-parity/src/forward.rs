@@ -36,7 +36,7 @@ const ALLOWED: [Allowed; 2] = [
 /// Models whose sums in the folder differ from transformers' for the weights beside them (their
 /// logits and first pair agree): seven of sixteen sums of qwen2-tiny differ by up to 1.7 %; Tandem
 /// agrees with transformers 5.23.
-pub const SUMS_OF_OTHER_WEIGHTS: [&str; 1] = ["qwen2-tiny"];
+pub(crate) const SUMS_OF_OTHER_WEIGHTS: [&str; 1] = ["qwen2-tiny"];
 
 /// A model folder in memory.
 struct Model {
@@ -65,7 +65,7 @@ struct Case<'a> {
 }
 
 /// Checks everything in `forward.json` and `logits.safetensors`.
-pub fn check(folder: &Path, device: &Device, report: &mut Report) -> Result<()> {
+pub(crate) fn check(folder: &Path, device: &Device, report: &mut Report) -> Result<()> {
     let expected = read_json(&folder.join("forward.json"))?;
     let tokens = read_json(&folder.join("tokens.json"))?;
     let bytes = std::fs::read(folder.join("logits.safetensors"))?;

@@ -45,7 +45,7 @@ fn settings(folder: &Path, model: &str, data: &str, objective: String) -> Settin
 }
 
 /// Checks everything in `losses.json`.
-pub fn check(folder: &Path, runner: &mut Runner, report: &mut Report) -> Result<()> {
+pub(crate) fn check(folder: &Path, runner: &mut Runner, report: &mut Report) -> Result<()> {
     let expected = read_json(&folder.join("losses.json"))?;
     let sums = read_json(&folder.join("forward.json"))?;
     for (model, by_data) in expected["losses"].as_object().context("losses.json holds no losses")? {

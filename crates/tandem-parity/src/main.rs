@@ -9,6 +9,8 @@
 //! Prints a line per check with the measured error, then the totals; exits 1 if a check failed, 2
 //! if the folder cannot be read.
 
+#![warn(unreachable_pub)]
+
 mod evaluation;
 mod forward;
 mod losses;

@@ -9,7 +9,7 @@ const CAPACITY: usize = 4 << 30;
 
 /// A kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub(crate) enum Place {
     Cpu,
     /// The first GPU.
     Cuda,
@@ -17,7 +17,7 @@ pub enum Place {
 
 impl Place {
     /// Parses a device name; "emulated" installs the CUDA emulator in this process.
-    pub fn named(name: &str) -> Result<Self> {
+    pub(crate) fn named(name: &str) -> Result<Self> {
         match name {
             "cpu" => Ok(Self::Cpu),
             "cuda" => Ok(Self::Cuda),
@@ -30,7 +30,7 @@ impl Place {
     }
 
     /// The name in a config.
-    pub fn devices(self) -> &'static str {
+    pub(crate) fn devices(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
             Self::Cuda => "cuda:0",
@@ -38,7 +38,7 @@ impl Place {
     }
 
     /// Opens the device.
-    pub fn device(self) -> Result<Device> {
+    pub(crate) fn device(self) -> Result<Device> {
         Ok(match self {
             Self::Cpu => {
                 let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);

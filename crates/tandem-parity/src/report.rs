@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 /// Counts and prints results.
 #[derive(Debug, Default)]
-pub struct Report {
+pub(crate) struct Report {
     passed: usize,
     failed: Vec<String>,
     not_implemented: usize,
@@ -12,12 +12,12 @@ pub struct Report {
 
 impl Report {
     /// Records a measured error against its tolerance. NaN fails.
-    pub fn within(&mut self, name: impl Display, error: f64, allowed: f64) {
+    pub(crate) fn within(&mut self, name: impl Display, error: f64, allowed: f64) {
         self.outcome(&name, error <= allowed, format_args!("error {error:.2e}, allowed {allowed:.0e}"));
     }
 
     /// Records an exact comparison; `found` states the difference.
-    pub fn same(&mut self, name: impl Display, found: Result<(), String>) {
+    pub(crate) fn same(&mut self, name: impl Display, found: Result<(), String>) {
         match found {
             Ok(()) => self.outcome(&name, true, "identical"),
             Err(difference) => self.outcome(&name, false, difference),
@@ -25,17 +25,17 @@ impl Report {
     }
 
     /// Records a check that stopped with an error.
-    pub fn broken(&mut self, name: impl Display, error: impl Display) {
+    pub(crate) fn broken(&mut self, name: impl Display, error: impl Display) {
         self.outcome(&name, false, error);
     }
 
     /// Prints a number without judging it.
-    pub fn note(&self, name: impl Display, text: impl Display) {
+    pub(crate) fn note(&self, name: impl Display, text: impl Display) {
         println!("note  {name}: {text}");
     }
 
     /// Records numbers of a feature that Tandem lacks.
-    pub fn not_implemented(&mut self, name: impl Display, why: impl Display) {
+    pub(crate) fn not_implemented(&mut self, name: impl Display, why: impl Display) {
         self.not_implemented += 1;
         println!("todo  {name}: not implemented: {why}");
     }
@@ -51,7 +51,7 @@ impl Report {
     }
 
     /// Prints the totals and returns whether nothing failed.
-    pub fn finish(self) -> bool {
+    pub(crate) fn finish(self) -> bool {
         for name in &self.failed {
             println!("failed: {name}");
         }
@@ -66,13 +66,13 @@ impl Report {
 }
 
 /// √Σx².
-pub fn length(values: impl IntoIterator<Item = f64>) -> f64 {
+pub(crate) fn length(values: impl IntoIterator<Item = f64>) -> f64 {
     values.into_iter().map(|x| x * x).sum::<f64>().sqrt()
 }
 
 /// Largest |a − b| over two lists, relative to `scale`; infinite if lengths differ or a value is
 /// not a number.
-pub fn largest_error(ours: &[f64], theirs: &[f64], scale: f64) -> f64 {
+pub(crate) fn largest_error(ours: &[f64], theirs: &[f64], scale: f64) -> f64 {
     if ours.len() != theirs.len() {
         return f64::INFINITY;
     }

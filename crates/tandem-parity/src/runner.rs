@@ -16,13 +16,13 @@ use crate::place::Place;
 use crate::settings::Settings;
 
 /// Working folder of runs. Tokens are cached between runs; only the latest run is kept.
-pub struct Runner {
+pub(crate) struct Runner {
     folder: TempDir,
     place: Place,
 }
 
 /// Result of a run.
-pub struct Run {
+pub(crate) struct Run {
     /// Metrics of each training step.
     pub steps: Vec<Metrics>,
     /// Metrics of each evaluation.
@@ -33,23 +33,23 @@ pub struct Run {
 }
 
 /// A line of `metrics.jsonl`.
-pub struct Metrics(Value);
+pub(crate) struct Metrics(Value);
 
 impl Metrics {
     /// Returns a metric by name.
-    pub fn get(&self, key: &str) -> Option<f64> {
+    pub(crate) fn get(&self, key: &str) -> Option<f64> {
         self.0.get(key).and_then(Value::as_f64)
     }
 }
 
 impl Run {
     /// The trained model.
-    pub fn final_folder(&self) -> PathBuf {
+    pub(crate) fn final_folder(&self) -> PathBuf {
         self.output.join("final")
     }
 
     /// Values of a metric by step.
-    pub fn curve(&self, key: &str) -> BTreeMap<u64, f64> {
+    pub(crate) fn curve(&self, key: &str) -> BTreeMap<u64, f64> {
         let number = |m: &Metrics| Some((m.get("step")? as u64, m.get(key)?));
         self.steps.iter().filter_map(number).collect()
     }
@@ -57,17 +57,17 @@ impl Run {
 
 impl Runner {
     /// Creates the runner in a temporary folder, removed on drop.
-    pub fn new(place: Place) -> Result<Self> {
+    pub(crate) fn new(place: Place) -> Result<Self> {
         Ok(Self { folder: tempfile::tempdir()?, place })
     }
 
     /// Device of the runs.
-    pub fn place(&self) -> Place {
+    pub(crate) fn place(&self) -> Place {
         self.place
     }
 
     /// Writes an input file of a run.
-    pub fn file(&self, name: &str, text: &str) -> Result<PathBuf> {
+    pub(crate) fn file(&self, name: &str, text: &str) -> Result<PathBuf> {
         let path = self.folder.path().join(name);
         std::fs::write(&path, text).with_context(|| path.display().to_string())?;
         Ok(path)
@@ -77,7 +77,7 @@ impl Runner {
     ///
     /// # Errors
     /// Whatever stops the run.
-    pub fn run(&mut self, settings: &Settings) -> Result<Run> {
+    pub(crate) fn run(&mut self, settings: &Settings) -> Result<Run> {
         let output = self.folder.path().join("run");
         if output.exists() {
             std::fs::remove_dir_all(&output)?;
@@ -92,7 +92,7 @@ impl Runner {
     }
 
     /// Returns the reason if a run was refused for a missing feature.
-    pub fn missing_feature(&self, error: &anyhow::Error) -> Option<String> {
+    pub(crate) fn missing_feature(&self, error: &anyhow::Error) -> Option<String> {
         let text = format!("{error:#}");
         text.contains("not there yet").then_some(text)
     }

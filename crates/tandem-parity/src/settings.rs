@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// Settings of one run.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// The policy's folder.
     pub model: PathBuf,
     /// The `[adapter]` table's lines, if an adapter trains.
@@ -40,7 +40,7 @@ pub struct Settings {
 
 impl Settings {
     /// Formats the file of a run that writes to `output` and caches in `cache`.
-    pub fn toml(&self, output: &Path, cache: &Path) -> String {
+    pub(crate) fn toml(&self, output: &Path, cache: &Path) -> String {
         let eval = self.eval.as_ref().map_or(String::new(), |path| format!("eval = {path:?}\n"));
         let adapter = self.adapter.as_ref().map_or(String::new(), |lines| format!("[adapter]\n{lines}\n"));
         format!(
@@ -71,7 +71,7 @@ impl Settings {
     ///
     /// # Errors
     /// Names an argument that Tandem lacks.
-    pub fn apply(&mut self, args: &Value) -> Result<(), String> {
+    pub(crate) fn apply(&mut self, args: &Value) -> Result<(), String> {
         self.objective = objective(args)?;
         let number = |key: &str| args[key].as_f64().ok_or_else(|| format!("{key} is {}", args[key]));
         self.micro_batch_size = number("per_device_train_batch_size")? as u64;
@@ -97,7 +97,7 @@ impl Settings {
 ///
 /// # Errors
 /// Names an argument that Tandem lacks.
-pub fn objective(args: &Value) -> Result<String, String> {
+pub(crate) fn objective(args: &Value) -> Result<String, String> {
     const DEFAULTS: [(&str, &str); 2] = [("ld_alpha", "null"), ("use_weighting", "false")];
     for (key, default) in DEFAULTS {
         let default: Value = serde_json::from_str(default).expect("the defaults above are JSON");

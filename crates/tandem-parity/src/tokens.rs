@@ -14,7 +14,7 @@ use crate::numbers::{ids, read_json};
 use crate::report::Report;
 
 /// Checks `tokens.json` and `tokenization.json`.
-pub fn check(folder: &Path, report: &mut Report) -> Result<()> {
+pub(crate) fn check(folder: &Path, report: &mut Report) -> Result<()> {
     let rows = read_json(&folder.join("tokens.json"))?;
     let tokenizer = Tokenizer::from_folder(folder.join("tokenizer"))?;
     for (data, expected) in rows.as_object().into_iter().flatten() {

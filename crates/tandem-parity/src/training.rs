@@ -30,7 +30,7 @@ const F32: Tolerance = Tolerance { loss: 1e-4, grad_norm: 1e-4, norm: 1e-5, elem
 const BF16: Tolerance = Tolerance { loss: 1e-2, grad_norm: 5e-2, norm: 1e-4, elements: f64::INFINITY };
 
 /// Checks everything under `train/`.
-pub fn check(folder: &Path, runner: &mut Runner, report: &mut Report) -> Result<()> {
+pub(crate) fn check(folder: &Path, runner: &mut Runner, report: &mut Report) -> Result<()> {
     let mut files: Vec<_> = std::fs::read_dir(folder.join("train"))?
         .map(|entry| Ok(entry?.path()))
         .collect::<Result<_, std::io::Error>>()?;

@@ -8,14 +8,14 @@ use safetensors::SafeTensors;
 use crate::numbers::f32s;
 
 /// The file's bytes.
-pub struct Weights {
+pub(crate) struct Weights {
     bytes: Vec<u8>,
     names: Vec<String>,
 }
 
 impl Weights {
     /// Reads the weights of a model's folder, or of an adapter's.
-    pub fn read(folder: &Path) -> Result<Self> {
+    pub(crate) fn read(folder: &Path) -> Result<Self> {
         let [model, adapter] =
             ["model.safetensors", "adapter_model.safetensors"].map(|name| folder.join(name));
         let path = if adapter.exists() { adapter } else { model };
@@ -30,12 +30,12 @@ impl Weights {
     }
 
     /// All tensors' names.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.names.iter().map(String::as_str)
     }
 
     /// A tensor's elements.
-    pub fn get(&self, name: &str) -> Option<Vec<f64>> {
+    pub(crate) fn get(&self, name: &str) -> Option<Vec<f64>> {
         let file = SafeTensors::deserialize(&self.bytes).expect("parsed when read");
         file.tensor(name).ok().map(|tensor| f32s(tensor.data()))
     }

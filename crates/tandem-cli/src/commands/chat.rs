@@ -27,7 +27,7 @@ const HELP: &str = "\
 /exit           end, as Ctrl-D does
 Ctrl-C breaks an answer off. A \\ at the end of a line goes on in the next.";
 
-pub fn run(arguments: &ChatArguments) -> anyhow::Result<Exit> {
+pub(crate) fn run(arguments: &ChatArguments) -> anyhow::Result<Exit> {
     let weights = &arguments.weights;
     let tokenizer = Tokenizer::from_folder(&weights.model)?;
     tokenizer.chat_template()?;

@@ -12,7 +12,7 @@ use crate::exit::{Exit, mistake};
 use crate::output::print_lines;
 use crate::watcher::Watcher;
 
-pub fn run(arguments: &DataArguments) -> anyhow::Result<Exit> {
+pub(crate) fn run(arguments: &DataArguments) -> anyhow::Result<Exit> {
     let config = Config::load(&arguments.run.config, &arguments.run.overrides)?;
     let mut watcher = Watcher::every(1);
     let prepared = RunInputs::open(&config, &mut watcher)?;

@@ -21,7 +21,7 @@ use crate::output::print_lines;
 /// Bytes of a GiB.
 const GIB: f64 = (1u64 << 30) as f64;
 
-pub fn run(arguments: &DoctorArguments) -> anyhow::Result<Exit> {
+pub(crate) fn run(arguments: &DoctorArguments) -> anyhow::Result<Exit> {
     let (libraries, missing) = libraries();
     let (found, gpus) = gpus(&missing);
     let mut lines = [vec![processor()], found, libraries, vec![gloo()]].concat();

@@ -14,14 +14,14 @@ use crate::output::print_lines;
 
 /// Text around a prompt.
 #[derive(Clone, Copy, Debug)]
-pub enum PromptFormat<'a> {
+pub(crate) enum PromptFormat<'a> {
     /// The model's chat template with this system message, if it has one.
     Chat(Option<&'a str>),
     /// The prompt as it is.
     Raw,
 }
 
-pub fn run(arguments: &GenerateArguments) -> anyhow::Result<Exit> {
+pub(crate) fn run(arguments: &GenerateArguments) -> anyhow::Result<Exit> {
     let prompts = if arguments.prompts.is_empty() { read_prompts()? } else { arguments.prompts.clone() };
     let framing =
         if arguments.raw { PromptFormat::Raw } else { PromptFormat::Chat(arguments.system.as_deref()) };
@@ -59,7 +59,7 @@ fn read_prompts() -> anyhow::Result<Vec<String>> {
 /// # Errors
 /// The model, adapter or tokenizer cannot be read, a prompt is too long, or the device is missing
 /// or too small.
-pub fn answers(
+pub(crate) fn answers(
     weights: &WeightArguments,
     prompts: &[&str],
     framing: PromptFormat<'_>,

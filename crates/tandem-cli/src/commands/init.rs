@@ -10,7 +10,7 @@ use crate::args::InitArguments;
 use crate::exit::{Exit, mistake};
 use crate::output::print_lines;
 
-pub fn run(arguments: &InitArguments) -> anyhow::Result<Exit> {
+pub(crate) fn run(arguments: &InitArguments) -> anyhow::Result<Exit> {
     let InitArguments { config, output, seed } = arguments;
     if output.exists() {
         return Err(mistake(format!("{} is there already; init writes a new folder", output.display())));

@@ -18,7 +18,7 @@ const GRACE: Duration = Duration::from_secs(10);
 /// Poll interval.
 const PAUSE: Duration = Duration::from_millis(50);
 
-pub fn run(arguments: &LaunchArguments) -> anyhow::Result<Exit> {
+pub(crate) fn run(arguments: &LaunchArguments) -> anyhow::Result<Exit> {
     let LaunchArguments { ranks, nodes, node, address, command } = arguments;
     if *ranks == 0 || *nodes == 0 || node >= nodes {
         return Err(mistake(format!(

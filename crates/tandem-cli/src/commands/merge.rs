@@ -10,7 +10,7 @@ use crate::args::{MergeArguments, StoredType};
 use crate::exit::{Exit, mistake};
 use crate::output::print_lines;
 
-pub fn run(arguments: &MergeArguments) -> anyhow::Result<Exit> {
+pub(crate) fn run(arguments: &MergeArguments) -> anyhow::Result<Exit> {
     let MergeArguments { adapter, output, base, dtype } = arguments;
     if output.exists() {
         return Err(mistake(format!("{} is there already; merge writes a new folder", output.display())));

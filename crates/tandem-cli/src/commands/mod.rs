@@ -1,16 +1,16 @@
 //! The subcommands, one file each.
 
-pub mod chat;
-pub mod data;
-pub mod doctor;
-pub mod eval;
-pub mod generate;
-pub mod init;
-pub mod launch;
-pub mod merge;
-pub mod plan;
-pub mod serve;
-pub mod train;
+pub(crate) mod chat;
+pub(crate) mod data;
+pub(crate) mod doctor;
+pub(crate) mod eval;
+pub(crate) mod generate;
+pub(crate) mod init;
+pub(crate) mod launch;
+pub(crate) mod merge;
+pub(crate) mod plan;
+pub(crate) mod serve;
+pub(crate) mod train;
 
 use tandem_comm::Launch;
 

@@ -24,7 +24,7 @@ use crate::watcher::Watcher;
 /// Lines shown of a search.
 const SHOWN: usize = 12;
 
-pub fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
+pub(crate) fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
     if let Some(file) = &arguments.measure {
         return measure(file);
     }

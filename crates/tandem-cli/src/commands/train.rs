@@ -12,7 +12,7 @@ use crate::exit::Exit;
 use crate::watcher::Watcher;
 use crate::{processes, signals};
 
-pub fn run(arguments: &TrainArguments) -> anyhow::Result<Exit> {
+pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<Exit> {
     let launch = Launch::detect()?;
     // A single process starts all local ranks.
     if let LocalRanks::Count(ranks) = launch.ranks_here
@@ -42,7 +42,7 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<Exit> {
 }
 
 /// Trains until the end, or until `stop` is set, and saves.
-pub fn train(
+pub(crate) fn train(
     config: &Config,
     options: impl Into<Options>,
     watcher: &mut Watcher,

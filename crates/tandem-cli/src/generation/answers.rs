@@ -13,7 +13,7 @@ const MAX_BATCH: usize = 64;
 
 /// Sampling options and limits of completions.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted<'a> {
+pub(crate) struct Wanted<'a> {
     /// Sampling options.
     pub sampling: Sampling,
     /// Most tokens of a completion.
@@ -24,7 +24,7 @@ pub struct Wanted<'a> {
 
 /// One completion.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct CompletionText {
+pub(crate) struct CompletionText {
     /// Its text.
     pub text: String,
     /// Number of tokens, without the stop token.
@@ -39,7 +39,7 @@ pub struct CompletionText {
 /// # Errors
 /// The model or adapter cannot be read, a prompt is too long, or the device is missing or too
 /// small.
-pub fn all(
+pub(crate) fn all(
     weights: &WeightArguments,
     tokenizer: Tokenizer,
     prompts: Vec<Vec<u32>>,

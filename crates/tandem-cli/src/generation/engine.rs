@@ -11,7 +11,7 @@ use tandem_train::chain;
 use super::Loaded;
 
 /// A generation job.
-pub struct Job {
+pub(crate) struct Job {
     /// The request.
     pub request: Request,
     /// Stop strings.
@@ -22,7 +22,7 @@ pub struct Job {
 
 /// Message to the listener of a job.
 #[derive(Debug)]
-pub enum Message {
+pub(crate) enum Message {
     /// A new token. The text that it completes may be empty.
     Piece(Piece),
     /// The job is done: finish reason per completion.
@@ -35,7 +35,7 @@ pub enum Message {
 
 /// Text that a token adds to a completion.
 #[derive(Clone, Debug)]
-pub struct Piece {
+pub(crate) struct Piece {
     /// Index of the completion.
     pub answer: usize,
     /// Text that can be shown now.
@@ -46,7 +46,7 @@ pub struct Piece {
 
 /// End of a completion.
 #[derive(Clone, Debug)]
-pub struct Ended {
+pub(crate) struct Ended {
     /// Text that was held back for stop strings.
     pub rest: String,
     /// Number of tokens.
@@ -67,7 +67,7 @@ struct InFlight<'a> {
 ///
 /// # Errors
 /// The KV cache cannot be allocated. Later failures go to the listeners.
-pub fn run(model: &Loaded, jobs: &Receiver<Job>) -> tandem_model::Result<()> {
+pub(crate) fn run(model: &Loaded, jobs: &Receiver<Job>) -> tandem_model::Result<()> {
     let (mut generator, mut source) = (model.generator()?, model.source());
     let mut under_way: BTreeMap<usize, InFlight> = BTreeMap::new();
     loop {

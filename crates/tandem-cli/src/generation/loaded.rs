@@ -17,7 +17,7 @@ const PREFILL_TOKENS: usize = 4096;
 
 /// Limits that a model is loaded for.
 #[derive(Clone, Copy, Debug)]
-pub struct GenerationLimits {
+pub(crate) struct GenerationLimits {
     /// Most tokens of a prompt and its completion.
     pub positions: usize,
     /// Most tokens of all prompts and completions in progress.
@@ -29,7 +29,7 @@ pub struct GenerationLimits {
 }
 
 /// A model in memory.
-pub struct Loaded {
+pub(crate) struct Loaded {
     tokenizer: Tokenizer,
     decoder: Decoder,
     device: Device,
@@ -45,7 +45,7 @@ impl Loaded {
     ///
     /// # Errors
     /// The model, adapter or tokenizer cannot be read, or the device is missing or too small.
-    pub fn open(
+    pub(crate) fn open(
         WeightArguments { model: folder, adapter }: &WeightArguments,
         tokenizer: Tokenizer,
         room: GenerationLimits,
@@ -75,17 +75,17 @@ impl Loaded {
     }
 
     /// The tokenizer.
-    pub fn tokenizer(&self) -> &Tokenizer {
+    pub(crate) fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }
 
     /// The limits.
-    pub fn room(&self) -> GenerationLimits {
+    pub(crate) fn room(&self) -> GenerationLimits {
         self.room
     }
 
     /// The weights, for [`Generator::step`].
-    pub fn source(&self) -> ResidentWeights<'_> {
+    pub(crate) fn source(&self) -> ResidentWeights<'_> {
         ResidentWeights::new(&self.decoder, &self.weights, self.copy.as_ref())
     }
 
@@ -93,7 +93,7 @@ impl Loaded {
     ///
     /// # Errors
     /// The device has too little memory.
-    pub fn generator(&self) -> tandem_model::Result<Generator<'_>> {
+    pub(crate) fn generator(&self) -> tandem_model::Result<Generator<'_>> {
         let GenerationLimits { cache_tokens, max_batch, log_probs, .. } = self.room;
         let options = GeneratorOptions { max_batch, cache_tokens, prefill_tokens: PREFILL_TOKENS, log_probs };
         Generator::new(&self.decoder, &self.device, self.dtype, options)
@@ -104,7 +104,7 @@ impl Loaded {
 ///
 /// # Errors
 /// The folder does not exist or the model is not supported.
-pub fn positions_of(folder: &Path, wanted: usize) -> tandem_model::Result<usize> {
+pub(crate) fn positions_of(folder: &Path, wanted: usize) -> tandem_model::Result<usize> {
     Ok(ModelFolder::open(folder)?.spec().max_positions.min(wanted))
 }
 
@@ -112,12 +112,12 @@ pub fn positions_of(folder: &Path, wanted: usize) -> tandem_model::Result<usize>
 ///
 /// # Errors
 /// The model has no chat template, or the template refuses the messages.
-pub fn encode_chat(tokenizer: &Tokenizer, messages: &[Message]) -> tandem_data::Result<Vec<u32>> {
+pub(crate) fn encode_chat(tokenizer: &Tokenizer, messages: &[Message]) -> tandem_data::Result<Vec<u32>> {
     tokenizer.encode_chat(messages, RenderOptions { add_generation_prompt: true, ..RenderOptions::default() })
 }
 
 /// Creates a chat message.
-pub fn message(role: &str, content: &str) -> Message {
+pub(crate) fn message(role: &str, content: &str) -> Message {
     [("role", role), ("content", content)]
         .map(|(key, value)| (key.to_owned(), value.into()))
         .into_iter()
@@ -128,7 +128,7 @@ pub fn message(role: &str, content: &str) -> Message {
 ///
 /// # Errors
 /// The device is missing, or the system refuses the address space.
-pub fn open(compute: &ComputeArguments, capacity: usize) -> Result<Device, KernelError> {
+pub(crate) fn open(compute: &ComputeArguments, capacity: usize) -> Result<Device, KernelError> {
     let gpu = match compute.device {
         Place::Cpu => None,
         Place::Auto => cuda::list().is_ok_and(|gpus| !gpus.is_empty()).then_some(0),
@@ -144,7 +144,7 @@ pub fn open(compute: &ComputeArguments, capacity: usize) -> Result<Device, Kerne
 
 /// Address space in bytes for weights, KV cache and activations. Pages cost nothing until they are
 /// touched.
-pub fn address_space(decoder: &Decoder, cache_tokens: usize) -> usize {
+pub(crate) fn address_space(decoder: &Decoder, cache_tokens: usize) -> usize {
     let spec = decoder.spec();
     let per_token = 16 * spec.hidden_size * (decoder.layers().len() + 8) + 8 * spec.vocab_size;
     8 * decoder.num_parameters() + cache_tokens * per_token + (4 << 30)

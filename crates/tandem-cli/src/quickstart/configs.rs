@@ -6,7 +6,7 @@ use anyhow::Context;
 use serde_json::json;
 
 /// Writes `model/config.json`, `sft.toml` and `dpo.toml` into `folder`.
-pub fn write(folder: &Path, vocab_size: usize, threads: usize) -> anyhow::Result<()> {
+pub(crate) fn write(folder: &Path, vocab_size: usize, threads: usize) -> anyhow::Result<()> {
     let model = json!({
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -13,7 +13,7 @@ use tandem_kernels::numerics::random;
 use super::person::{CITIES, NAMES, NUM_SENTENCES, Person};
 
 /// Training data and judge prompts of the quickstart.
-pub struct Corpus {
+pub(crate) struct Corpus {
     /// Prompt and demonstrated completion. Half are JSON, half notes; a third of the prompts ask
     /// for neither.
     pub demonstrations: Vec<(String, String)>,
@@ -26,7 +26,12 @@ pub struct Corpus {
 impl Corpus {
     /// Samples the corpus. No held-out combination of name and city occurs in training, in any
     /// wording and with any age: the judge asks for nothing that could be memorised.
-    pub fn draw(seed: u64, num_demonstrations: usize, num_preferences: usize, num_held_out: usize) -> Self {
+    pub(crate) fn draw(
+        seed: u64,
+        num_demonstrations: usize,
+        num_preferences: usize,
+        num_held_out: usize,
+    ) -> Self {
         let mut dice = Dice(seed);
         // Every prompt has both styles as answers. Two in three ask for a style; the third cannot
         // tell. A trained model tosses a coin there, and DPO settles it.
@@ -49,7 +54,7 @@ impl Corpus {
 
     /// Fails unless the held-out prompts, and the combinations of name and city in them, are absent
     /// from training.
-    pub fn check_disjoint(&self) -> anyhow::Result<()> {
+    pub(crate) fn check_disjoint(&self) -> anyhow::Result<()> {
         let trained: Vec<&str> = self
             .demonstrations
             .iter()
@@ -65,7 +70,7 @@ impl Corpus {
 
     /// Writes `sft.jsonl`, `preferences.jsonl` and `held_out.jsonl` in the formats that
     /// `docs/data.md` describes.
-    pub fn write(&self, folder: &Path) -> anyhow::Result<()> {
+    pub(crate) fn write(&self, folder: &Path) -> anyhow::Result<()> {
         let user = |text: &str| json!({"role": "user", "content": text});
         let assistant = |text: String| json!({"role": "assistant", "content": text});
         let pair = |(prompt, person): &(String, Person)| {
@@ -82,7 +87,7 @@ impl Corpus {
     }
 
     /// All demonstration texts, for training the tokenizer.
-    pub fn texts(&self) -> impl Iterator<Item = String> + Send + '_ {
+    pub(crate) fn texts(&self) -> impl Iterator<Item = String> + Send + '_ {
         self.demonstrations.iter().flat_map(|(prompt, answer)| [prompt.clone(), answer.clone()])
     }
 }

@@ -4,7 +4,7 @@
 /// values than columns, a column shows the mean of its range. The scale includes 0.
 ///
 /// Values that are not finite are left out of the picture.
-pub fn draw(values: &[f64], width: usize, height: usize) -> String {
+pub(crate) fn draw(values: &[f64], width: usize, height: usize) -> String {
     let columns = columns(values, width);
     let finite = columns.iter().copied().filter(|v| v.is_finite());
     let (low, high) = finite.fold((0.0f64, 0.0f64), |(low, high), v| (low.min(v), high.max(v)));

@@ -42,7 +42,7 @@ const NUM_HELD_OUT: usize = 200;
 /// user.
 const OURS: [&str; 7] = ["data", "model", "cache", "sft", "dpo", "sft.toml", "dpo.toml"];
 
-pub fn run(arguments: &QuickstartArguments) -> anyhow::Result<Exit> {
+pub(crate) fn run(arguments: &QuickstartArguments) -> anyhow::Result<Exit> {
     let (folder, start) = (arguments.output.as_path(), Instant::now());
     clear(folder)?;
     let corpus = prepare(folder, arguments.threads)?;

@@ -4,18 +4,18 @@ use serde_json::json;
 
 /// Facts of one example.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Person {
+pub(crate) struct Person {
     pub name: &'static str,
     pub age: u32,
     pub city: &'static str,
 }
 
 /// Number of sentence wordings.
-pub const NUM_SENTENCES: usize = 4;
+pub(crate) const NUM_SENTENCES: usize = 4;
 
 impl Person {
     /// The user's message: the facts in one of [`NUM_SENTENCES`] wordings.
-    pub fn sentence(&self, wording: usize) -> String {
+    pub(crate) fn sentence(&self, wording: usize) -> String {
         let Self { name, age, city } = self;
         match wording % NUM_SENTENCES {
             0 => format!(r#""{name}" is {age} years old and lives in "{city}"."#),
@@ -26,24 +26,24 @@ impl Person {
     }
 
     /// The preferred completion: JSON.
-    pub fn as_json(&self) -> String {
+    pub(crate) fn as_json(&self) -> String {
         let Self { name, age, city } = self;
         format!(r#"{{"name": "{name}", "age": {age}, "city": "{city}"}}"#)
     }
 
     /// The correct but not preferred completion: a note.
-    pub fn as_note(&self) -> String {
+    pub(crate) fn as_note(&self) -> String {
         let Self { name, age, city } = self;
         format!(r#"The person is "{name}", aged {age}, living in "{city}"."#)
     }
 
     /// Returns whether `answer` is the note with exactly this person's facts.
-    pub fn is_noted_by(&self, answer: &str) -> bool {
+    pub(crate) fn is_noted_by(&self, answer: &str) -> bool {
         answer.trim() == self.as_note()
     }
 
     /// Judge: returns whether `answer` is JSON with exactly this person's facts.
-    pub fn is_told_by(&self, answer: &str) -> bool {
+    pub(crate) fn is_told_by(&self, answer: &str) -> bool {
         serde_json::from_str::<serde_json::Value>(answer.trim())
             .is_ok_and(|found| found == json!({"name": self.name, "age": self.age, "city": self.city}))
     }
@@ -51,14 +51,14 @@ impl Person {
 
 /// First names.
 #[rustfmt::skip]
-pub const NAMES: [&str; 24] = [
+pub(crate) const NAMES: [&str; 24] = [
     "Ana", "Ben", "Carla", "Dmitri", "Elena", "Farid", "Grace", "Hiro", "Ines", "Jonas", "Karin", "Luis",
     "Mona", "Nils", "Olga", "Pablo", "Quinn", "Rosa", "Samir", "Tara", "Umar", "Vera", "Walter", "Zoe",
 ];
 
 /// Cities.
 #[rustfmt::skip]
-pub const CITIES: [&str; 24] = [
+pub(crate) const CITIES: [&str; 24] = [
     "Oslo", "Lima", "Cairo", "Delhi", "Paris", "Quito", "Rome", "Seoul", "Tokyo", "Vienna", "Accra", "Bern",
     "Dakar", "Essen", "Ghent", "Hanoi", "Izmir", "Kyiv", "Milan", "Nairobi", "Prague", "Riga", "Sofia", "Warsaw",
 ];

@@ -1,14 +1,14 @@
 //! Completions before and after DPO, side by side.
 
 /// A prompt and two completions.
-pub struct Sample<'a> {
+pub(crate) struct Sample<'a> {
     pub prompt: &'a str,
     pub before: &'a str,
     pub after: &'a str,
 }
 
 /// Formats two columns of `width` characters with wrapped completions, each pair under its prompt.
-pub fn side_by_side(samples: &[Sample<'_>], width: usize) -> String {
+pub(crate) fn side_by_side(samples: &[Sample<'_>], width: usize) -> String {
     let mut text = format!("    {:width$} | after DPO\n", "after SFT");
     for sample in samples {
         text.push_str(&format!("  > {}\n", sample.prompt));

@@ -5,7 +5,7 @@ use std::path::Path;
 use tandem_data::tokenizer_train::TokenizerRecipe;
 
 /// Vocabulary size: 256 bytes, special tokens, and a merge or two per word.
-pub const VOCABULARY: usize = 512;
+pub(crate) const VOCABULARY: usize = 512;
 
 const TEMPLATE: &str = "\
 {%- for message in messages -%}
@@ -14,7 +14,7 @@ const TEMPLATE: &str = "\
 {%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}";
 
 /// Trains a byte-level BPE on `texts` and writes it with the template into `folder`.
-pub fn train(texts: impl Iterator<Item = String> + Send, folder: &Path) -> anyhow::Result<()> {
+pub(crate) fn train(texts: impl Iterator<Item = String> + Send, folder: &Path) -> anyhow::Result<()> {
     let recipe = TokenizerRecipe {
         vocab_size: VOCABULARY,
         eos_token: "<|end|>".into(),

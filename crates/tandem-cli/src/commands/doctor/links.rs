@@ -3,7 +3,7 @@
 use tandem_kernels::cuda::nvidia::{Link, Links};
 
 /// Returns one line if all pairs are alike, else one per GPU; none without a pair.
-pub fn lines(links: &Links) -> Vec<(String, String)> {
+pub(crate) fn lines(links: &Links) -> Vec<(String, String)> {
     let count = links.from.len();
     let kinds: Vec<Link> = kinds(links.from.iter().flatten());
     let unknown =

@@ -32,7 +32,7 @@ use crate::signals::stop_flag;
 /// Prompts per judging batch.
 const PORTION: usize = 64;
 
-pub fn run(arguments: &JudgedArguments) -> anyhow::Result<Exit> {
+pub(crate) fn run(arguments: &JudgedArguments) -> anyhow::Result<Exit> {
     let stop = stop_flag()?;
     let sections = load_judges(given(&arguments.judge))?;
     let rows = prompts::read(given(&arguments.prompts)).map_err(TrainError::from)?;

@@ -14,7 +14,7 @@ use crate::exit::{Exit, mistake};
 use crate::output::print_lines;
 use crate::watcher::Watcher;
 
-pub fn run(arguments: &EvalArguments) -> anyhow::Result<Exit> {
+pub(crate) fn run(arguments: &EvalArguments) -> anyhow::Result<Exit> {
     super::refuse_several_ranks()?;
     let EvalArguments { config, overrides, checkpoint, judged } = arguments;
     let Some(config) = config.as_ref().filter(|_| judged.judge.is_none()) else {

@@ -15,7 +15,7 @@ use crate::exit::mistake;
 use crate::generation::CompletionText;
 
 /// The model and its opponent.
-pub struct Report {
+pub(crate) struct Report {
     pub tally: Tally,
     /// Names of the sides.
     pub names: [String; 2],
@@ -26,7 +26,7 @@ pub struct Report {
 
 /// Mean length of a side's completions.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Lengths {
+pub(crate) struct Lengths {
     tokens: f64,
     characters: f64,
     /// Share that ended without the length limit.
@@ -34,7 +34,7 @@ pub struct Lengths {
 }
 
 impl Lengths {
-    pub fn new(answers: &[CompletionText]) -> Self {
+    pub(crate) fn new(answers: &[CompletionText]) -> Self {
         let mean = |number: fn(&CompletionText) -> f64| {
             answers.iter().map(number).sum::<f64>() / answers.len() as f64
         };
@@ -48,7 +48,7 @@ impl Lengths {
 
 impl Report {
     /// Formats the result for people.
-    pub fn lines(&self) -> Vec<String> {
+    pub(crate) fn lines(&self) -> Vec<String> {
         let Self { tally: Tally { wins, losses, ties, unscored, .. }, names, lengths, judges } = self;
         let [low, high] = self.tally.interval();
         let [ours, theirs] = self.tally.mean_scores();
@@ -73,7 +73,7 @@ impl Report {
     }
 
     /// Formats the result as JSON.
-    pub fn to_json(&self) -> Value {
+    pub(crate) fn to_json(&self) -> Value {
         let Self { tally, names, lengths, judges } = self;
         let scores = tally.mean_scores();
         let side = |index: usize| {
@@ -113,7 +113,7 @@ impl Report {
 }
 
 /// Samples file, one line per prompt, created with the first line.
-pub struct Samples {
+pub(crate) struct Samples {
     path: PathBuf,
     file: Option<BufWriter<File>>,
 }
@@ -123,7 +123,7 @@ impl Samples {
     ///
     /// # Errors
     /// The file exists, or its folder does not.
-    pub fn new(path: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn new(path: &Path) -> anyhow::Result<Self> {
         if path.exists() {
             return Err(mistake(format!(
                 "{} is there already: name another file for --samples",
@@ -138,7 +138,7 @@ impl Samples {
     }
 
     /// Writes a prompt, both completions and the named judges' scores.
-    pub fn write(
+    pub(crate) fn write(
         &mut self,
         row: &PromptRow,
         answers: [&CompletionText; 2],
@@ -180,7 +180,7 @@ impl Samples {
     ///
     /// # Errors
     /// If it cannot be written.
-    pub fn flush(&mut self) -> anyhow::Result<()> {
+    pub(crate) fn flush(&mut self) -> anyhow::Result<()> {
         let path = &self.path;
         self.file
             .as_mut()
@@ -190,6 +190,6 @@ impl Samples {
 }
 
 /// Statistics of each judge of a panel.
-pub fn counts(panel: &Panel) -> Vec<(String, Counts)> {
+pub(crate) fn counts(panel: &Panel) -> Vec<(String, Counts)> {
     panel.counts().map(|(name, counts)| (name.to_owned(), counts)).collect()
 }

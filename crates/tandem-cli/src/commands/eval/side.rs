@@ -13,7 +13,7 @@ use crate::generation::loaded::positions_of;
 use crate::generation::{CompletionText, Wanted, answers};
 
 /// A checked side.
-pub enum Side {
+pub(crate) enum Side {
     /// A model, its tokenizer and the tokenised prompts.
     Model { weights: WeightArguments, tokenizer: Box<Tokenizer>, prompts: Vec<Vec<u32>> },
     /// Given completions.
@@ -25,7 +25,7 @@ impl Side {
     ///
     /// # Errors
     /// The model does not exist, or a prompt is too long.
-    pub fn model(
+    pub(crate) fn model(
         weights: WeightArguments,
         rows: &[PromptRow],
         max_new_tokens: usize,
@@ -56,7 +56,7 @@ impl Side {
     ///
     /// # Errors
     /// A row has no completion.
-    pub fn column(name: &str, rows: &[PromptRow], folder: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn column(name: &str, rows: &[PromptRow], folder: &Path) -> anyhow::Result<Self> {
         let tokenizer = Tokenizer::from_folder(folder).map_err(tandem_train::TrainError::from)?;
         let answer = |row: &PromptRow| {
             let value = row.row().get(name);
@@ -71,7 +71,7 @@ impl Side {
     }
 
     /// Number of prompts.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match self {
             Self::Model { prompts, .. } => prompts.len(),
             Self::Given(answers) => answers.len(),
@@ -82,7 +82,7 @@ impl Side {
     ///
     /// # Errors
     /// The model cannot be loaded, or memory does not suffice.
-    pub fn answers(
+    pub(crate) fn answers(
         self,
         wanted: &Wanted<'_>,
         compute: &ComputeArguments,

@@ -5,7 +5,7 @@ const Z: f64 = 1.959_963_984_540_054;
 
 /// Result of a comparison, from the model's side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     Win,
     Loss,
     Tie,
@@ -14,7 +14,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Win => "win",
             Self::Loss => "loss",
@@ -26,7 +26,7 @@ impl Outcome {
 
 /// Counts of results.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Tally {
+pub(crate) struct Tally {
     pub wins: u64,
     pub losses: u64,
     pub ties: u64,
@@ -37,7 +37,7 @@ pub struct Tally {
 
 impl Tally {
     /// Adds a comparison.
-    pub fn add(&mut self, totals: [Option<f64>; 2]) -> Outcome {
+    pub(crate) fn add(&mut self, totals: [Option<f64>; 2]) -> Outcome {
         let [Some(ours), Some(theirs)] = totals else {
             self.unscored += 1;
             return Outcome::Unscored;
@@ -53,22 +53,22 @@ impl Tally {
     }
 
     /// Number of scored comparisons.
-    pub fn scored(&self) -> u64 {
+    pub(crate) fn scored(&self) -> u64 {
         self.wins + self.losses + self.ties
     }
 
     /// Win rate, ties counted as half; NaN without scores.
-    pub fn win_rate(&self) -> f64 {
+    pub(crate) fn win_rate(&self) -> f64 {
         (self.wins as f64 + 0.5 * self.ties as f64) / self.scored() as f64
     }
 
     /// Both sides' mean scores.
-    pub fn mean_scores(&self) -> [f64; 2] {
+    pub(crate) fn mean_scores(&self) -> [f64; 2] {
         self.scores.map(|sum| sum / self.scored() as f64)
     }
 
     /// Wilson's interval of the win rate at 95 %.
-    pub fn interval(&self) -> [f64; 2] {
+    pub(crate) fn interval(&self) -> [f64; 2] {
         wilson(self.win_rate(), self.scored() as f64)
     }
 }

@@ -11,7 +11,7 @@ use crate::generation::{Loaded, new_seed};
 const MOST_ANSWERS: u64 = 128;
 
 /// Sampling and stream options of a request.
-pub struct CompletionRequest {
+pub(crate) struct CompletionRequest {
     /// Completions per prompt.
     pub num_answers: usize,
     /// Whether the response is streamed.
@@ -29,7 +29,7 @@ impl CompletionRequest {
     ///
     /// # Errors
     /// A field is out of range.
-    pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
+    pub(crate) fn take(fields: &mut Fields) -> Result<Self, ApiError> {
         let most = fields.count("max_completion_tokens", 1, 1 << 32)?;
         let most = most.or(fields.count("max_tokens", 1, 1 << 32)?);
         let sampling = Sampling {
@@ -57,7 +57,7 @@ impl CompletionRequest {
     ///
     /// # Errors
     /// The prompt leaves no room, or the completions do not fit the KV cache.
-    pub fn request(&self, model: &Loaded, number: u64, prompt: Vec<u32>) -> Result<Request, ApiError> {
+    pub(crate) fn request(&self, model: &Loaded, number: u64, prompt: Vec<u32>) -> Result<Request, ApiError> {
         let (tokens, positions) = (prompt.len(), model.room().positions);
         let left = positions.saturating_sub(tokens);
         let wanted = self.max_new_tokens.unwrap_or(left.max(1));

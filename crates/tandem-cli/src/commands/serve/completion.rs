@@ -18,7 +18,7 @@ use super::state::State;
 use crate::generation::engine::{Ended, Job, Message, Piece};
 
 /// Response state of one request.
-pub struct Completion {
+pub(crate) struct Completion {
     state: Arc<State>,
     heading: Heading,
     asked: CompletionRequest,
@@ -34,7 +34,7 @@ impl Completion {
     ///
     /// # Errors
     /// A prompt leaves no room for completions, or the engine has ended.
-    pub fn begin(
+    pub(crate) fn begin(
         state: Arc<State>,
         heading: Heading,
         asked: CompletionRequest,
@@ -59,7 +59,7 @@ impl Completion {
     ///
     /// # Errors
     /// The engine refuses or fails before anything was sent.
-    pub async fn respond(mut self) -> Result<Response, ApiError> {
+    pub(crate) async fn respond(mut self) -> Result<Response, ApiError> {
         if !self.asked.stream {
             return Ok(Json(self.whole().await?).into_response());
         }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 /// An error response.
 #[derive(Debug)]
-pub struct ApiError {
+pub(crate) struct ApiError {
     status: StatusCode,
     kind: &'static str,
     /// Name of the invalid field.
@@ -17,32 +17,32 @@ pub struct ApiError {
 
 impl ApiError {
     /// An invalid request (400).
-    pub fn invalid(field: Option<&str>, message: impl Into<String>) -> Self {
+    pub(crate) fn invalid(field: Option<&str>, message: impl Into<String>) -> Self {
         let (status, kind) = (StatusCode::BAD_REQUEST, "invalid_request_error");
         Self { status, kind, field: field.map(str::to_owned), message: message.into() }
     }
 
     /// An unknown model (404).
-    pub fn no_model(asked: &str, served: &str) -> Self {
+    pub(crate) fn no_model(asked: &str, served: &str) -> Self {
         let message = format!("the model {asked:?} is not served here; {served:?} is");
         let (status, kind) = (StatusCode::NOT_FOUND, "invalid_request_error");
         Self { status, kind, field: Some("model".to_owned()), message }
     }
 
     /// A missing or wrong key (401).
-    pub fn no_key() -> Self {
+    pub(crate) fn no_key() -> Self {
         let message = "a key is needed: Authorization: Bearer KEY".to_owned();
         Self { status: StatusCode::UNAUTHORIZED, kind: "authentication_error", field: None, message }
     }
 
     /// A server error (500).
-    pub fn own(message: impl Into<String>) -> Self {
+    pub(crate) fn own(message: impl Into<String>) -> Self {
         let (status, kind) = (StatusCode::INTERNAL_SERVER_ERROR, "server_error");
         Self { status, kind, field: None, message: message.into() }
     }
 
     /// JSON body.
-    pub fn body(&self) -> Value {
+    pub(crate) fn body(&self) -> Value {
         json!({ "error": { "message": self.message, "type": self.kind, "param": self.field, "code": null } })
     }
 }

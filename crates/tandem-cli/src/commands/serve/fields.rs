@@ -7,14 +7,14 @@ use super::error::ApiError;
 use crate::generation::loaded::message;
 
 /// The fields of a JSON object.
-pub struct Fields(Map<String, Value>);
+pub(crate) struct Fields(Map<String, Value>);
 
 impl Fields {
     /// Parses a request body.
     ///
     /// # Errors
     /// The body is not a JSON object.
-    pub fn read(body: &[u8]) -> Result<Self, ApiError> {
+    pub(crate) fn read(body: &[u8]) -> Result<Self, ApiError> {
         match serde_json::from_slice(body) {
             Ok(Value::Object(fields)) => Ok(Self(fields)),
             Ok(_) => Err(ApiError::invalid(None, "the body is no JSON object")),
@@ -23,12 +23,12 @@ impl Fields {
     }
 
     /// Takes a field; `None` if it is missing or null.
-    pub fn take(&mut self, name: &str) -> Option<Value> {
+    pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
         self.0.remove(name).filter(|value| !value.is_null())
     }
 
     /// Takes a number in a range.
-    pub fn number(&mut self, name: &str, least: f64, most: f64) -> Result<Option<f64>, ApiError> {
+    pub(crate) fn number(&mut self, name: &str, least: f64, most: f64) -> Result<Option<f64>, ApiError> {
         let Some(value) = self.take(name) else { return Ok(None) };
         match value.as_f64().filter(|number| (least..=most).contains(number)) {
             Some(number) => Ok(Some(number)),
@@ -37,7 +37,7 @@ impl Fields {
     }
 
     /// Takes an integer in a range.
-    pub fn count(&mut self, name: &str, least: u64, most: u64) -> Result<Option<u64>, ApiError> {
+    pub(crate) fn count(&mut self, name: &str, least: u64, most: u64) -> Result<Option<u64>, ApiError> {
         let Some(value) = self.take(name) else { return Ok(None) };
         match value.as_u64().filter(|count| (least..=most).contains(count)) {
             Some(count) => Ok(Some(count)),
@@ -49,7 +49,7 @@ impl Fields {
     ///
     /// # Errors
     /// If it is neither true nor false.
-    pub fn switch(&mut self, name: &str) -> Result<bool, ApiError> {
+    pub(crate) fn switch(&mut self, name: &str) -> Result<bool, ApiError> {
         match self.take(name) {
             None => Ok(false),
             Some(Value::Bool(switch)) => Ok(switch),
@@ -61,7 +61,7 @@ impl Fields {
     ///
     /// # Errors
     /// If it is neither.
-    pub fn texts(&mut self, name: &str) -> Result<Vec<String>, ApiError> {
+    pub(crate) fn texts(&mut self, name: &str) -> Result<Vec<String>, ApiError> {
         let texts = match self.take(name) {
             None => Some(Vec::new()),
             Some(Value::String(text)) => Some(vec![text]),
@@ -79,7 +79,7 @@ impl Fields {
     ///
     /// # Errors
     /// A message is missing or is not text.
-    pub fn messages(&mut self) -> Result<Vec<Message>, ApiError> {
+    pub(crate) fn messages(&mut self) -> Result<Vec<Message>, ApiError> {
         let invalid = |what: String| ApiError::invalid(Some("messages"), what);
         let Some(Value::Array(messages)) = self.take("messages") else {
             return Err(invalid("`messages` must be a list of messages".to_owned()));
@@ -104,7 +104,7 @@ impl Fields {
     ///
     /// # Errors
     /// A field is left.
-    pub fn end(mut self) -> Result<(), ApiError> {
+    pub(crate) fn end(mut self) -> Result<(), ApiError> {
         for ignored in ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"]
         {
             self.0.remove(ignored);

@@ -7,7 +7,7 @@ use crate::generation::engine::Piece;
 
 /// Kind of completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// `/v1/chat/completions`
     Chat,
     /// `/v1/completions`
@@ -16,7 +16,7 @@ pub enum Kind {
 
 /// Header of every completion object.
 #[derive(Clone, Debug)]
-pub struct Heading {
+pub(crate) struct Heading {
     /// Kind.
     pub kind: Kind,
     /// Id of the completion.
@@ -29,7 +29,7 @@ pub struct Heading {
 
 impl Heading {
     /// Complete response object.
-    pub fn whole(&self, choices: Vec<Value>, usage: Value) -> Value {
+    pub(crate) fn whole(&self, choices: Vec<Value>, usage: Value) -> Value {
         let object = match self.kind {
             Kind::Chat => "chat.completion",
             Kind::Text => "text_completion",
@@ -39,7 +39,7 @@ impl Heading {
     }
 
     /// Stream chunk object.
-    pub fn part(&self, choices: Vec<Value>, usage: Option<Value>) -> Value {
+    pub(crate) fn part(&self, choices: Vec<Value>, usage: Option<Value>) -> Value {
         let object = match self.kind {
             Kind::Chat => "chat.completion.chunk",
             Kind::Text => "text_completion",
@@ -56,7 +56,7 @@ impl Heading {
 
 impl Kind {
     /// One choice.
-    pub fn choice(self, index: usize, text: &str, log_probs: Value, finish: &str) -> Value {
+    pub(crate) fn choice(self, index: usize, text: &str, log_probs: Value, finish: &str) -> Value {
         match self {
             Self::Chat => json!({
                 "index": index, "message": { "role": "assistant", "content": text, "refusal": null }, "logprobs": log_probs,
@@ -69,14 +69,14 @@ impl Kind {
     }
 
     /// First chunk of a streamed choice, if its kind has one.
-    pub fn beginning(self, index: usize) -> Option<Value> {
+    pub(crate) fn beginning(self, index: usize) -> Option<Value> {
         let delta = json!({ "role": "assistant", "content": "" });
         (self == Self::Chat)
             .then(|| json!({ "index": index, "delta": delta, "logprobs": null, "finish_reason": null }))
     }
 
     /// Chunk of a choice.
-    pub fn delta(self, index: usize, text: &str, log_probs: Value, finish: Option<&str>) -> Value {
+    pub(crate) fn delta(self, index: usize, text: &str, log_probs: Value, finish: Option<&str>) -> Value {
         match self {
             Self::Chat => {
                 let delta = if text.is_empty() { json!({}) } else { json!({ "content": text }) };
@@ -89,7 +89,7 @@ impl Kind {
     }
 
     /// Log-probabilities of tokens.
-    pub fn log_probs(self, tokenizer: &Tokenizer, pieces: &[Piece]) -> Value {
+    pub(crate) fn log_probs(self, tokenizer: &Tokenizer, pieces: &[Piece]) -> Value {
         let text = |id: u32| tokenizer.decode(&[id], false).unwrap_or_default();
         match self {
             Self::Chat => {

@@ -40,7 +40,7 @@ use crate::signals;
 /// Most bytes of a request.
 const MOST_BYTES: usize = 16 << 20;
 
-pub fn run(arguments: &ServeArguments) -> anyhow::Result<Exit> {
+pub(crate) fn run(arguments: &ServeArguments) -> anyhow::Result<Exit> {
     let key = match &arguments.key_env {
         None => None,
         Some(name) => match std::env::var(name) {

@@ -15,7 +15,7 @@ use crate::generation::Loaded;
 use crate::generation::engine::Job;
 
 /// The model, the engine's channel and the API key.
-pub struct State {
+pub(crate) struct State {
     model: Arc<Loaded>,
     name: String,
     key: Option<String>,
@@ -26,17 +26,17 @@ pub struct State {
 
 impl State {
     /// Creates the state of a model served as `name`.
-    pub fn new(model: Arc<Loaded>, name: String, key: Option<String>, jobs: Sender<Job>) -> Self {
+    pub(crate) fn new(model: Arc<Loaded>, name: String, key: Option<String>, jobs: Sender<Job>) -> Self {
         Self { model, name, key, jobs, created: now(), completions: AtomicU64::new(0) }
     }
 
     /// The model.
-    pub fn model(&self) -> &Loaded {
+    pub(crate) fn model(&self) -> &Loaded {
         &self.model
     }
 
     /// Name and start of serving.
-    pub fn name(&self) -> (&str, u64) {
+    pub(crate) fn name(&self) -> (&str, u64) {
         (&self.name, self.created)
     }
 
@@ -44,7 +44,7 @@ impl State {
     ///
     /// # Errors
     /// The engine has ended.
-    pub fn ask(&self, job: Job) -> Result<(), ApiError> {
+    pub(crate) fn ask(&self, job: Job) -> Result<(), ApiError> {
         self.jobs.send(job).map_err(|_| ApiError::own("the engine has ended"))
     }
 
@@ -52,7 +52,7 @@ impl State {
     ///
     /// # Errors
     /// The key is missing or wrong.
-    pub fn check_key(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+    pub(crate) fn check_key(&self, headers: &HeaderMap) -> Result<(), ApiError> {
         let Some(key) = &self.key else { return Ok(()) };
         let given = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
         // Comparing hashes takes the same time for every key.
@@ -65,7 +65,12 @@ impl State {
     ///
     /// # Errors
     /// The key is missing or wrong, the body is not a JSON object, or another model is named.
-    pub fn open(&self, kind: Kind, headers: &HeaderMap, body: &[u8]) -> Result<(Heading, Fields), ApiError> {
+    pub(crate) fn open(
+        &self,
+        kind: Kind,
+        headers: &HeaderMap,
+        body: &[u8],
+    ) -> Result<(Heading, Fields), ApiError> {
         self.check_key(headers)?;
         let mut fields = Fields::read(body)?;
         Ok((self.heading(kind, &mut fields)?, fields))
