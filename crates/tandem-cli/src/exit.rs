@@ -15,7 +15,6 @@ use tandem_comm::LaunchError;
 use tandem_train::config::ConfigError;
 use tandem_train::{Fault, TrainError};
 
-/// Outcome of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
     /// Done.

@@ -11,9 +11,6 @@ use crate::exit::mistake;
 use crate::watcher::Watcher;
 
 /// Trains as the rank that the launcher assigned. Rank 0 shows the progress.
-///
-/// # Errors
-/// The rendezvous fails, or the run itself does.
 pub(crate) fn train(
     launch: &Launch,
     mut config: Config,

@@ -12,9 +12,6 @@ use signal_hook::flag;
 /// Installs the handlers and returns the flag that they set. While the flag is set, either signal
 /// ends the process at once. Checkpoints are renamed into place when complete, so this damages
 /// nothing.
-///
-/// # Errors
-/// The operating system refuses a handler.
 pub(crate) fn stop_flag() -> io::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {

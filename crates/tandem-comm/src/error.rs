@@ -7,78 +7,43 @@ use crate::store::StoreError;
 /// A failure of a collective or its group. After any but [`CommError::Invalid`] the group is
 /// unusable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "fields are explained by the messages that print them")]
 pub enum CommError {
     /// Ranks of a group made different calls, or calls of different sizes.
     #[error(
         "rank {rank} called {call}, but rank {other_rank} called {other_call}: all ranks of a group must make the same calls in the same order"
     )]
     Mismatch {
-        /// A rank.
         rank: usize,
-        /// The rank's call.
         call: String,
         /// The first rank with a different call.
         other_rank: usize,
-        /// The different call.
         other_call: String,
     },
     /// A rank ended while others waited for it.
     #[error("rank {rank} is gone: it ended, or its process died")]
-    PeerLost {
-        /// The rank.
-        rank: usize,
-    },
+    PeerLost { rank: usize },
     /// Ranks that missed the deadline of a call.
     #[error("{call}: no word from {} within {} s; they hang, or are slower than the deadline allows", ranks(missing), deadline.as_secs_f64())]
-    Deadline {
-        /// The call.
-        call: String,
-        /// The missing ranks.
-        missing: Vec<usize>,
-        /// The deadline.
-        deadline: Duration,
-    },
+    Deadline { call: String, missing: Vec<usize>, deadline: Duration },
     /// Ranks without a heartbeat.
     #[error("no sign of life from {} for {} s: stopped, or its machine or network is down", ranks(silent), limit.as_secs_f64())]
-    Silent {
-        /// The silent ranks.
-        silent: Vec<usize>,
-        /// The time without a heartbeat.
-        limit: Duration,
-    },
+    Silent { silent: Vec<usize>, limit: Duration },
     /// A rank aborted and told the others.
     #[error("rank {rank} gave up: {reason}")]
-    Aborted {
-        /// The rank.
-        rank: usize,
-        /// The rank's own message.
-        reason: String,
-    },
+    Aborted { rank: usize, reason: String },
     /// A device that could not read or write the numbers of a call.
     #[error("{call}: {reason}")]
-    Device {
-        /// The call.
-        call: String,
-        /// The device's message.
-        reason: String,
-    },
+    Device { call: String, reason: String },
     /// An invalid call; nothing was sent.
     #[error("{call}: {reason}")]
-    Invalid {
-        /// The call.
-        call: String,
-        /// The reason.
-        reason: String,
-    },
+    Invalid { call: String, reason: String },
     /// A failure of the store.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// An engine that cannot work on this machine or network.
     #[error("{reason}")]
-    Engine {
-        /// The reason and the remedy.
-        reason: String,
-    },
+    Engine { reason: String },
 }
 
 /// Result of this crate's functions.

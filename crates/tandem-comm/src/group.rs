@@ -90,8 +90,8 @@ impl ProcessGroup {
     pub fn all_reduce_numbers(&mut self, numbers: CollectiveBuffer, reduction: Reduction) -> Result<()> {
         let call = Call::whole(Operation::AllReduce(reduction), numbers.kind, numbers.len);
         self.make_on(call, numbers.memory, Parts::All, |engine, data| match data {
-            Data::Host(bytes) => engine.all_reduce(call, reduction, bytes),
-            Data::Device(address) => engine.on_device().all_reduce(call, reduction, address),
+            Data::Host(bytes) => engine.all_reduce(call, bytes),
+            Data::Device(address) => engine.on_device().all_reduce(call, address),
         })
     }
 
@@ -116,8 +116,8 @@ impl ProcessGroup {
         self.check_parts(&call, counts, numbers.len)?;
         let parts = Parts::Scatter(self.own(&call, counts));
         self.make_on(call, numbers.memory, parts, |engine, data| match data {
-            Data::Host(bytes) => engine.reduce_scatter(call, reduction, bytes, counts),
-            Data::Device(address) => engine.on_device().reduce_scatter(call, reduction, address, counts),
+            Data::Host(bytes) => engine.reduce_scatter(call, bytes, counts),
+            Data::Device(address) => engine.on_device().reduce_scatter(call, address, counts),
         })
     }
 

@@ -6,106 +6,63 @@ pub use crate::place::Place;
 
 /// An invalid row, tokenizer folder or cache file.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "fields are explained by the messages that print them")]
 pub enum DataError {
     /// A failed read or write.
     #[error("{what} {}{}", path.display(), advice(source))]
     Io {
         /// The operation that failed, as in "reading".
         what: &'static str,
-        /// The file or folder.
         path: PathBuf,
-        /// The operating system's error.
         source: std::io::Error,
     },
     /// A line or an array element is not JSON.
     #[error("{place}: not valid JSON: {reason}")]
-    Json {
-        /// File and line.
-        place: Place,
-        /// The parser's message.
-        reason: String,
-    },
+    Json { place: Place, reason: String },
     /// A row whose keys match no known shape.
     #[error("{place}: expected the keys {expected}, found {found}{}", hint.as_ref().map_or(String::new(), |h| format!("; {h}")))]
     Keys {
-        /// File and line.
         place: Place,
         /// The accepted sets of keys.
         expected: &'static str,
-        /// The keys of this row.
         found: String,
         /// The nearest known key, or another remedy.
         hint: Option<String>,
     },
     /// A value of the wrong type.
     #[error("{place}: `{key}` should be {expected}, found {found}")]
-    Type {
-        /// File and line.
-        place: Place,
-        /// The key, with its path inside the row.
-        key: String,
-        /// The types accepted.
-        expected: &'static str,
-        /// The type found, with the beginning of the value.
-        found: String,
-    },
+    Type { place: Place, key: String, expected: &'static str, found: String },
     /// Rows of different shapes in one data set.
     #[error(
         "{place}: this row is {found}, but the first row ({first}) is {expected}; all rows of a data set need the same shape"
     )]
-    MixedShapes {
-        /// File and line.
-        place: Place,
-        /// The shape of this row.
-        found: String,
-        /// File and line of the first row.
-        first: Place,
-        /// The first row's shape.
-        expected: String,
-    },
+    MixedShapes { place: Place, found: String, first: Place, expected: String },
     /// Rows of a shape that the method cannot train on.
     #[error("{place}: the rows are {found}, {method} needs {expected}")]
     WrongKind {
-        /// File and line.
         place: Place,
-        /// The shape found.
         found: String,
         /// The training method, in words.
         method: &'static str,
-        /// The shapes that the method accepts.
         expected: &'static str,
     },
     /// A data set without rows.
     #[error("no rows in {files}: expected at least one JSON object")]
-    Empty {
-        /// The files read.
-        files: String,
-    },
+    Empty { files: String },
     /// A file that changed while it was tokenised, so its cache key is wrong.
     #[error(
         "{files}: changed during tokenisation; no cache was written: run again when nothing writes to it"
     )]
-    Changed {
-        /// The files read.
-        files: String,
-    },
+    Changed { files: String },
     /// A data set of which every row was dropped.
     #[error("no row is left of {files}:\n{report}")]
-    NothingLeft {
-        /// The files read.
-        files: String,
-        /// The reasons, as report lines.
-        report: String,
-    },
+    NothingLeft { files: String, report: String },
     /// Conversations, but a tokenizer folder without a chat template.
     #[error(
         "{}: no chat template (chat_template.jinja, or `chat_template` in tokenizer_config.json), but the data are conversations; \
          add a template to the model's folder or use plain text", folder.display()
     )]
-    NoChatTemplate {
-        /// The tokenizer's folder.
-        folder: PathBuf,
-    },
+    NoChatTemplate { folder: PathBuf },
     /// A chat template that does not compile or fails while rendering.
     #[error("chat template: {reason}")]
     Template {
@@ -129,20 +86,10 @@ pub enum DataError {
     },
     /// A tokenizer that cannot be loaded, or that rejects a text.
     #[error("tokenizer {}: {reason}", path.display())]
-    Tokenizer {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        reason: String,
-    },
+    Tokenizer { path: PathBuf, reason: String },
     /// An error in one row.
     #[error("{place}: {error}")]
-    Row {
-        /// File and line.
-        place: Place,
-        /// The error.
-        error: Box<DataError>,
-    },
+    Row { place: Place, error: Box<DataError> },
     /// An invalid configuration value.
     #[error("{0}")]
     Option(String),

@@ -4,37 +4,20 @@ use std::path::PathBuf;
 
 /// Reason why a judge cannot be built, or cannot continue.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "fields are explained by the messages that print them")]
 pub enum JudgeError {
     /// An invalid option.
     #[error("judge `{judge}`: `{key}` {reason}")]
-    Option {
-        /// The judge.
-        judge: String,
-        /// The option.
-        key: &'static str,
-        /// The reason, and the expected value.
-        reason: String,
-    },
+    Option { judge: String, key: &'static str, reason: String },
     /// A row without the field that a rule compares with.
     #[error("judge `{judge}`: {place}: the row's field `{field}` {found}; it should be a text or a number")]
-    Field {
-        /// The judge.
-        judge: String,
-        /// The row.
-        place: String,
-        /// The field.
-        field: String,
-        /// Its state.
-        found: String,
-    },
+    Field { judge: String, place: String, field: String, found: String },
     /// A command whose program cannot be started.
     #[error("judge `{judge}`: the command `{command}` cannot be started")]
     Start {
-        /// The judge.
         judge: String,
         /// Program and arguments.
         command: String,
-        /// The operating system's error.
         source: std::io::Error,
     },
     /// A command that ends again and again.
@@ -43,73 +26,39 @@ pub enum JudgeError {
         last_lines(stderr)
     )]
     Died {
-        /// The judge.
         judge: String,
         /// Program and arguments.
         command: String,
-        /// Number of ends in a row.
         times: usize,
         /// The last exit status.
         how: String,
-        /// The last lines of its stderr.
         stderr: Vec<String>,
     },
     /// A refusal by the endpoint that no retry would change.
     #[error("judge `{judge}`: {address} refused with HTTP {status}: {message}")]
-    Refused {
-        /// The judge.
-        judge: String,
-        /// The request's address.
-        address: String,
-        /// The HTTP status.
-        status: u16,
-        /// The server's message.
-        message: String,
-    },
+    Refused { judge: String, address: String, status: u16, message: String },
     /// An endpoint that compared none of the pairs.
     #[error(
         "judge `{judge}`: none of {pairs} pairs could be compared by {address}; the last reason: {reason}"
     )]
-    NoPair {
-        /// The judge.
-        judge: String,
-        /// The requests' address.
-        address: String,
-        /// Number of pairs.
-        pairs: usize,
-        /// The last failure.
-        reason: String,
-    },
+    NoPair { judge: String, address: String, pairs: usize, reason: String },
     /// The budget of requests is spent.
     #[error(
         "judge `{judge}`: the budget of {budget} requests is spent; raise `budget`, or go on with another judge"
     )]
-    Budget {
-        /// The judge.
-        judge: String,
-        /// Maximum number of requests.
-        budget: u64,
-    },
+    Budget { judge: String, budget: u64 },
     /// A cache that cannot be read or written.
     #[error("judge `{judge}`: {what} the cache {}", path.display())]
     Cache {
-        /// The judge.
         judge: String,
         /// The operation that failed, as in "reading".
         what: &'static str,
-        /// The file or folder.
         path: PathBuf,
-        /// The operating system's error.
         source: std::io::Error,
     },
     /// A judging model that cannot be loaded, or that fails.
     #[error("judge `{judge}`")]
-    Model {
-        /// The judge.
-        judge: String,
-        /// The model's error.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
+    Model { judge: String, source: Box<dyn std::error::Error + Send + Sync> },
     /// A panel in which no score has a weight, or with equal names.
     #[error("the panel of judges {0}")]
     Panel(String),

@@ -93,10 +93,6 @@ impl Http {
     }
 
     /// Gets a resource.
-    ///
-    /// # Errors
-    ///
-    /// As [`Http::post`].
     pub fn get(&self, url: &str) -> Result<Reply, String> {
         let request = self.agent.get(url);
         let request = match self.authorization() {

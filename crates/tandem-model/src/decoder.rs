@@ -107,9 +107,6 @@ impl Decoder {
     }
 
     /// Makes a tensor-parallel shard of a whole decoder, with the spec and layouts of the shard.
-    ///
-    /// # Errors
-    /// If it cannot be divided into as many, or has an adapter.
     pub fn sliced(whole: &Arc<Self>, slice: TensorParallelShard) -> Result<Arc<Self>> {
         debug_assert_eq!(whole.slice, TensorParallelShard::WHOLE, "a slice is not sliced again");
         if slice.count == 1 {
@@ -139,9 +136,6 @@ impl Decoder {
     }
 
     /// Makes a pipeline stage of a decoder or of a tensor-parallel shard. Layers keep their names.
-    ///
-    /// # Errors
-    /// If there are more stages than blocks.
     pub fn staged(decoder: &Arc<Self>, stage: PipelineStage) -> Result<Arc<Self>> {
         debug_assert_eq!(decoder.stage, PipelineStage::WHOLE, "a stage is not divided again");
         if stage.count == 1 {

@@ -6,44 +6,27 @@ use tandem_kernels::KernelError;
 
 /// Failure to read, write or run a model.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "fields are explained by the messages that print them")]
 pub enum ModelError {
     /// A kernel refused its operands, or memory ran out.
     #[error(transparent)]
     Kernel(#[from] KernelError),
     /// The operating system refused a file.
     #[error("{path}")]
-    Io {
-        /// The file or folder.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
+    Io { path: PathBuf, source: std::io::Error },
     /// A malformed file: cut short, not JSON, an unknown pickle.
     #[error("{path}: {reason}")]
-    Format {
-        /// The file.
-        path: PathBuf,
-        /// Problem with the file.
-        reason: String,
-    },
+    Format { path: PathBuf, reason: String },
     /// A config that asks for something unsupported, or contradicts itself.
     #[error("{path}: {reason}")]
     Config {
-        /// Config file.
         path: PathBuf,
         /// Key, value found and values supported.
         reason: String,
     },
     /// Tensors that are not those of the config.
     #[error("{path}: {} of the tensors do not fit {config}:\n  {}", problems.len(), problems.join("\n  "))]
-    Tensors {
-        /// Folder or file.
-        path: PathBuf,
-        /// Name of the config.
-        config: &'static str,
-        /// One line per tensor: expected and found.
-        problems: Vec<String>,
-    },
+    Tensors { path: PathBuf, config: &'static str, problems: Vec<String> },
     /// Failure of a weight source or a gradient sink.
     #[error(transparent)]
     Store(Box<dyn std::error::Error + Send + Sync>),

@@ -38,7 +38,6 @@ const ALLOWED: [Allowed; 2] = [
 /// agrees with transformers 5.23.
 pub(crate) const SUMS_OF_OTHER_WEIGHTS: [&str; 1] = ["qwen2-tiny"];
 
-/// A model folder in memory.
 struct Model {
     decoder: Decoder,
     weights: FlatWeights,

@@ -7,7 +7,6 @@ use tandem_kernels::cuda::{self, Options};
 /// Address space for one model.
 const CAPACITY: usize = 4 << 30;
 
-/// A kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Cpu,
@@ -37,7 +36,6 @@ impl Place {
         }
     }
 
-    /// Opens the device.
     pub(crate) fn device(self) -> Result<Device> {
         Ok(match self {
             Self::Cpu => {

@@ -21,7 +21,6 @@ pub(crate) struct Runner {
     place: Place,
 }
 
-/// Result of a run.
 pub(crate) struct Run {
     /// Metrics of each training step.
     pub steps: Vec<Metrics>,
@@ -36,14 +35,12 @@ pub(crate) struct Run {
 pub(crate) struct Metrics(Value);
 
 impl Metrics {
-    /// Returns a metric by name.
     pub(crate) fn get(&self, key: &str) -> Option<f64> {
         self.0.get(key).and_then(Value::as_f64)
     }
 }
 
 impl Run {
-    /// The trained model.
     pub(crate) fn final_folder(&self) -> PathBuf {
         self.output.join("final")
     }
@@ -61,7 +58,6 @@ impl Runner {
         Ok(Self { folder: tempfile::tempdir()?, place })
     }
 
-    /// Device of the runs.
     pub(crate) fn place(&self) -> Place {
         self.place
     }
@@ -73,10 +69,6 @@ impl Runner {
         Ok(path)
     }
 
-    /// Trains a run.
-    ///
-    /// # Errors
-    /// Whatever stops the run.
     pub(crate) fn run(&mut self, settings: &Settings) -> Result<Run> {
         let output = self.folder.path().join("run");
         if output.exists() {

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-/// Settings of one run.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     /// The policy's folder.

@@ -13,7 +13,6 @@ use crate::runner::{Run, Runner};
 use crate::settings::Settings;
 use crate::weights::Weights;
 
-/// Tolerances.
 struct Tolerance {
     /// Loss, relative to the larger of 1 and the loss.
     loss: f64,

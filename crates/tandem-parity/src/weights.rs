@@ -29,7 +29,6 @@ impl Weights {
         Ok(Self { bytes, names })
     }
 
-    /// All tensors' names.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.names.iter().map(String::as_str)
     }

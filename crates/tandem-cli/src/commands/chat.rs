@@ -178,7 +178,6 @@ fn show(answer: &mut String, piece: &str) -> anyhow::Result<()> {
     out.write_all(piece.as_bytes()).and_then(|()| out.flush()).context("cannot write to stdout")
 }
 
-/// Line input.
 enum Lines {
     Terminal(Box<DefaultEditor>),
     Piped(io::Lines<io::StdinLock<'static>>),

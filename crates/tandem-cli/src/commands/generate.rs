@@ -55,10 +55,6 @@ fn read_prompts() -> anyhow::Result<Vec<String>> {
 }
 
 /// Generates one completion per prompt.
-///
-/// # Errors
-/// The model, adapter or tokenizer cannot be read, a prompt is too long, or the device is missing
-/// or too small.
 pub(crate) fn answers(
     weights: &WeightArguments,
     prompts: &[&str],

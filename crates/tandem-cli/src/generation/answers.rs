@@ -22,7 +22,6 @@ pub(crate) struct Wanted<'a> {
     pub stop: &'a [String],
 }
 
-/// One completion.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct CompletionText {
     /// Its text.
@@ -35,10 +34,6 @@ pub(crate) struct CompletionText {
 
 /// Generates one completion per prompt. The model is in memory only during this call. After each
 /// token `watch` gets the number of finished completions; if it returns stop, the result is `None`.
-///
-/// # Errors
-/// The model or adapter cannot be read, a prompt is too long, or the device is missing or too
-/// small.
 pub(crate) fn all(
     weights: &WeightArguments,
     tokenizer: Tokenizer,

@@ -10,7 +10,6 @@ use tandem_train::chain;
 
 use super::Loaded;
 
-/// A generation job.
 pub(crate) struct Job {
     /// The request.
     pub request: Request,
@@ -44,7 +43,6 @@ pub(crate) struct Piece {
     pub token: (u32, f32),
 }
 
-/// End of a completion.
 #[derive(Clone, Debug)]
 pub(crate) struct Ended {
     /// Text that was held back for stop strings.
@@ -55,7 +53,6 @@ pub(crate) struct Ended {
     pub by_length: bool,
 }
 
-/// A job in progress.
 struct InFlight<'a> {
     listener: Box<dyn FnMut(Message) -> bool + Send>,
     texts: Vec<TextStream<'a>>,

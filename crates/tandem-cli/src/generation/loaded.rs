@@ -28,7 +28,6 @@ pub(crate) struct GenerationLimits {
     pub log_probs: bool,
 }
 
-/// A model in memory.
 pub(crate) struct Loaded {
     tokenizer: Tokenizer,
     decoder: Decoder,
@@ -42,9 +41,6 @@ pub(crate) struct Loaded {
 
 impl Loaded {
     /// Loads a model and its tokenizer within the limits of `room`.
-    ///
-    /// # Errors
-    /// The model, adapter or tokenizer cannot be read, or the device is missing or too small.
     pub(crate) fn open(
         WeightArguments { model: folder, adapter }: &WeightArguments,
         tokenizer: Tokenizer,
@@ -74,12 +70,10 @@ impl Loaded {
         Ok(Self { tokenizer, decoder, device, dtype, weights, copy, room })
     }
 
-    /// The tokenizer.
     pub(crate) fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }
 
-    /// The limits.
     pub(crate) fn room(&self) -> GenerationLimits {
         self.room
     }
@@ -90,9 +84,6 @@ impl Loaded {
     }
 
     /// Creates a generator with its own KV cache.
-    ///
-    /// # Errors
-    /// The device has too little memory.
     pub(crate) fn generator(&self) -> tandem_model::Result<Generator<'_>> {
         let GenerationLimits { cache_tokens, max_batch, log_probs, .. } = self.room;
         let options = GeneratorOptions { max_batch, cache_tokens, prefill_tokens: PREFILL_TOKENS, log_probs };
@@ -101,22 +92,15 @@ impl Loaded {
 }
 
 /// Returns the smaller of `wanted` and the model's context length.
-///
-/// # Errors
-/// The folder does not exist or the model is not supported.
 pub(crate) fn positions_of(folder: &Path, wanted: usize) -> tandem_model::Result<usize> {
     Ok(ModelFolder::open(folder)?.spec().max_positions.min(wanted))
 }
 
 /// Encodes a conversation up to the start of the next completion.
-///
-/// # Errors
-/// The model has no chat template, or the template refuses the messages.
 pub(crate) fn encode_chat(tokenizer: &Tokenizer, messages: &[Message]) -> tandem_data::Result<Vec<u32>> {
     tokenizer.encode_chat(messages, RenderOptions { add_generation_prompt: true, ..RenderOptions::default() })
 }
 
-/// Creates a chat message.
 pub(crate) fn message(role: &str, content: &str) -> Message {
     [("role", role), ("content", content)]
         .map(|(key, value)| (key.to_owned(), value.into()))
@@ -125,9 +109,6 @@ pub(crate) fn message(role: &str, content: &str) -> Message {
 }
 
 /// Opens the device with an address space of `capacity` bytes.
-///
-/// # Errors
-/// The device is missing, or the system refuses the address space.
 pub(crate) fn open(compute: &ComputeArguments, capacity: usize) -> Result<Device, KernelError> {
     let gpu = match compute.device {
         Place::Cpu => None,

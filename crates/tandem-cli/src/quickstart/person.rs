@@ -2,7 +2,6 @@
 
 use serde_json::json;
 
-/// Facts of one example.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Person {
     pub name: &'static str,
@@ -10,7 +9,6 @@ pub(crate) struct Person {
     pub city: &'static str,
 }
 
-/// Number of sentence wordings.
 pub(crate) const NUM_SENTENCES: usize = 4;
 
 impl Person {
@@ -49,14 +47,12 @@ impl Person {
     }
 }
 
-/// First names.
 #[rustfmt::skip]
 pub(crate) const NAMES: [&str; 24] = [
     "Ana", "Ben", "Carla", "Dmitri", "Elena", "Farid", "Grace", "Hiro", "Ines", "Jonas", "Karin", "Luis",
     "Mona", "Nils", "Olga", "Pablo", "Quinn", "Rosa", "Samir", "Tara", "Umar", "Vera", "Walter", "Zoe",
 ];
 
-/// Cities.
 #[rustfmt::skip]
 pub(crate) const CITIES: [&str; 24] = [
     "Oslo", "Lima", "Cairo", "Delhi", "Paris", "Quito", "Rome", "Seoul", "Tokyo", "Vienna", "Accra", "Bern",

@@ -56,10 +56,17 @@ impl Call {
 
     /// Creates a call on a buffer of parts, with `counts` elements per rank.
     pub fn parted(operation: Operation, kind: ElementKind, counts: &[usize]) -> Self {
-        // FNV-1a: the sum alone would not distinguish [1, 2] from [2, 1].
-        let mix = |hash: u64, &n: &usize| (hash ^ n as u64).wrapping_mul(0x0000_0100_0000_01b3);
-        let parts = counts.iter().fold(0xcbf2_9ce4_8422_2325, mix);
+        // The sum alone would not distinguish [1, 2] from [2, 1].
+        let parts = fnv1a(counts.iter().map(|&count| count as u64));
         Self { operation, kind, len: counts.iter().sum(), parts }
+    }
+
+    /// Returns the reduction of a call that has one.
+    pub(crate) fn reduction(&self) -> Reduction {
+        match self.operation {
+            Operation::AllReduce(reduction) | Operation::ReduceScatter(reduction) => reduction,
+            other => unreachable!("{} reduces nothing", other.name()),
+        }
     }
 
     /// Returns the byte ranges of the ranks' parts.
@@ -71,6 +78,11 @@ impl Call {
             Some(start..*end)
         })
     }
+}
+
+/// Hashes numbers: FNV-1a, with numbers in place of bytes.
+pub(crate) fn fnv1a(numbers: impl Iterator<Item = u64>) -> u64 {
+    numbers.fold(0xcbf2_9ce4_8422_2325, |hash, number| (hash ^ number).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
 impl Operation {

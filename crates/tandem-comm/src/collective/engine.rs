@@ -1,7 +1,6 @@
 //! The interface of an engine: the transport under a group.
 
 use crate::collective::call::Call;
-use crate::collective::element::Reduction;
 use crate::error::Result;
 
 /// Maximum number of messages in flight from one rank of a group; the next one waits for the
@@ -21,16 +20,10 @@ pub trait Engine: Send {
     /// Number of ranks.
     fn size(&self) -> usize;
     /// Reduces in place.
-    fn all_reduce(&mut self, call: Call, reduction: Reduction, data: &mut [u8]) -> Result<()>;
+    fn all_reduce(&mut self, call: Call, data: &mut [u8]) -> Result<()>;
     /// Reduces in place in parts of `counts` elements; only this rank's part is specified
     /// afterwards.
-    fn reduce_scatter(
-        &mut self,
-        call: Call,
-        reduction: Reduction,
-        data: &mut [u8],
-        counts: &[usize],
-    ) -> Result<()>;
+    fn reduce_scatter(&mut self, call: Call, data: &mut [u8], counts: &[usize]) -> Result<()>;
     /// Gathers in place in parts of `counts` elements: each rank provides its own part.
     fn all_gather(&mut self, call: Call, data: &mut [u8], counts: &[usize]) -> Result<()>;
     /// Sends `data` from `root` to all ranks.
@@ -73,15 +66,9 @@ pub trait Engine: Send {
 /// Collectives of an [`Engine`] at an address of GPU memory that nothing else uses meanwhile.
 pub trait DeviceEngine {
     /// As [`Engine::all_reduce`].
-    fn all_reduce(&mut self, call: Call, reduction: Reduction, address: u64) -> Result<()>;
+    fn all_reduce(&mut self, call: Call, address: u64) -> Result<()>;
     /// As [`Engine::reduce_scatter`].
-    fn reduce_scatter(
-        &mut self,
-        call: Call,
-        reduction: Reduction,
-        address: u64,
-        counts: &[usize],
-    ) -> Result<()>;
+    fn reduce_scatter(&mut self, call: Call, address: u64, counts: &[usize]) -> Result<()>;
     /// As [`Engine::all_gather`].
     fn all_gather(&mut self, call: Call, address: u64, counts: &[usize]) -> Result<()>;
 }

@@ -1,6 +1,5 @@
 //! Pool of message buffers: a stream of messages allocates no memory.
 
-/// Unused buffers.
 #[derive(Default)]
 pub(crate) struct BufferPool(Vec<Vec<u8>>);
 
@@ -17,7 +16,6 @@ impl BufferPool {
         buffer
     }
 
-    /// Returns a buffer to the pool.
     pub(crate) fn put(&mut self, buffer: Vec<u8>) {
         self.0.push(buffer);
     }

@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::collective::call::{Call, Operation};
-use crate::collective::element::{ElementKind, Reduction};
+use crate::collective::element::ElementKind;
 use crate::collective::engine::Engine;
 use crate::error::Result;
 use crate::group::ProcessGroup;
@@ -104,11 +104,11 @@ impl Engine for Recorder {
         self.size
     }
 
-    fn all_reduce(&mut self, call: Call, _: Reduction, _: &mut [u8]) -> Result<()> {
+    fn all_reduce(&mut self, call: Call, _: &mut [u8]) -> Result<()> {
         self.write(call)
     }
 
-    fn reduce_scatter(&mut self, call: Call, _: Reduction, _: &mut [u8], _: &[usize]) -> Result<()> {
+    fn reduce_scatter(&mut self, call: Call, _: &mut [u8], _: &[usize]) -> Result<()> {
         self.write(call)
     }
 
@@ -163,7 +163,7 @@ impl Engine for Recorder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::CollectiveBuffer;
+    use crate::{CollectiveBuffer, Reduction};
 
     #[test]
     fn calls_of_a_group_and_of_those_split_off_are_one_sequence() {

@@ -14,7 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::collective::call::Call;
-use crate::collective::element::{ElementKind, Reduction, reduce};
+use crate::collective::element::reduce;
 use crate::collective::engine::{Engine, MAX_MESSAGE_BYTES, MAX_MESSAGES};
 use crate::engines::buffer_pool::BufferPool;
 use crate::error::{CommError, Result};
@@ -67,9 +67,7 @@ struct State {
     begun: u64,
     /// Number of collectives that all have left.
     ended: u64,
-    /// Failure of the group.
     failure: Option<CommError>,
-    /// Ranks that have ended.
     gone: Vec<bool>,
     /// Messages in flight, by sender and receiver.
     mail: HashMap<(usize, usize), VecDeque<Vec<u8>>>,
@@ -224,7 +222,7 @@ impl Threads {
     ///
     /// Only between arriving and leaving. Every rank's `read` contains the range, and no rank
     /// writes to it meanwhile.
-    unsafe fn reduce_range(&mut self, kind: ElementKind, reduction: Reduction, range: Range<usize>) {
+    unsafe fn reduce_range(&mut self, call: Call, range: Range<usize>) {
         self.share.resize(range.len().div_ceil(8), 0);
         let share = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut self.share)[..range.len()];
         for (rank, peer) in self.peers.iter().enumerate() {
@@ -233,7 +231,7 @@ impl Threads {
             if rank == 0 {
                 share.copy_from_slice(part);
             } else {
-                reduce(kind, reduction, share, part);
+                reduce(call.kind, call.reduction(), share, part);
             }
         }
     }
@@ -256,17 +254,17 @@ impl Engine for Threads {
         self.shared.size
     }
 
-    fn all_reduce(&mut self, call: Call, reduction: Reduction, data: &mut [u8]) -> Result<()> {
+    fn all_reduce(&mut self, call: Call, data: &mut [u8]) -> Result<()> {
         let place = data.as_mut_ptr();
         self.arrive(call, place, place, 0)?;
-        let (kind, size) = (call.kind, call.kind.size());
+        let size = call.kind.size();
         let mine = share(call.len, self.rank, self.shared.size);
         for start in mine.clone().step_by(PIECE / size) {
             let piece = start * size..mine.end.min(start + PIECE / size) * size;
             // SAFETY: all buffers have the call's length. Only this rank reads and writes this
             // share.
             unsafe {
-                self.reduce_range(kind, reduction, piece.clone());
+                self.reduce_range(call, piece.clone());
                 let result = bytemuck::cast_slice::<u64, u8>(&self.share).as_ptr();
                 for peer in &self.peers {
                     std::ptr::copy_nonoverlapping(result, peer.write.add(piece.start), piece.len());
@@ -277,13 +275,7 @@ impl Engine for Threads {
         Ok(())
     }
 
-    fn reduce_scatter(
-        &mut self,
-        call: Call,
-        reduction: Reduction,
-        data: &mut [u8],
-        counts: &[usize],
-    ) -> Result<()> {
+    fn reduce_scatter(&mut self, call: Call, data: &mut [u8], counts: &[usize]) -> Result<()> {
         let place = data.as_mut_ptr();
         self.arrive(call, place, place, 0)?;
         let mine = call.places(counts).nth(self.rank).expect("a part for each rank");
@@ -292,7 +284,7 @@ impl Engine for Threads {
             // SAFETY: all buffers have the call's length. Only this rank reads and writes this
             // part.
             unsafe {
-                self.reduce_range(call.kind, reduction, piece.clone());
+                self.reduce_range(call, piece.clone());
                 let result = bytemuck::cast_slice::<u64, u8>(&self.share).as_ptr();
                 std::ptr::copy_nonoverlapping(result, place.add(piece.start), piece.len());
             }

@@ -29,7 +29,6 @@ pub(crate) fn report(store: &Store, rank: usize, error: CommError) -> CommError 
     }
 }
 
-/// Returns the filed error.
 pub(crate) fn filed(store: &Store) -> Result<Option<CommError>, StoreError> {
     if !store.check(&[KEY])? {
         return Ok(None);

@@ -10,10 +10,8 @@ const STANDING: Duration = Duration::from_secs(2);
 /// Age above which a report names it. Beats are a second apart and clocks differ slightly.
 const OLD: Duration = Duration::from_secs(5);
 
-/// One heartbeat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Heartbeat {
-    /// The rank's host.
     pub(crate) host: String,
     /// The rank's process id.
     pub(crate) process: u32,

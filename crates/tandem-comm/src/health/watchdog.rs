@@ -221,7 +221,6 @@ impl Shared {
     }
 }
 
-/// Heartbeat thread.
 struct HeartbeatThread {
     store: Store,
     shared: Arc<Shared>,

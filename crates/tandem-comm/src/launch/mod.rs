@@ -103,37 +103,17 @@ pub struct Launch {
 
 /// A partial, contradictory or malformed environment.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "fields are explained by the messages that print them")]
 pub enum LaunchError {
     /// A launcher's variables of which some are missing.
     #[error("{} set, but {} not: {hint}", list(found), list(missing))]
-    Partial {
-        /// The variables that are set, as `NAME=value`.
-        found: Vec<String>,
-        /// The missing variables.
-        missing: Vec<String>,
-        /// The remedy.
-        hint: &'static str,
-    },
+    Partial { found: Vec<String>, missing: Vec<String>, hint: &'static str },
     /// Two variables or launchers that disagree.
     #[error("{first} contradicts {second}: {hint}")]
-    Contradictory {
-        /// One side, as `NAME=value`.
-        first: String,
-        /// The other side, as `NAME=value`.
-        second: String,
-        /// The remedy.
-        hint: &'static str,
-    },
+    Contradictory { first: String, second: String, hint: &'static str },
     /// A variable with an invalid value.
     #[error("{variable}={value} is not {expected}")]
-    Malformed {
-        /// The variable.
-        variable: String,
-        /// The value.
-        value: String,
-        /// The expected form.
-        expected: &'static str,
-    },
+    Malformed { variable: String, value: String, expected: &'static str },
 }
 
 fn list(names: &[String]) -> String {

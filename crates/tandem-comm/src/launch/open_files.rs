@@ -49,10 +49,6 @@ pub fn needed(num_ranks: usize, is_rank: bool, serves: bool) -> u64 {
 }
 
 /// Raises the soft limit of open files to `needed` if it is lower.
-///
-/// # Errors
-///
-/// If the hard limit is lower too.
 pub fn suffice(needed: u64, num_ranks: usize) -> Result<Option<FdLimit>> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     // `None` is no limit.

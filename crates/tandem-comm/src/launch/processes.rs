@@ -37,11 +37,6 @@ pub struct JoinedGroup {
 ///
 /// Rank 0 serves the store unless the launcher does. torchrun's store outlives failed attempts, so
 /// each attempt has keys of its own.
-///
-/// # Errors
-///
-/// If the store cannot be reached in time, another rank does not come, or the limit of open files
-/// is too low.
 pub fn join(launch: &Launch, deadline: Duration) -> Result<JoinedGroup> {
     let Some(meeting) = &launch.meeting_point else {
         return Ok(JoinedGroup { group: ProcessGroup::alone(), vigil: None, raised: None, server: None });

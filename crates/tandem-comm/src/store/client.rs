@@ -36,10 +36,6 @@ struct Connection {
 impl Store {
     /// Connects, retrying until `timeout`: the name may be unknown yet, and the server may start
     /// later. Requests that need no waiting have the same timeout.
-    ///
-    /// # Errors
-    ///
-    /// If no server answers in time, or it is no store.
     pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<Self, StoreError> {
         let (began, address) = (Instant::now(), format!("{host}:{port}"));
         loop {
@@ -85,10 +81,6 @@ impl Store {
     }
 
     /// Sets a key. The server does not confirm, but serves a connection's requests in order.
-    ///
-    /// # Errors
-    ///
-    /// If key or value are too long, or the connection broke.
     pub fn set(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         let request = format!("set of {key}");
         check_value(&request, value)?;
@@ -110,10 +102,6 @@ impl Store {
     }
 
     /// Returns a key's value, and waits for it if necessary.
-    ///
-    /// # Errors
-    ///
-    /// If the key has no value within `timeout`, or the connection broke.
     pub fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
         self.wait(&[key], timeout)?;
         let message = Message::request(Opcode::Get).bytes(&self.key(key)?);

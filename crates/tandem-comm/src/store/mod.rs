@@ -32,68 +32,31 @@ use std::time::Duration;
 
 /// Errors of a store.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "fields are explained by the messages that print them")]
 pub enum StoreError {
     /// No server answered in time.
     #[error(
         "no store at {address} within {} s, the last attempt: {reason}; check that the address is right, that its process runs, and that no firewall is in between",
         waited.as_secs_f64()
     )]
-    Unreachable {
-        /// Host and port.
-        address: String,
-        /// The timeout.
-        waited: Duration,
-        /// The reason of the last attempt.
-        reason: String,
-    },
+    Unreachable { address: String, waited: Duration, reason: String },
     /// The server does not speak the protocol.
     #[error("the server at {address} is not a store: {found}; does another program use this port?")]
-    NotAStore {
-        /// Host and port.
-        address: String,
-        /// Its behaviour.
-        found: String,
-    },
+    NotAStore { address: String, found: String },
     /// The port cannot be served.
     #[error(
         "cannot serve a store at port {port}: {reason}; if a launcher or another job serves there, connect to it or use another port"
     )]
-    Bind {
-        /// The port.
-        port: u16,
-        /// The reason.
-        reason: String,
-    },
+    Bind { port: u16, reason: String },
     /// Keys without a value in time.
     #[error("{} not set in the store at {address} within {} s", keys.join(", "), waited.as_secs_f64())]
-    Timeout {
-        /// Host and port.
-        address: String,
-        /// The awaited keys.
-        keys: Vec<String>,
-        /// The timeout.
-        waited: Duration,
-    },
+    Timeout { address: String, keys: Vec<String>, waited: Duration },
     /// A broken connection or a silent server. This client is unusable.
     #[error(
         "lost the store at {address} during {request}: {reason}; its process ended, or the network is down"
     )]
-    Lost {
-        /// Host and port.
-        address: String,
-        /// The request.
-        request: String,
-        /// The reason.
-        reason: String,
-    },
+    Lost { address: String, request: String, reason: String },
     /// A key or value that is too long; nothing was sent.
     #[error("{request}: {len} bytes, but a store accepts at most {limit}")]
-    TooLong {
-        /// The request.
-        request: String,
-        /// Bytes of the key or value.
-        len: usize,
-        /// Maximum bytes.
-        limit: u64,
-    },
+    TooLong { request: String, len: usize, limit: u64 },
 }

@@ -26,9 +26,7 @@ use std::io::{self, ErrorKind, Read};
 pub(super) const MAGIC: u32 = 0x3C85_F7CE;
 /// Maximum bytes of a key. This limit and the next two are PyTorch's.
 pub(super) const MAX_KEY: u64 = 8 << 10;
-/// Maximum bytes of a value.
 pub(super) const MAX_VALUE: u64 = 8 << 20;
-/// Maximum number of keys in a request.
 pub(super) const MAX_KEYS: u64 = 128 << 10;
 
 /// Reply to a finished wait, and to a check whose keys all exist.
@@ -38,7 +36,6 @@ pub(super) const NOT_READY: u8 = 1;
 
 macro_rules! opcodes {
     ($($name:ident = $byte:literal),* $(,)?) => {
-        /// Kind of request.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(super) enum Opcode {
             $($name = $byte),*
@@ -97,7 +94,6 @@ impl Message {
     }
 }
 
-/// Reads the bytes of a number.
 pub(super) fn read_number<const N: usize>(from: &mut impl Read) -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     from.read_exact(&mut bytes)?;

@@ -42,7 +42,6 @@ struct State {
     clients: HashMap<u64, TcpStream>,
 }
 
-/// A client that waits.
 struct Wait {
     client: u64,
     missing: HashSet<Vec<u8>>,
@@ -51,10 +50,6 @@ struct Wait {
 
 impl StoreServer {
     /// Serves at a port on all addresses of this machine; 0 selects a free port.
-    ///
-    /// # Errors
-    ///
-    /// If the port is taken or forbidden.
     pub fn bind(port: u16) -> Result<Self, StoreError> {
         // The IPv6 socket accepts IPv4 too; a kernel without IPv6 has only the other.
         let listener = match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)) {

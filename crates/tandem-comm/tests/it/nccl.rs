@@ -8,7 +8,6 @@ use crate::processes::{DEADLINE, Ranks, Role};
 use tandem_comm::nccl::Libraries;
 use tandem_comm::{CommError, ProcessGroup, Reduction, Result};
 
-/// Maximum number of ranks.
 const MAX_RANKS: usize = 8;
 
 /// The test that ranks run.

@@ -203,10 +203,6 @@ impl ForestBuilder {
     }
 
     /// Returns the forest and empties the builder.
-    ///
-    /// # Errors
-    ///
-    /// If it has no token, or more than 2³².
     pub fn finish(&mut self) -> Result<Forest, DataError> {
         let mut forest = Forest::default();
         self.finish_into(&mut forest)?;
@@ -215,10 +211,6 @@ impl ForestBuilder {
 
     /// Writes the forest into `forest`, whose old memory the builder takes over. Nothing is
     /// allocated once both have grown to the largest batch.
-    ///
-    /// # Errors
-    ///
-    /// As [`ForestBuilder::finish`].
     pub fn finish_into(&mut self, forest: &mut Forest) -> Result<(), DataError> {
         if self.tokens.is_empty() || u32::try_from(self.tokens.len()).is_err() {
             return Err(DataError::Option(format!(

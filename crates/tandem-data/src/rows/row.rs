@@ -113,7 +113,6 @@ impl TokenRow {
         }
     }
 
-    /// Returns the length of the longest sequence.
     pub(crate) fn longest(&self) -> usize {
         match self.as_pair() {
             Some(pair) => pair.lengths()[0].max(pair.lengths()[1]),

@@ -59,7 +59,6 @@ impl<R: BufRead> RowReader<R> {
         Ok(reader)
     }
 
-    /// Returns the number of bytes consumed.
     pub(crate) fn bytes_read(&self) -> u64 {
         self.bytes
     }

@@ -132,10 +132,6 @@ impl Tokenizer {
     }
 
     /// Returns the text of the EOS token, which ends plain-text responses.
-    ///
-    /// # Errors
-    ///
-    /// If the folder names none.
     pub fn eos_token(&self) -> Result<&str, DataError> {
         let found = self.named.iter().find(|(name, _)| name == "eos_token");
         found.map(|(_, token)| token.as_str()).ok_or_else(|| DataError::Tokenizer {
@@ -145,10 +141,6 @@ impl Tokenizer {
     }
 
     /// Returns the chat template.
-    ///
-    /// # Errors
-    ///
-    /// If the folder has none.
     pub fn chat_template(&self) -> Result<&ChatTemplate, DataError> {
         self.chat_template.as_ref().ok_or_else(|| DataError::NoChatTemplate { folder: self.folder.clone() })
     }

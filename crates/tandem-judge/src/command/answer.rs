@@ -10,14 +10,12 @@ use crate::judge::beginning;
 /// Maximum characters kept of an invalid line.
 const KEPT: usize = 200;
 
-/// Parser of lines.
 pub(super) struct Parser {
     /// Finds the item's id in a line that is not JSON, as with Python's `NaN`.
     id: Regex,
 }
 
 impl Parser {
-    /// Creates a parser.
     pub(super) fn new() -> Self {
         Self { id: Regex::new(r#""id"\s*:\s*([0-9]+)"#).expect("a constant that the tests compile") }
     }

@@ -44,10 +44,6 @@ pub struct CommandJudge {
 impl CommandJudge {
     /// Starts the program, so that it is ready early. `on_stderr` is called on a thread of the
     /// judge.
-    ///
-    /// # Errors
-    ///
-    /// If an option is invalid, or the program cannot be started.
     pub fn new(name: impl Into<String>, config: CommandConfig, on_stderr: StderrLine) -> Result<Self> {
         let name = name.into();
         config.check(&name)?;

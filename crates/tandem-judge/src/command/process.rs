@@ -17,7 +17,6 @@ use super::StderrLine;
 /// Maximum bytes of a line; a longer one is split and is no answer.
 const LONGEST_LINE: u64 = 16 << 20;
 
-/// Maximum bytes of a line of stderr.
 const LONGEST_STDERR_LINE: u64 = 64 << 10;
 
 /// Maximum number of unread lines of stdout; then the command waits.
@@ -46,7 +45,6 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts a command.
     pub(super) fn start(command: &[String], grace: Duration, tail: &Tail) -> io::Result<Self> {
         let child = Command::new(&command[0])
             .args(&command[1..])
@@ -91,7 +89,6 @@ impl Process {
         Ok(Self { to_write, lines, ahead: None, stderr_end, leader, grace, has_answered: false })
     }
 
-    /// Queues a line for writing.
     pub(super) fn send(&self, line: Vec<u8>) {
         if let Some(to_write) = &self.to_write {
             // An error means that it no longer reads, as above.

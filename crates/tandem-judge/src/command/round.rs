@@ -47,7 +47,6 @@ impl CommandBatch {
         }
     }
 
-    /// Returns whether each item has a verdict.
     pub(super) fn is_done(&self) -> bool {
         self.num_open == 0
     }
@@ -57,7 +56,6 @@ impl CommandBatch {
         self.asked_again
     }
 
-    /// Returns the verdicts of a finished round.
     pub(super) fn into_verdicts(self) -> Vec<Verdict> {
         self.items.into_iter().filter_map(|item| item.verdict).collect()
     }

@@ -53,12 +53,10 @@ impl EndpointClient {
         })
     }
 
-    /// Returns the judge's name.
     pub(super) fn judge(&self) -> &str {
         &self.judge
     }
 
-    /// Returns the requests' address.
     pub(super) fn address(&self) -> &str {
         self.client.address()
     }

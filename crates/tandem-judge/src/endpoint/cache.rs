@@ -53,12 +53,10 @@ impl Cache {
         }
     }
 
-    /// Returns the file.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns the reply to a request.
     pub(super) fn get(&self, key: &Hash) -> Option<&Reply> {
         self.known.get(key)
     }

@@ -12,7 +12,6 @@ pub(super) enum Choice {
 }
 
 impl Choice {
-    /// Returns the written form.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::A => "A",

@@ -8,35 +8,26 @@ use super::EndpointConfig;
 use crate::http::{Http, Key};
 use crate::{JudgeError, Result};
 
-/// Maximum bytes of a reply.
 const LONGEST_REPLY: u64 = 4 << 20;
 
-/// Client of one address.
 #[derive(Debug)]
 pub(super) struct Client {
     http: Http,
     address: String,
 }
 
-/// Outcome of a request.
 #[derive(Debug, PartialEq)]
 pub(super) enum Outcome {
     /// The model's text.
     Reply(String),
     /// A failure that a retry may avoid.
     Failed {
-        /// The reason.
         reason: String,
         /// The pause that the server asks for.
         after: Option<Duration>,
     },
     /// A failure that no retry avoids.
-    Refused {
-        /// The HTTP status.
-        status: u16,
-        /// The server's message.
-        message: String,
-    },
+    Refused { status: u16, message: String },
 }
 
 impl Client {
@@ -49,12 +40,10 @@ impl Client {
         Ok(Self { http: Http::new(&address, key, time, config.concurrency, LONGEST_REPLY), address })
     }
 
-    /// Returns the requests' address.
     pub(super) fn address(&self) -> &str {
         &self.address
     }
 
-    /// Sends a request and waits for its outcome.
     pub(super) fn send(&self, body: &str) -> Outcome {
         let reply = match self.http.post(&self.address, body) {
             Ok(reply) => reply,

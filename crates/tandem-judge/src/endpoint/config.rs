@@ -102,7 +102,6 @@ impl EndpointConfig {
         check_seconds(judge, &times)
     }
 
-    /// Returns the requests' address.
     pub(super) fn address(&self) -> String {
         format!("{}/chat/completions", self.base_url.trim_end_matches('/'))
     }

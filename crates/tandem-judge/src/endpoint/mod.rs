@@ -31,10 +31,6 @@ pub struct EndpointJudge {
 
 impl EndpointJudge {
     /// Reads the key from its environment variable and opens the cache; sends nothing yet.
-    ///
-    /// # Errors
-    ///
-    /// If an option is invalid, the variable is not set, or the cache cannot be opened.
     pub fn new(name: impl Into<String>, config: EndpointConfig) -> Result<Self> {
         let name = name.into();
         config.check(&name)?;

@@ -27,7 +27,6 @@ pub(super) enum PairVerdict {
     Failed(String),
 }
 
-/// Returns all pairs of each group.
 pub(super) fn all_pairs(groups: &[PromptWithCompletions<'_>]) -> Vec<Pair> {
     let mut pairs = Vec::new();
     for (group, answers) in groups.iter().map(|group| group.answers.len()).enumerate() {
@@ -84,7 +83,6 @@ fn render(template: &str, places: &[(&str, &str)]) -> String {
 }
 
 impl PairVerdict {
-    /// Combines the replies to both orders.
     pub(super) fn from_replies(both: &[Result<Reply, String>; 2]) -> Self {
         match both {
             [Ok(forward), Ok(backward)] => Self::Chosen([forward.choice, backward.choice]),

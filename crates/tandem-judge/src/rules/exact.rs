@@ -47,7 +47,6 @@ impl ExactConfig {
     }
 }
 
-/// A compiled comparison.
 pub(super) struct Exact {
     config: ExactConfig,
     number: Regex,

@@ -42,7 +42,6 @@ pub struct RuleJudge {
     counts: Counts,
 }
 
-/// A checked and compiled rule.
 enum CompiledRule {
     Length(LengthConfig),
     Regex(Pattern),

@@ -51,7 +51,6 @@ impl RegexConfig {
     }
 }
 
-/// A compiled expression.
 pub(super) struct Pattern {
     regex: Regex,
     expect: Expect,

@@ -31,7 +31,6 @@ pub fn start(config: EndpointConfig) -> EndpointJudge {
     EndpointJudge::new("endpoint", config).unwrap()
 }
 
-/// Returns the responses in a request.
 fn places(request: &Request) -> [&str; 2] {
     let parts: Vec<_> = request.text().split('|').collect();
     [parts[1], parts[2]]

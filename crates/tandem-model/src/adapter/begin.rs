@@ -9,9 +9,6 @@ use crate::{ModelError, Result};
 
 /// Fills the parts of an adapter's flat buffer that begin with the base's values: modules that
 /// train whole, and the magnitudes of DoRA.
-///
-/// # Errors
-/// If `base` is another layer's, or memory runs out.
 pub fn copy_base(
     decoder: &Decoder,
     device: &Device,

@@ -15,7 +15,7 @@ use crate::{ModelError, Result};
 
 /// Weights of an adapter on disk, checked against a decoder.
 pub struct AdapterFiles {
-    archive: Box<dyn TensorArchive>,
+    archive: TensorArchive,
     /// Trained tensors of each layer by [`Decoder::index`], under their names in the file.
     layers: Vec<Vec<Source>>,
     heads: usize,
@@ -25,7 +25,7 @@ pub struct AdapterFiles {
 
 impl AdapterFiles {
     /// Finds every tensor of the decoder's adapter.
-    pub(super) fn new(archive: Box<dyn TensorArchive>, decoder: &Decoder) -> Result<Self> {
+    pub(super) fn new(archive: TensorArchive, decoder: &Decoder) -> Result<Self> {
         let whole = decoder.whole();
         let family = family_named(whole.spec().family).expect("specs come from families");
         let (mut problems, mut used, mut layers) = (Vec::new(), HashSet::new(), Vec::new());
@@ -34,7 +34,7 @@ impl AdapterFiles {
         for layer in whole.layers() {
             let mut found = pieces(family, whole, layer);
             for piece in &mut found {
-                match locate(&*archive, family, piece) {
+                match locate(&archive, family, piece) {
                     Ok(name) => piece.name = name,
                     Err(problem) => problems.push(problem),
                 }
@@ -43,7 +43,7 @@ impl AdapterFiles {
             layers.push(found);
         }
         if let Some(mut piece) = tied {
-            match locate(&*archive, family, &piece) {
+            match locate(&archive, family, &piece) {
                 Ok(name) => piece.name = name,
                 Err(problem) => problems.push(format!(
                     "{problem}: the model's head is its token table (tie_word_embeddings), which this adapter trains apart from the head"
@@ -66,7 +66,7 @@ impl AdapterFiles {
         }
         if let Some(copy) = tied_name.filter(|_| problems.is_empty()) {
             let table = layers.iter().flatten().find(|piece| piece.part == copy.part).expect("it is copied");
-            if !is_equal(&*archive, &table.name, &*archive, &copy.name) {
+            if !is_equal(&archive, &table.name, &archive, &copy.name) {
                 problems.push(format!(
                     "left over: {} differs from {}, but tie_word_embeddings says that they are one",
                     copy.name, table.name
@@ -93,14 +93,14 @@ impl AdapterFiles {
     /// # Panics
     /// If the buffer is shorter than the layer.
     pub fn read_layer(&self, index: usize, flat: &mut [f32]) {
-        read_sources(&*self.archive, &self.layers[index], self.heads, 0..flat.len(), flat);
+        read_sources(&self.archive, &self.layers[index], self.heads, 0..flat.len(), flat);
     }
 
     /// Checks that the tables which `peft` copies into the file (those that are targets) are the
     /// base's: else the adapter belongs to another base.
     pub fn check_base(&self, base: &WeightFiles) -> Result<()> {
         let differs = |(copy, names): &&(String, Vec<String>)| {
-            !names.iter().any(|name| is_equal(&*self.archive, copy, base.archive(), name))
+            !names.iter().any(|name| is_equal(&self.archive, copy, base.archive(), name))
         };
         let problems: Vec<String> = self
             .copies
@@ -125,7 +125,7 @@ impl AdapterFiles {
 }
 
 /// Returns the name under which a tensor is stored, or the problem with it.
-fn locate(archive: &dyn TensorArchive, family: &Family, piece: &HfTensor) -> Result<String, String> {
+fn locate(archive: &TensorArchive, family: &Family, piece: &HfTensor) -> Result<String, String> {
     let Some((name, stored)) =
         spellings(family, &piece.name).into_iter().find_map(|n| Some((n.clone(), archive.get(&n)?)))
     else {
@@ -182,7 +182,7 @@ fn copied(decoder: &Decoder, family: &Family, name: &str) -> Option<Vec<String>>
 }
 
 /// Returns whether two stored tensors exist and are equal.
-fn is_equal(archive: &dyn TensorArchive, name: &str, other: &dyn TensorArchive, other_name: &str) -> bool {
+fn is_equal(archive: &TensorArchive, name: &str, other: &TensorArchive, other_name: &str) -> bool {
     let (Some(a), Some(b)) = (archive.get(name), other.get(other_name)) else { return false };
     if a.shape != b.shape {
         return false;

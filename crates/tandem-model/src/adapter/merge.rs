@@ -31,9 +31,6 @@ pub struct Merged {
 
 impl Merged {
     /// Opens the weights of both. `positions` is that of [`Decoder::new`].
-    ///
-    /// # Errors
-    /// If the adapter does not fit the model, or tensors of either do not.
     pub fn open(model: &ModelFolder, folder: &PeftFolder, positions: usize) -> Result<Self> {
         let spec = model.spec();
         let adapter = Adapter::new(folder.config().clone(), spec)?;

@@ -5,12 +5,10 @@ use std::path::{Path, PathBuf};
 use super::files::AdapterFiles;
 use super::peft_config::PeftConfig;
 use crate::decoder::Decoder;
-use crate::io::TorchArchive;
-use crate::io::{SafetensorsArchive, TensorArchive};
+use crate::io::{TensorArchive, torch};
 use crate::lora::AdapterConfig;
 use crate::{ModelError, Result};
 
-/// Config file of an adapter folder.
 pub(super) const CONFIG: &str = "adapter_config.json";
 /// Weight files: current, and of older versions.
 pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
@@ -64,9 +62,6 @@ impl PeftFolder {
 
     /// Finds the folder of the base model: `base_model_name_or_path`, relative to the adapter's
     /// folder, to the one above if that holds an adapter, or as it stands.
-    ///
-    /// # Errors
-    /// If there is no such folder with a `config.json`.
     pub fn base_folder(&self) -> Result<PathBuf> {
         let Some(base) = self.base_model() else {
             return Err(ModelError::format(
@@ -105,10 +100,10 @@ impl PeftFolder {
             return Err(ModelError::format(&self.path.join(CONFIG), reason));
         }
         let (file, old) = (self.path.join(WEIGHTS), self.path.join(OLD_WEIGHTS));
-        let archive: Box<dyn TensorArchive> = if file.is_file() {
-            Box::new(SafetensorsArchive::open(&file)?)
+        let archive = if file.is_file() {
+            TensorArchive::open(&file)?
         } else if old.is_file() {
-            Box::new(TorchArchive::open(&old)?)
+            torch::open(&old)?
         } else {
             let reason = format!("holds no weights; looked for {WEIGHTS} and {OLD_WEIGHTS}");
             return Err(ModelError::format(&self.path, reason));

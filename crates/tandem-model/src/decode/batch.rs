@@ -7,7 +7,6 @@ use tandem_kernels::{Forest, Segment};
 
 use crate::Result;
 
-/// Prompts to prefill.
 pub(super) struct Prompts {
     /// One segment per prompt.
     pub(super) forest: Forest,

@@ -2,13 +2,12 @@
 
 use std::ops::Range;
 
-use tandem_kernels::ops::AttentionShape;
-use tandem_kernels::{DType, Device, MemoryKind, Tensor, View, ViewMut, ops};
+use tandem_kernels::{DType, Device, MemoryKind, Tensor, View, ops};
 
 use super::batch::{NextTokens, Prompts};
 use crate::Result;
 use crate::decoder::Decoder;
-use crate::layers::AttentionKernel;
+use crate::layers::{AttentionKernel, Heads};
 
 /// Keys and values `[rows, K·d]` of every block.
 pub(super) struct Cache {
@@ -59,22 +58,12 @@ impl AttentionKernel for Prefill<'_> {
         &self.prompts.forest.positions
     }
 
-    fn attend(
-        &mut self,
-        layer: usize,
-        q: View,
-        k: View,
-        v: View,
-        shape: &AttentionShape,
-        out: ViewMut,
-        log_sum_exp: ViewMut,
-    ) -> Result<()> {
+    fn attend(&mut self, layer: usize, heads: Heads) -> Result<()> {
         let Prompts { forest, rows, .. } = self.prompts;
         let segments = forest.segments.iter().zip(rows);
         let moves = segments.map(|(s, &row)| (s.range.start as usize..s.range.end as usize, row as usize));
-        self.cache.store(layer, k, v, moves)?;
-        let device = &self.cache.device;
-        Ok(ops::attention(device, ops::Attention { q, k, v, forest, shape, out, log_sum_exp })?)
+        self.cache.store(layer, heads.k, heads.v, moves)?;
+        heads.attend_forest(&self.cache.device, forest)
     }
 }
 
@@ -89,21 +78,13 @@ impl AttentionKernel for Step<'_> {
         &self.next.positions
     }
 
-    fn attend(
-        &mut self,
-        layer: usize,
-        q: View,
-        k: View,
-        v: View,
-        shape: &AttentionShape,
-        out: ViewMut,
-        _: ViewMut,
-    ) -> Result<()> {
+    fn attend(&mut self, layer: usize, heads: Heads) -> Result<()> {
         let NextTokens { rows, visible, .. } = self.next;
         let moves = rows.iter().enumerate().map(|(i, &row)| (i..i + 1, row as usize));
-        self.cache.store(layer, k, v, moves)?;
+        self.cache.store(layer, heads.k, heads.v, moves)?;
         let Cache { device, keys, values } = &*self.cache;
         let (keys, values) = (keys[layer].view(), values[layer].view());
+        let Heads { q, shape, out, .. } = heads;
         let call = ops::AttentionDecode { q, k: keys, v: values, visible, shape, out };
         Ok(ops::attention_decode(device, call)?)
     }

@@ -214,9 +214,6 @@ impl<'a> Generator<'a> {
 
     /// Begins completions that there is room for, and extends every running one by a token; returns
     /// those that end. `on_token` sees each token as it is sampled.
-    ///
-    /// # Errors
-    /// If weights cannot be fetched or memory runs out; everything is then cancelled.
     pub fn step(&mut self, mut weights: &mut dyn WeightSource, on_token: OnToken) -> Result<Vec<Answer>> {
         self.step_with(&mut weights, &mut SingleRank, on_token)
     }

@@ -30,7 +30,6 @@ impl<'a> Model<'a> {
         Ok(Self { walk, cache: Cache::new(decoder, device, dtype, rows)? })
     }
 
-    /// Returns the size of the vocabulary.
     pub(super) fn vocabulary(&self) -> usize {
         self.walk.decoder.whole().spec().vocab_size
     }
@@ -58,7 +57,6 @@ impl<'a> Model<'a> {
         self.walk.head_logits(weights, x.policy.view(), next.tokens.len(), None)
     }
 
-    /// Reads logits from the device.
     pub(super) fn read(&self, logits: &Tensor) -> Result<Vec<f32>> {
         Ok(ops::read_f32(self.walk.device, logits.view())?)
     }

@@ -46,7 +46,6 @@ impl<'a> Models<'a> {
         Ok(Self { policy, reference: Some(Reference { model, part }) })
     }
 
-    /// Returns the size of the vocabulary.
     pub(super) fn vocabulary(&self) -> usize {
         self.policy.vocabulary()
     }

@@ -26,7 +26,6 @@ impl Rows {
         Some(start..start + rows)
     }
 
-    /// Frees rows.
     pub(super) fn give(&mut self, rows: Range<u32>) {
         if rows.is_empty() {
             return;

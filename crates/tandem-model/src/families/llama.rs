@@ -1,6 +1,6 @@
 //! Llama 1–3: RMSNorm, grouped-query attention, gated feed-forward, Llama-3 rotary scaling.
 
-use super::{Family, Sizes, decoder};
+use super::{Family, SEPARATE_QKV, Sizes, decoder};
 use crate::Result;
 use crate::layout::ParamKind::{self, *};
 use crate::spec::{Config, DecoderSpec, NormKind, NormSpec};
@@ -38,14 +38,7 @@ pub(super) fn descendant(config: &Config, default_head_dim: Option<usize>) -> Re
 pub(super) const MODULES: &[(ParamKind, &[&str])] = &[
     (TokenTable, &["model.embed_tokens"]),
     (Norm1Weight, &["model.layers.{}.input_layernorm"]),
-    (
-        QkvWeight,
-        &[
-            "model.layers.{}.self_attn.q_proj",
-            "model.layers.{}.self_attn.k_proj",
-            "model.layers.{}.self_attn.v_proj",
-        ],
-    ),
+    (QkvWeight, SEPARATE_QKV),
     (OutWeight, &["model.layers.{}.self_attn.o_proj"]),
     (QNormWeight, &["model.layers.{}.self_attn.q_norm"]),
     (KNormWeight, &["model.layers.{}.self_attn.k_norm"]),

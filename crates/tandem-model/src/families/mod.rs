@@ -46,9 +46,6 @@ pub struct Family {
 
 impl Family {
     /// Reads a config.
-    ///
-    /// # Errors
-    /// If a key is missing, or asks for something that is not supported.
     pub fn spec(&self, config: &Config) -> Result<DecoderSpec> {
         Ok(DecoderSpec { family: self.model_type, ..(self.read)(config)? })
     }
@@ -89,6 +86,13 @@ impl Family {
         class.strip_prefix(self.stem()) == Some("Model")
     }
 }
+
+/// Modules that hold queries, keys and values in most families.
+const SEPARATE_QKV: &[&str] = &[
+    "model.layers.{}.self_attn.q_proj",
+    "model.layers.{}.self_attn.k_proj",
+    "model.layers.{}.self_attn.v_proj",
+];
 
 /// Sizes of a decoder.
 struct Sizes {
@@ -194,9 +198,6 @@ fn class_of(config: &Config) -> Option<&str> {
 }
 
 /// Finds the family of a language model's config.
-///
-/// # Errors
-/// If the architecture is not one of [`FAMILIES`]: the message lists them.
 pub fn family_of(config: &Config) -> Result<&'static Family> {
     let model_type = config.word("model_type", "")?;
     let class = class_of(config);

@@ -1,7 +1,7 @@
 //! Phi 1, 1.5 and 2: both halves of a block read one LayerNorm; partial rotary embedding; biases
 //! everywhere.
 
-use super::{Family, Sizes, decoder};
+use super::{Family, SEPARATE_QKV, Sizes, decoder};
 use crate::Result;
 use crate::layout::ParamKind::*;
 use crate::spec::{Config, DecoderSpec, NormKind, NormSpec, Residual};
@@ -14,14 +14,7 @@ pub(super) const FAMILY: Family = Family {
     modules: &[
         (TokenTable, &["model.embed_tokens"]),
         (Norm1Weight, &["model.layers.{}.input_layernorm"]),
-        (
-            QkvWeight,
-            &[
-                "model.layers.{}.self_attn.q_proj",
-                "model.layers.{}.self_attn.k_proj",
-                "model.layers.{}.self_attn.v_proj",
-            ],
-        ),
+        (QkvWeight, SEPARATE_QKV),
         (OutWeight, &["model.layers.{}.self_attn.dense"]),
         (UpWeight, &["model.layers.{}.mlp.fc1"]),
         (DownWeight, &["model.layers.{}.mlp.fc2"]),

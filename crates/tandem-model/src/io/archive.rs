@@ -11,7 +11,6 @@ use serde_json::Value;
 
 use crate::{ModelError, Result};
 
-/// Element type in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StoredType {
     /// 32-bit float.
@@ -38,27 +37,9 @@ impl std::fmt::Display for StoredType {
 /// Tensor in a file, row-major, little-endian.
 #[derive(Clone, Debug)]
 pub(crate) struct StoredTensor<'a> {
-    /// Element type.
     pub(crate) dtype: StoredType,
-    /// Shape.
     pub(crate) shape: Vec<usize>,
-    /// Elements.
     pub(crate) bytes: &'a [u8],
-}
-
-/// Set of named tensors.
-pub(crate) trait TensorArchive: Send + Sync {
-    /// Returns the file or folder, for messages.
-    fn path(&self) -> &Path;
-
-    /// Lists every name, in no particular order.
-    fn names(&self) -> Vec<&str>;
-
-    /// Returns the tensor of that name.
-    fn get(&self, name: &str) -> Option<StoredTensor<'_>>;
-
-    /// Drops the pages read so far from memory; they are read from the files again on demand.
-    fn release(&self);
 }
 
 /// Maps a file into memory.
@@ -74,7 +55,7 @@ pub(crate) fn map(path: &Path) -> Result<Mmap> {
 /// Drops a file's pages from this process, where they would count beside the tensors made from
 /// them.
 #[expect(unsafe_code, reason = "advice on a mapping is a foreign-function corner")]
-pub(crate) fn release(map: &Mmap) {
+fn release(map: &Mmap) {
     #[cfg(unix)]
     // SAFETY: the map is of a file and never written through, so reloaded pages are the same. It is
     // only advice.
@@ -85,25 +66,24 @@ pub(crate) fn release(map: &Mmap) {
     let _ = map;
 }
 
-/// Set of tensors in one or several safetensors files.
-pub(crate) struct SafetensorsArchive {
-    path: PathBuf,
-    files: Vec<Mmap>,
-    tensors: HashMap<String, Entry>,
+/// Named tensors in the files of a model or an adapter.
+pub(crate) struct TensorArchive {
+    /// The file or folder, for messages.
+    pub(super) path: PathBuf,
+    pub(super) files: Vec<Mmap>,
+    pub(super) tensors: HashMap<String, Entry>,
 }
 
-struct Entry {
-    file: usize,
-    dtype: StoredType,
-    shape: Vec<usize>,
-    bytes: Range<usize>,
+/// Place of a tensor in its file.
+pub(super) struct Entry {
+    pub(super) file: usize,
+    pub(super) dtype: StoredType,
+    pub(super) shape: Vec<usize>,
+    pub(super) bytes: Range<usize>,
 }
 
-impl SafetensorsArchive {
-    /// Opens a single file.
-    ///
-    /// # Errors
-    /// If it cannot be read or is malformed, for instance cut short.
+impl TensorArchive {
+    /// Opens a single safetensors file.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let mut archive = Self { path: path.to_owned(), files: Vec::new(), tensors: HashMap::new() };
         archive.add(path)?;
@@ -111,9 +91,6 @@ impl SafetensorsArchive {
     }
 
     /// Opens the files that a `model.safetensors.index.json` lists.
-    ///
-    /// # Errors
-    /// If the index or a file is malformed, or a tensor is not in the file that the index names.
     pub(crate) fn open_index(index: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(index).map_err(|e| ModelError::io(index, e))?;
         let parsed: Value =
@@ -136,6 +113,27 @@ impl SafetensorsArchive {
             }
         }
         Ok(archive)
+    }
+
+    /// Returns the file or folder, for messages.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Lists every name, in no particular order.
+    pub(crate) fn names(&self) -> Vec<&str> {
+        self.tensors.keys().map(String::as_str).collect()
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<StoredTensor<'_>> {
+        let entry = self.tensors.get(name)?;
+        let bytes = &self.files[entry.file][entry.bytes.clone()];
+        Some(StoredTensor { dtype: entry.dtype.clone(), shape: entry.shape.clone(), bytes })
+    }
+
+    /// Drops the pages read so far from memory; they are read from the files again on demand.
+    pub(crate) fn release(&self) {
+        self.files.iter().for_each(release);
     }
 
     fn add(&mut self, path: &Path) -> Result<()> {
@@ -173,25 +171,5 @@ fn explain(error: &SafeTensorError, len: usize) -> String {
             )
         }
         other => format!("not a safetensors file: {other:?}"),
-    }
-}
-
-impl TensorArchive for SafetensorsArchive {
-    fn path(&self) -> &Path {
-        &self.path
-    }
-
-    fn names(&self) -> Vec<&str> {
-        self.tensors.keys().map(String::as_str).collect()
-    }
-
-    fn get(&self, name: &str) -> Option<StoredTensor<'_>> {
-        let entry = self.tensors.get(name)?;
-        let bytes = &self.files[entry.file][entry.bytes.clone()];
-        Some(StoredTensor { dtype: entry.dtype.clone(), shape: entry.shape.clone(), bytes })
-    }
-
-    fn release(&self) {
-        self.files.iter().for_each(release);
     }
 }

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use tandem_kernels::{DType, Format};
 
-use super::archive::{SafetensorsArchive, TensorArchive};
+use super::archive::TensorArchive;
 use super::load::WeightFiles;
-use super::torch::TorchArchive;
+use super::torch;
 use crate::decoder::Decoder;
 use crate::families::{Family, family_of, scorer_family_of};
 use crate::spec::Config;
@@ -170,10 +170,10 @@ impl ModelFolder {
             )
         })?;
         let extension = file.extension().and_then(|e| e.to_str()).unwrap_or_default();
-        let archive: Box<dyn TensorArchive> = match extension {
-            "json" => Box::new(SafetensorsArchive::open_index(&file)?),
-            "safetensors" => Box::new(SafetensorsArchive::open(&file)?),
-            _ => Box::new(TorchArchive::open(&file)?),
+        let archive = match extension {
+            "json" => TensorArchive::open_index(&file)?,
+            "safetensors" => TensorArchive::open(&file)?,
+            _ => torch::open(&file)?,
         };
         WeightFiles::new(archive, self.family, decoder, self.score_seed)
     }

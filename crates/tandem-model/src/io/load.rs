@@ -21,7 +21,7 @@ use crate::{ModelError, Result};
 /// Weights on disk, checked against a decoder. For a part of a decoder, only its own elements are
 /// read.
 pub struct WeightFiles {
-    archive: Box<dyn TensorArchive>,
+    archive: TensorArchive,
     /// Tensors of each layer by [`Decoder::index`], under their names in the files.
     layers: Vec<Vec<Source>>,
     heads: usize,
@@ -58,7 +58,7 @@ impl WeightFiles {
     /// # Errors
     /// If any is missing, left over, or of another shape or type: one error lists all of them.
     pub(crate) fn new(
-        archive: Box<dyn TensorArchive>,
+        archive: TensorArchive,
         family: &Family,
         decoder: &Decoder,
         score_seed: Option<u64>,
@@ -72,7 +72,7 @@ impl WeightFiles {
         for layer in whole.layers() {
             let mut found = pieces(family, spec, layer, whole.layout(layer));
             for piece in &mut found {
-                let Some(name) = locate(&*archive, family, piece) else {
+                let Some(name) = locate(&archive, family, piece) else {
                     if let Some(seed) = score_seed.filter(|_| piece.part == ParamKind::ScoreWeight) {
                         drawn = Some(init_score(decoder, seed));
                         continue;
@@ -80,7 +80,7 @@ impl WeightFiles {
                     problems.push(format!("missing: {} {:?}", piece.name, piece.shape));
                     continue;
                 };
-                let found = check(&*archive, &name, piece);
+                let found = check(&archive, &name, piece);
                 if !matches!(found, Ok(None)) {
                     used.extend(companions(&name));
                 }
@@ -97,7 +97,7 @@ impl WeightFiles {
         let mut left: Vec<&str> = archive.names().into_iter().filter(|name| !used.contains(*name)).collect();
         left.sort_unstable();
         for name in left {
-            if let Some(problem) = left_over(&*archive, family, whole, &layers, name) {
+            if let Some(problem) = left_over(&archive, family, whole, &layers, name) {
                 problems.push(problem);
             }
         }
@@ -134,12 +134,12 @@ impl WeightFiles {
     /// # Panics
     /// If the range cuts a tensor, or the buffer is not of its length.
     pub fn read_range(&self, index: usize, range: Range<usize>, flat: &mut [f32]) {
-        read_sources(&*self.archive, &self.layers[index], self.heads, range, flat);
+        read_sources(&self.archive, &self.layers[index], self.heads, range, flat);
     }
 
     /// Returns the tensors, under their names in the files.
-    pub(crate) fn archive(&self) -> &dyn TensorArchive {
-        &*self.archive
+    pub(crate) fn archive(&self) -> &TensorArchive {
+        &self.archive
     }
 
     /// Returns whether a range of a layer's flat buffer is one tensor that is stored in this
@@ -149,9 +149,6 @@ impl WeightFiles {
     }
 
     /// Packs a tensor for which [`WeightFiles::is_stored`] is true, without unpacking it.
-    ///
-    /// # Errors
-    /// If the bytes are of another length, or the tensor is not stored in a format.
     pub fn pack_stored(
         &self,
         device: &Device,
@@ -162,7 +159,7 @@ impl WeightFiles {
         let (piece, quantised) = self.stored(index, range).ok_or_else(|| {
             ModelError::Invalid(format!("elements {range:?} of layer {index} are not stored in a format"))
         })?;
-        quantised.pack(device, &*self.archive, piece, packed)
+        quantised.pack(device, &self.archive, piece, packed)
     }
 
     fn stored(&self, index: usize, range: &Range<usize>) -> Option<(&HfTensor, Quantised)> {
@@ -186,7 +183,7 @@ impl WeightFiles {
 /// Fills a range of a layer's flat buffer from its tensors, in the order of their places: see
 /// [`WeightFiles::read_range`].
 pub(crate) fn read_sources(
-    archive: &dyn TensorArchive,
+    archive: &TensorArchive,
     sources: &[Source],
     heads: usize,
     range: Range<usize>,
@@ -258,7 +255,7 @@ fn sources(decoder: &Decoder, layer: LayerId, pieces: Vec<HfTensor>) -> Vec<Sour
 }
 
 /// Returns the name under which a tensor is stored.
-fn locate(archive: &dyn TensorArchive, family: &Family, piece: &HfTensor) -> Option<String> {
+fn locate(archive: &TensorArchive, family: &Family, piece: &HfTensor) -> Option<String> {
     // A folder saved from the bare model leaves the prefix off.
     let short = piece.name.strip_prefix(family.base_prefix);
     let mut names = std::iter::once(piece.name.as_str()).chain(short);
@@ -266,7 +263,7 @@ fn locate(archive: &dyn TensorArchive, family: &Family, piece: &HfTensor) -> Opt
 }
 
 /// Returns the quantisation of a stored tensor, if any, or the problem with it.
-fn check(archive: &dyn TensorArchive, name: &str, piece: &HfTensor) -> Result<Option<Quantised>, String> {
+fn check(archive: &TensorArchive, name: &str, piece: &HfTensor) -> Result<Option<Quantised>, String> {
     let quantised = Quantised::find(archive, name, piece)?;
     let Some(stored) = archive.get(name).filter(|_| quantised.is_none()) else { return Ok(quantised) };
     if let StoredType::Other(dtype) = &stored.dtype {
@@ -280,7 +277,7 @@ fn check(archive: &dyn TensorArchive, name: &str, piece: &HfTensor) -> Result<Op
 
 /// Returns the problem with a tensor that no parameter uses; `None` if it is harmless.
 fn left_over(
-    archive: &dyn TensorArchive,
+    archive: &TensorArchive,
     family: &Family,
     decoder: &Decoder,
     layers: &[Vec<HfTensor>],

@@ -8,15 +8,14 @@ mod order;
 mod quantised;
 pub mod save;
 mod tensor_file;
-mod torch;
+pub(crate) mod torch;
 
 pub use folder::ModelFolder;
 pub use load::WeightFiles;
 pub use save::Save;
 
-pub(crate) use archive::{SafetensorsArchive, StoredType, TensorArchive};
+pub(crate) use archive::{StoredType, TensorArchive};
 pub(crate) use load::{Source, read_sources};
 pub(crate) use new_folder::{TOKENIZER_FILES, copy_files, write_folder, write_json};
 pub(crate) use order::widened;
 pub(crate) use tensor_file::{LayerReader, Tensor, write_tensors};
-pub(crate) use torch::TorchArchive;

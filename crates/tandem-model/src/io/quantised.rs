@@ -20,7 +20,6 @@ use crate::layout::Block;
 /// Elements per parallel task.
 const CHUNK: usize = 1 << 17;
 
-/// Advice for unreadable weights.
 const ADVICE: &str = "take the model as it was before it was quantised, and give compute.format";
 
 /// Quantisation of a tensor.
@@ -59,7 +58,7 @@ pub(crate) fn companions(name: &str) -> impl Iterator<Item = String> {
 impl Quantised {
     /// Returns the quantisation of a tensor, if any, or the problem with it.
     pub(crate) fn find(
-        archive: &dyn TensorArchive,
+        archive: &TensorArchive,
         name: &str,
         piece: &HfTensor,
     ) -> Result<Option<Self>, String> {
@@ -86,7 +85,7 @@ impl Quantised {
         Self::find_nf4(archive, name, piece).map(Some)
     }
 
-    fn find_nf4(archive: &dyn TensorArchive, name: &str, piece: &HfTensor) -> Result<Self, String> {
+    fn find_nf4(archive: &TensorArchive, name: &str, piece: &HfTensor) -> Result<Self, String> {
         for (end, dtype) in NF4_PARTS {
             require(archive, &format!("{name}{end}"), dtype)?;
         }
@@ -113,7 +112,7 @@ impl Quantised {
         Ok(found)
     }
 
-    fn find_int8(archive: &dyn TensorArchive, name: &str, piece: &HfTensor) -> Result<Self, String> {
+    fn find_int8(archive: &TensorArchive, name: &str, piece: &HfTensor) -> Result<Self, String> {
         let (scb, layout) = (sibling(name, "SCB"), sibling(name, "weight_format"));
         require(archive, name, "i8")?;
         require(archive, &scb, "f32")?;
@@ -131,7 +130,6 @@ impl Quantised {
         }
     }
 
-    /// Returns the format.
     pub(crate) const fn format(self) -> Format {
         match self {
             Self::Nf4 { .. } => Format::Nf4,
@@ -142,7 +140,7 @@ impl Quantised {
     /// Reads a tensor, or a block of it, as f32.
     pub(crate) fn read(
         self,
-        archive: &dyn TensorArchive,
+        archive: &TensorArchive,
         piece: &HfTensor,
         block: Option<&Block>,
         out: &mut [f32],
@@ -169,7 +167,7 @@ impl Quantised {
     pub(crate) fn pack(
         self,
         device: &Device,
-        archive: &dyn TensorArchive,
+        archive: &TensorArchive,
         piece: &HfTensor,
         packed: BytesMut,
     ) -> Result<()> {
@@ -197,7 +195,7 @@ struct Small {
 }
 
 impl Small {
-    fn new(archive: &dyn TensorArchive, name: &str, quantised: Quantised) -> Self {
+    fn new(archive: &TensorArchive, name: &str, quantised: Quantised) -> Self {
         let read = |name: &str| {
             let (numbers, _) = get(archive, name).bytes.as_chunks::<4>();
             numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
@@ -216,7 +214,7 @@ impl Small {
         }
     }
 
-    fn nf4<'a>(&'a self, archive: &'a dyn TensorArchive, name: &str, offset: f32) -> StoredNf4<'a> {
+    fn nf4<'a>(&'a self, archive: &'a TensorArchive, name: &str, offset: f32) -> StoredNf4<'a> {
         StoredNf4 {
             weight: get(archive, name).bytes,
             absmax: get(archive, &format!("{name}.absmax")).bytes,
@@ -229,7 +227,7 @@ impl Small {
         }
     }
 
-    fn int8<'a>(&'a self, archive: &'a dyn TensorArchive, name: &str) -> StoredInt8<'a> {
+    fn int8<'a>(&'a self, archive: &'a TensorArchive, name: &str) -> StoredInt8<'a> {
         StoredInt8 { weight: get(archive, name).bytes, scb: &self.scales }
     }
 }
@@ -241,12 +239,12 @@ fn sibling(name: &str, word: &str) -> String {
 }
 
 /// Returns a tensor that was found before.
-fn get<'a>(archive: &'a dyn TensorArchive, name: &str) -> StoredTensor<'a> {
+fn get<'a>(archive: &'a TensorArchive, name: &str) -> StoredTensor<'a> {
     archive.get(name).unwrap_or_else(|| unreachable!("{name} was looked for before"))
 }
 
 /// Checks that the tensor exists and has this type.
-fn require(archive: &dyn TensorArchive, name: &str, dtype: &str) -> Result<(), String> {
+fn require(archive: &TensorArchive, name: &str, dtype: &str) -> Result<(), String> {
     match archive.get(name).map(|stored| stored.dtype) {
         None => Err(format!("missing: {name}")),
         Some(StoredType::F32) if dtype == "f32" => Ok(()),

@@ -47,7 +47,6 @@ pub(crate) struct Tensor {
 }
 
 impl Tensor {
-    /// Returns its bytes in a file.
     pub(crate) fn bytes(&self, dtype: DType) -> u64 {
         (self.piece.range.len() * dtype.size()) as u64
     }

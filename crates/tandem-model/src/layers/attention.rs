@@ -16,18 +16,31 @@ pub(crate) trait AttentionKernel {
     /// Returns the position of each row.
     fn positions(&self) -> &[u32];
 
-    /// Computes the attention of block `layer`. `log_sum_exp` `[T,H]` need only be written if
-    /// backward follows.
-    fn attend(
-        &mut self,
-        layer: usize,
-        q: View,
-        k: View,
-        v: View,
-        shape: &AttentionShape,
-        out: ViewMut,
-        log_sum_exp: ViewMut,
-    ) -> Result<()>;
+    /// Computes the attention of block `layer`.
+    fn attend(&mut self, layer: usize, heads: Heads) -> Result<()>;
+}
+
+/// Operands of one block's attention.
+pub(crate) struct Heads<'a> {
+    /// `[T, H·d]`.
+    pub(crate) q: View<'a>,
+    /// `[T, K·d]`.
+    pub(crate) k: View<'a>,
+    /// `[T, K·d]`.
+    pub(crate) v: View<'a>,
+    pub(crate) shape: &'a AttentionShape,
+    /// `[T, H·d]`.
+    pub(crate) out: ViewMut<'a>,
+    /// `[T, H]` f32. Need only be written if backward follows.
+    pub(crate) log_sum_exp: ViewMut<'a>,
+}
+
+impl<'a> Heads<'a> {
+    /// Computes attention over a forest.
+    pub(crate) fn attend_forest(self, device: &Device, forest: &'a Forest) -> Result<()> {
+        let Self { q, k, v, shape, out, log_sum_exp } = self;
+        Ok(ops::attention(device, ops::Attention { q, k, v, forest, shape, out, log_sum_exp })?)
+    }
 }
 
 /// Attention over a forest: training and evaluation.
@@ -41,18 +54,8 @@ impl AttentionKernel for ForestAttention<'_> {
         &self.forest.positions
     }
 
-    fn attend(
-        &mut self,
-        _: usize,
-        q: View,
-        k: View,
-        v: View,
-        shape: &AttentionShape,
-        out: ViewMut,
-        log_sum_exp: ViewMut,
-    ) -> Result<()> {
-        let call = ops::Attention { q, k, v, forest: self.forest, shape, out, log_sum_exp };
-        Ok(ops::attention(self.device, call)?)
+    fn attend(&mut self, _: usize, heads: Heads) -> Result<()> {
+        heads.attend_forest(self.device, self.forest)
     }
 }
 
@@ -119,7 +122,8 @@ pub(super) fn forward(
     let mut output = walk.alloc(input.extent(), spec.query_width(), walk.dtype)?;
     let mut log_sum_exp = walk.alloc(input.extent(), spec.heads, DType::F32)?;
     let (q, k, v) = query_key_value(spec, &qkv, normed.as_ref());
-    attend.attend(layer, q, k, v, &spec.shape(layer), output.view_mut(), log_sum_exp.view_mut())?;
+    let (shape, out, log_sum_exp_out) = (&spec.shape(layer), output.view_mut(), log_sum_exp.view_mut());
+    attend.attend(layer, Heads { q, k, v, shape, out, log_sum_exp: log_sum_exp_out })?;
     let operands = Some(Operands { qkv, normed, log_sum_exp });
     Ok((Attended { operands, output: Some(output) }, reduced))
 }

@@ -135,7 +135,6 @@ impl Inner {
     }
 }
 
-/// Block with its weights.
 pub(crate) struct Block<'a> {
     pub(crate) walk: &'a LayerExecutor<'a>,
     pub(crate) weights: &'a LayerWeights<'a>,

@@ -28,7 +28,7 @@ mod split;
 mod stage;
 mod streams;
 
-pub(crate) use attention::AttentionKernel;
+pub(crate) use attention::{AttentionKernel, Heads};
 pub(crate) use block::{Block, SavePolicy};
 pub use rows::BatchCapacity;
 pub use split::TensorParallelOps;
@@ -115,10 +115,6 @@ impl<'a> LayerExecutor<'a> {
 impl LayerExecutor<'_> {
     /// Scores the forest's predictions. A [score head](crate::spec::HeadKind::Score) gives each
     /// prediction a score in place of a log-probability.
-    ///
-    /// # Errors
-    /// If a token is outside the vocabulary, a position beyond the decoder's, weights cannot be
-    /// fetched, or memory runs out.
     pub fn forward(
         &self,
         weights: &mut dyn WeightSource,

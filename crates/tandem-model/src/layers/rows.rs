@@ -47,7 +47,6 @@ impl SequenceParallelRows {
         Extent::new(self.own.len(), self.own_room)
     }
 
-    /// Returns the number of rows of each rank.
     pub(super) fn counts(&self) -> &[usize] {
         &self.counts
     }
@@ -77,7 +76,6 @@ struct Picks {
 /// Some rows of a matrix.
 #[derive(Clone, Copy)]
 pub(super) struct SomeRows<'r> {
-    /// Indices.
     pub(super) rows: &'r [u32],
     /// Number.
     pub(super) extent: Extent,

@@ -33,9 +33,6 @@ impl LayerExecutor<'_> {
     /// predictions, the others return the stream for the next one. With `keep`,
     /// [`LayerExecutor::stage_backward`] follows. A reference that shares the base goes along if it has
     /// `scores`.
-    ///
-    /// # Errors
-    /// As [`LayerExecutor::forward`]; if `x` is missing, superfluous or of another shape.
     pub fn stage_forward(
         &self,
         weights: &mut dyn WeightSource,

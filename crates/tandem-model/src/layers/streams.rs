@@ -47,7 +47,6 @@ impl<'w> StreamWeights<'w> {
         Ok(Self { policy: weights.fetch(layer)?, reference: None })
     }
 
-    /// Returns the weights of one stream.
     pub(super) fn stream(&self, reference: bool) -> &LayerWeights<'w> {
         if reference { self.reference.as_ref().expect("fetched for both") } else { &self.policy }
     }

@@ -125,7 +125,6 @@ pub struct LowRankParts {
     pub magnitude: Option<ParamKind>,
 }
 
-/// Weights and their biases.
 const BIASES: [(ParamKind, ParamKind); 8] = [
     (ParamKind::Norm1Weight, ParamKind::Norm1Bias),
     (ParamKind::QkvWeight, ParamKind::QkvBias),

@@ -155,7 +155,6 @@ impl Block {
         Self { rows: clip(&self.rows, rows), cols: clip(&self.cols, cols) }
     }
 
-    /// Returns the number of elements.
     pub(crate) fn len(&self) -> usize {
         let count = |ranges: &[Range<usize>]| ranges.iter().map(Range::len).sum::<usize>();
         count(&self.rows) * count(&self.cols)

@@ -89,7 +89,6 @@ impl Adapted {
         PeftFolder::open(self.path()).unwrap()
     }
 
-    /// The model with the adapter.
     fn decoder(&self) -> Decoder {
         let spec = self.base.decoder.spec().clone();
         let adapter = Adapter::new(self.open().config().clone(), &spec).unwrap();

@@ -72,7 +72,6 @@ impl Report {
         lines
     }
 
-    /// Formats the result as JSON.
     pub(crate) fn to_json(&self) -> Value {
         let Self { tally, names, lengths, judges } = self;
         let scores = tally.mean_scores();
@@ -176,10 +175,6 @@ impl Samples {
         writeln!(file, "{line}").with_context(failed)
     }
 
-    /// Flushes the file.
-    ///
-    /// # Errors
-    /// If it cannot be written.
     pub(crate) fn flush(&mut self) -> anyhow::Result<()> {
         let path = &self.path;
         self.file
@@ -189,7 +184,6 @@ impl Samples {
     }
 }
 
-/// Statistics of each judge of a panel.
 pub(crate) fn counts(panel: &Panel) -> Vec<(String, Counts)> {
     panel.counts().map(|(name, counts)| (name.to_owned(), counts)).collect()
 }

@@ -12,7 +12,6 @@ use crate::exit::mistake;
 use crate::generation::loaded::positions_of;
 use crate::generation::{CompletionText, Wanted, answers};
 
-/// A checked side.
 pub(crate) enum Side {
     /// A model, its tokenizer and the tokenised prompts.
     Model { weights: WeightArguments, tokenizer: Box<Tokenizer>, prompts: Vec<Vec<u32>> },
@@ -22,9 +21,6 @@ pub(crate) enum Side {
 
 impl Side {
     /// Opens a model; loads only its tokenizer.
-    ///
-    /// # Errors
-    /// The model does not exist, or a prompt is too long.
     pub(crate) fn model(
         weights: WeightArguments,
         rows: &[PromptRow],
@@ -53,9 +49,6 @@ impl Side {
 
     /// Reads completions from a column of the rows: a string or one message. The tokenizer of
     /// `folder` counts their tokens.
-    ///
-    /// # Errors
-    /// A row has no completion.
     pub(crate) fn column(name: &str, rows: &[PromptRow], folder: &Path) -> anyhow::Result<Self> {
         let tokenizer = Tokenizer::from_folder(folder).map_err(tandem_train::TrainError::from)?;
         let answer = |row: &PromptRow| {
@@ -70,7 +63,6 @@ impl Side {
         rows.iter().map(answer).collect::<anyhow::Result<_>>().map(Self::Given)
     }
 
-    /// Number of prompts.
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Model { prompts, .. } => prompts.len(),
@@ -79,9 +71,6 @@ impl Side {
     }
 
     /// Returns the completions; `None` if stopped.
-    ///
-    /// # Errors
-    /// The model cannot be loaded, or memory does not suffice.
     pub(crate) fn answers(
         self,
         wanted: &Wanted<'_>,

@@ -24,7 +24,6 @@ impl Outcome {
     }
 }
 
-/// Counts of results.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Tally {
     pub wins: u64,
@@ -36,7 +35,6 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Adds a comparison.
     pub(crate) fn add(&mut self, totals: [Option<f64>; 2]) -> Outcome {
         let [Some(ours), Some(theirs)] = totals else {
             self.unscored += 1;
@@ -52,7 +50,6 @@ impl Tally {
         outcome
     }
 
-    /// Number of scored comparisons.
     pub(crate) fn scored(&self) -> u64 {
         self.wins + self.losses + self.ties
     }

@@ -7,7 +7,6 @@ use super::error::ApiError;
 use super::fields::Fields;
 use crate::generation::{Loaded, new_seed};
 
-/// Most completions of one request.
 const MOST_ANSWERS: u64 = 128;
 
 /// Sampling and stream options of a request.
@@ -25,10 +24,6 @@ pub(crate) struct CompletionRequest {
 }
 
 impl CompletionRequest {
-    /// Parses the fields.
-    ///
-    /// # Errors
-    /// A field is out of range.
     pub(crate) fn take(fields: &mut Fields) -> Result<Self, ApiError> {
         let most = fields.count("max_completion_tokens", 1, 1 << 32)?;
         let most = most.or(fields.count("max_tokens", 1, 1 << 32)?);
@@ -54,9 +49,6 @@ impl CompletionRequest {
 
     /// Creates the engine's request for a prompt. Without a limit a completion may use all
     /// remaining positions.
-    ///
-    /// # Errors
-    /// The prompt leaves no room, or the completions do not fit the KV cache.
     pub(crate) fn request(&self, model: &Loaded, number: u64, prompt: Vec<u32>) -> Result<Request, ApiError> {
         let (tokens, positions) = (prompt.len(), model.room().positions);
         let left = positions.saturating_sub(tokens);

@@ -31,9 +31,6 @@ pub(crate) struct Completion {
 
 impl Completion {
     /// Sends the jobs to the engine.
-    ///
-    /// # Errors
-    /// A prompt leaves no room for completions, or the engine has ended.
     pub(crate) fn begin(
         state: Arc<State>,
         heading: Heading,
@@ -56,9 +53,6 @@ impl Completion {
     }
 
     /// Responds when all is done, or streams.
-    ///
-    /// # Errors
-    /// The engine refuses or fails before anything was sent.
     pub(crate) async fn respond(mut self) -> Result<Response, ApiError> {
         if !self.asked.stream {
             return Ok(Json(self.whole().await?).into_response());

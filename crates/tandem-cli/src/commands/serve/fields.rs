@@ -6,14 +6,9 @@ use tandem_data::record::Message;
 use super::error::ApiError;
 use crate::generation::loaded::message;
 
-/// The fields of a JSON object.
 pub(crate) struct Fields(Map<String, Value>);
 
 impl Fields {
-    /// Parses a request body.
-    ///
-    /// # Errors
-    /// The body is not a JSON object.
     pub(crate) fn read(body: &[u8]) -> Result<Self, ApiError> {
         match serde_json::from_slice(body) {
             Ok(Value::Object(fields)) => Ok(Self(fields)),
@@ -27,7 +22,6 @@ impl Fields {
         self.0.remove(name).filter(|value| !value.is_null())
     }
 
-    /// Takes a number in a range.
     pub(crate) fn number(&mut self, name: &str, least: f64, most: f64) -> Result<Option<f64>, ApiError> {
         let Some(value) = self.take(name) else { return Ok(None) };
         match value.as_f64().filter(|number| (least..=most).contains(number)) {
@@ -46,9 +40,6 @@ impl Fields {
     }
 
     /// Takes a boolean, false if missing.
-    ///
-    /// # Errors
-    /// If it is neither true nor false.
     pub(crate) fn switch(&mut self, name: &str) -> Result<bool, ApiError> {
         match self.take(name) {
             None => Ok(false),
@@ -58,9 +49,6 @@ impl Fields {
     }
 
     /// Takes a string or a list of strings.
-    ///
-    /// # Errors
-    /// If it is neither.
     pub(crate) fn texts(&mut self, name: &str) -> Result<Vec<String>, ApiError> {
         let texts = match self.take(name) {
             None => Some(Vec::new()),
@@ -75,10 +63,6 @@ impl Fields {
         })
     }
 
-    /// Takes the messages of a conversation.
-    ///
-    /// # Errors
-    /// A message is missing or is not text.
     pub(crate) fn messages(&mut self) -> Result<Vec<Message>, ApiError> {
         let invalid = |what: String| ApiError::invalid(Some("messages"), what);
         let Some(Value::Array(messages)) = self.take("messages") else {
@@ -101,9 +85,6 @@ impl Fields {
     }
 
     /// Ends parsing. Refuses a remaining field unless its value is the default behaviour.
-    ///
-    /// # Errors
-    /// A field is left.
     pub(crate) fn end(mut self) -> Result<(), ApiError> {
         for ignored in ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"]
         {

@@ -5,7 +5,6 @@ use tandem_data::tokenizer::Tokenizer;
 
 use crate::generation::engine::Piece;
 
-/// Kind of completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// `/v1/chat/completions`
@@ -55,7 +54,6 @@ impl Heading {
 }
 
 impl Kind {
-    /// One choice.
     pub(crate) fn choice(self, index: usize, text: &str, log_probs: Value, finish: &str) -> Value {
         match self {
             Self::Chat => json!({
@@ -75,7 +73,6 @@ impl Kind {
             .then(|| json!({ "index": index, "delta": delta, "logprobs": null, "finish_reason": null }))
     }
 
-    /// Chunk of a choice.
     pub(crate) fn delta(self, index: usize, text: &str, log_probs: Value, finish: Option<&str>) -> Value {
         match self {
             Self::Chat => {
@@ -88,7 +85,6 @@ impl Kind {
         }
     }
 
-    /// Log-probabilities of tokens.
     pub(crate) fn log_probs(self, tokenizer: &Tokenizer, pieces: &[Piece]) -> Value {
         let text = |id: u32| tokenizer.decode(&[id], false).unwrap_or_default();
         match self {

@@ -37,7 +37,6 @@ use crate::generation::loaded::{encode_chat, positions_of};
 use crate::generation::{GenerationLimits, Loaded, engine};
 use crate::signals;
 
-/// Most bytes of a request.
 const MOST_BYTES: usize = 16 << 20;
 
 pub(crate) fn run(arguments: &ServeArguments) -> anyhow::Result<Exit> {

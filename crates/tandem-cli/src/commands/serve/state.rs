@@ -30,7 +30,6 @@ impl State {
         Self { model, name, key, jobs, created: now(), completions: AtomicU64::new(0) }
     }
 
-    /// The model.
     pub(crate) fn model(&self) -> &Loaded {
         &self.model
     }
@@ -40,18 +39,11 @@ impl State {
         (&self.name, self.created)
     }
 
-    /// Sends a job to the engine.
-    ///
-    /// # Errors
-    /// The engine has ended.
     pub(crate) fn ask(&self, job: Job) -> Result<(), ApiError> {
         self.jobs.send(job).map_err(|_| ApiError::own("the engine has ended"))
     }
 
     /// Checks the API key, if there is one.
-    ///
-    /// # Errors
-    /// The key is missing or wrong.
     pub(crate) fn check_key(&self, headers: &HeaderMap) -> Result<(), ApiError> {
         let Some(key) = &self.key else { return Ok(()) };
         let given = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
@@ -62,9 +54,6 @@ impl State {
     }
 
     /// Parses a completion request: its header and its fields without the model.
-    ///
-    /// # Errors
-    /// The key is missing or wrong, the body is not a JSON object, or another model is named.
     pub(crate) fn open(
         &self,
         kind: Kind,

@@ -17,13 +17,11 @@ use super::mesh::{Fault, FullMesh, Slot, Transfer};
 
 /// Time for each rank to show at a deadline that it has arrived.
 const LOOK: Duration = Duration::from_millis(10);
-/// Bytes of a word.
 const WIDTH: usize = 8;
 /// Replies of rank 0.
 const SAME: u64 = 1;
 const DIFFERENT: u64 = 2;
 
-/// Outcome of a check.
 pub(super) enum Answer {
     /// All ranks made the same call.
     Same,

@@ -8,8 +8,7 @@ use super::call_check::{Answer, CallCheck};
 use super::mesh::{Fault, FullMesh, Slot, Transfer};
 use super::rendezvous;
 use super::ring::Ring;
-use crate::collective::call::Call;
-use crate::collective::element::Reduction;
+use crate::collective::call::{Call, fnv1a};
 use crate::collective::engine::{Engine, MAX_MESSAGE_BYTES, MAX_MESSAGES};
 use crate::engines::buffer_pool::BufferPool;
 use crate::error::{CommError, Result};
@@ -22,7 +21,6 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// Time for the ranks of a stuck group to notice it, one after another.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// One rank of a group.
 pub(super) struct Gloo {
     // Transfers come before their data: fields are dropped in this order.
     messages: VecDeque<Message>,
@@ -245,29 +243,23 @@ impl Engine for Gloo {
         self.size
     }
 
-    fn all_reduce(&mut self, call: Call, reduction: Reduction, data: &mut [u8]) -> Result<()> {
+    fn all_reduce(&mut self, call: Call, data: &mut [u8]) -> Result<()> {
         let (size, width) = (self.size, call.kind.size());
         let end = move |rank: usize| call.len * rank / size * width;
         let parts: Vec<_> = (0..size).map(|rank| end(rank)..end(rank + 1)).collect();
         self.collective(&call, |this| {
             let mut scratch = std::mem::take(&mut this.scratch);
-            this.ring().reduce_scatter(call.kind, reduction, data, &parts, &mut scratch)?;
+            this.ring().reduce_scatter(call.kind, call.reduction(), data, &parts, &mut scratch)?;
             this.scratch = scratch;
             this.ring().all_gather(data, &parts)
         })
     }
 
-    fn reduce_scatter(
-        &mut self,
-        call: Call,
-        reduction: Reduction,
-        data: &mut [u8],
-        counts: &[usize],
-    ) -> Result<()> {
+    fn reduce_scatter(&mut self, call: Call, data: &mut [u8], counts: &[usize]) -> Result<()> {
         let parts: Vec<_> = call.places(counts).collect();
         self.collective(&call, |this| {
             let mut scratch = std::mem::take(&mut this.scratch);
-            this.ring().reduce_scatter(call.kind, reduction, data, &parts, &mut scratch)?;
+            this.ring().reduce_scatter(call.kind, call.reduction(), data, &parts, &mut scratch)?;
             this.scratch = scratch;
             Ok(())
         })
@@ -378,8 +370,7 @@ impl Drop for Gloo {
 /// Hashes (FNV-1a) a call and its number in the order of calls.
 fn fingerprint(call: &str, number: u64) -> u64 {
     let bytes = call.bytes().chain(number.to_le_bytes());
-    let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-    bytes.fold(0xcbf2_9ce4_8422_2325, mix)
+    fnv1a(bytes.map(u64::from))
 }
 
 /// Converts ranks in an error of a group that could not be made to the parent's.

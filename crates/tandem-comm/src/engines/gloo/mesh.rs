@@ -85,10 +85,8 @@ pub(super) enum Slot {
     Message = 4,
 }
 
-/// A failed transfer.
 #[derive(Debug)]
 pub(super) struct Fault {
-    /// The peer.
     pub(super) peer: usize,
     /// Whether time ran out; otherwise the connection broke.
     pub(super) late: bool,

@@ -12,7 +12,6 @@ use crate::store::{Store, StoreError};
 /// Variable that names the network interface to listen at.
 const INTERFACE: &str = "GLOO_SOCKET_IFNAME";
 
-/// Addresses of one rank.
 struct PeerAddress {
     /// The machine's address; `None` if an interface was selected by name.
     ip: Option<IpAddr>,

@@ -7,8 +7,8 @@ use super::communicator::{Communicator, Place, unique_id};
 use super::libraries::Libraries;
 use super::raw::UniqueId;
 use super::staging::Staging;
-use crate::collective::call::{Call, Operation};
-use crate::collective::element::{ElementKind, Reduction};
+use crate::collective::call::{Call, Operation, fnv1a};
+use crate::collective::element::ElementKind;
 use crate::collective::engine::{DeviceEngine, Engine};
 use crate::error::{CommError, Result};
 
@@ -25,7 +25,6 @@ const ASK: Duration = Duration::from_millis(10);
 /// Time that a finished rank waits for the others.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// One rank of a group.
 pub(super) struct Nccl {
     // Before the staging, whose memory it uses: fields are dropped in this order. `None` after a
     // failure.
@@ -219,10 +218,8 @@ impl Nccl {
 fn local_rank(control: &mut dyn Engine) -> Result<usize> {
     let (rank, counts) = (control.rank(), vec![8; control.size()]);
     let mut hosts = vec![0; 8 * control.size()];
-    let host = rustix::system::uname();
-    // FNV-1a.
-    let mix = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-    let host = host.nodename().to_bytes().iter().fold(0xcbf2_9ce4_8422_2325, mix);
+    let system = rustix::system::uname();
+    let host = fnv1a(system.nodename().to_bytes().iter().map(|&byte| u64::from(byte)));
     hosts[8 * rank..8 * rank + 8].copy_from_slice(&host.to_le_bytes());
     let call = Call::parted(Operation::AllGather, ElementKind::U8, &counts);
     control.all_gather(call, &mut hosts, &counts)?;
@@ -250,28 +247,22 @@ impl Engine for Nccl {
         self.control.size()
     }
 
-    fn all_reduce(&mut self, call: Call, reduction: Reduction, data: &mut [u8]) -> Result<()> {
+    fn all_reduce(&mut self, call: Call, data: &mut [u8]) -> Result<()> {
         self.collective(call, data, |this, place, data| {
             this.operate(call, |this, nccl| {
                 this.staging.upload(data, 0..data.len())?;
-                nccl.all_reduce(place, call.len, reduction)
+                nccl.all_reduce(place, call.len, call.reduction())
             })?;
             this.download(call, data, 0..data.len())
         })
     }
 
-    fn reduce_scatter(
-        &mut self,
-        call: Call,
-        reduction: Reduction,
-        data: &mut [u8],
-        counts: &[usize],
-    ) -> Result<()> {
+    fn reduce_scatter(&mut self, call: Call, data: &mut [u8], counts: &[usize]) -> Result<()> {
         let mine = call.places(counts).nth(self.rank()).expect("a part for each rank");
         self.collective(call, data, |this, place, data| {
             this.operate(call, |this, nccl| {
                 this.staging.upload(data, 0..data.len())?;
-                nccl.reduce_scatter(place, counts, reduction)
+                nccl.reduce_scatter(place, counts, call.reduction())
             })?;
             this.download(call, data, mine)
         })
@@ -345,18 +336,12 @@ impl Engine for Nccl {
 
 /// Numbers in GPU memory stay there.
 impl DeviceEngine for Nccl {
-    fn all_reduce(&mut self, call: Call, reduction: Reduction, address: u64) -> Result<()> {
-        self.on_numbers(call, address, |nccl, place| nccl.all_reduce(place, call.len, reduction))
+    fn all_reduce(&mut self, call: Call, address: u64) -> Result<()> {
+        self.on_numbers(call, address, |nccl, place| nccl.all_reduce(place, call.len, call.reduction()))
     }
 
-    fn reduce_scatter(
-        &mut self,
-        call: Call,
-        reduction: Reduction,
-        address: u64,
-        counts: &[usize],
-    ) -> Result<()> {
-        self.on_numbers(call, address, |nccl, place| nccl.reduce_scatter(place, counts, reduction))
+    fn reduce_scatter(&mut self, call: Call, address: u64, counts: &[usize]) -> Result<()> {
+        self.on_numbers(call, address, |nccl, place| nccl.reduce_scatter(place, counts, call.reduction()))
     }
 
     fn all_gather(&mut self, call: Call, address: u64, counts: &[usize]) -> Result<()> {

@@ -22,7 +22,6 @@ const NCCL_PACKAGES: &str = "NVIDIA's repository for Debian and Ubuntu has it as
 #[derive(Clone)]
 pub struct Libraries(pub(super) Arc<Functions>);
 
-/// Functions of both libraries.
 pub(super) struct Functions {
     pub(super) nccl: NcclFunctions,
     pub(super) cuda: CudaFunctions,

@@ -42,11 +42,6 @@ impl Libraries {
     /// Creates a group of the ranks of `control`, each on a GPU, with collectives over NCCL. All
     /// ranks call this with their GPU's ordinal. By default the first rank of a machine gets its
     /// first GPU, and so on; a process that sees a single GPU uses it.
-    ///
-    /// # Errors
-    ///
-    /// If a machine has fewer GPUs than ranks, NCCL does not start within `deadline`, or another
-    /// rank fails.
     pub fn group(
         &self,
         control: ProcessGroup,

@@ -106,7 +106,6 @@ pub(super) const fn operation(reduction: Reduction) -> c_int {
 }
 
 functions! {
-    /// Functions of NCCL.
     pub(super) struct NcclFunctions {
         get_version = c"ncclGetVersion" (*mut c_int) -> c_int;
         get_unique_id = c"ncclGetUniqueId" (*mut UniqueId) -> c_int;
@@ -133,7 +132,6 @@ functions! {
 }
 
 functions! {
-    /// Functions of CUDA's driver.
     pub(super) struct CudaFunctions {
         init = c"cuInit" (c_uint) -> c_int;
         device_count = c"cuDeviceGetCount" (*mut c_int) -> c_int;

@@ -53,7 +53,6 @@ impl Staging {
         self.functions.cuda("the use of a GPU", outcome)
     }
 
-    /// Returns the stream.
     pub(super) fn stream(&self) -> RawStream {
         self.stream
     }
@@ -103,7 +102,6 @@ impl Staging {
         }
     }
 
-    /// Returns whether the stream is idle.
     pub(super) fn is_idle(&self) -> Result<bool, String> {
         // SAFETY: the stream lives.
         match unsafe { (self.functions.cuda.query_stream)(self.stream) } {

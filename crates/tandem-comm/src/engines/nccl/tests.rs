@@ -223,10 +223,10 @@ impl Engine for Deserter {
     fn size(&self) -> usize {
         self.size
     }
-    fn all_reduce(&mut self, _: Call, _: Reduction, _: &mut [u8]) -> Result<()> {
+    fn all_reduce(&mut self, _: Call, _: &mut [u8]) -> Result<()> {
         unreachable!("a control moves no numbers")
     }
-    fn reduce_scatter(&mut self, _: Call, _: Reduction, _: &mut [u8], _: &[usize]) -> Result<()> {
+    fn reduce_scatter(&mut self, _: Call, _: &mut [u8], _: &[usize]) -> Result<()> {
         unreachable!("a control moves no numbers")
     }
     fn all_gather(&mut self, call: Call, data: &mut [u8], counts: &[usize]) -> Result<()> {

@@ -27,7 +27,6 @@ pub struct Role {
     pub size: usize,
     pub deadline: Duration,
     pub store: Store,
-    /// Number of processes that were started.
     num_started: i64,
 }
 

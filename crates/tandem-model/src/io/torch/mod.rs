@@ -9,38 +9,17 @@ mod zip;
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use memmap2::Mmap;
-
-use crate::io::archive::{self, StoredTensor, StoredType, TensorArchive, map};
+use crate::io::archive::{Entry, StoredType, TensorArchive, map};
 use crate::{ModelError, Result};
 use pickle::{PickledTensor, Value};
 
-/// State dict in a file of `torch.save`.
-pub(crate) struct TorchArchive {
-    path: PathBuf,
-    file: Mmap,
-    tensors: HashMap<String, Entry>,
-}
-
-struct Entry {
-    dtype: StoredType,
-    shape: Vec<usize>,
-    bytes: Range<usize>,
-}
-
-impl TorchArchive {
-    /// Opens a file.
-    ///
-    /// # Errors
-    /// If it is not a zip of `torch.save`, is cut short, its pickle asks for something other than
-    /// tensors, or it holds no state dict.
-    pub(crate) fn open(path: &Path) -> Result<Self> {
-        let file = map(path)?;
-        let tensors = read(&file).map_err(|reason| ModelError::format(path, reason))?;
-        Ok(Self { path: path.to_owned(), file, tensors })
-    }
+/// Opens the state dict in a file of `torch.save`.
+pub(crate) fn open(path: &Path) -> Result<TensorArchive> {
+    let file = map(path)?;
+    let tensors = read(&file).map_err(|reason| ModelError::format(path, reason))?;
+    Ok(TensorArchive { path: path.to_owned(), files: vec![file], tensors })
 }
 
 fn read(file: &[u8]) -> Result<HashMap<String, Entry>, String> {
@@ -66,7 +45,7 @@ fn read(file: &[u8]) -> Result<HashMap<String, Entry>, String> {
         if let Value::Tensor(tensor) = value {
             let storage = members
                 .get(&format!("{root}data/{}", tensor.storage))
-                .ok_or_else(|| format!("{name} lies in storage {}, which is missing", tensor.storage))?;
+                .ok_or_else(|| format!("{name} is in storage {}, which the zip lacks", tensor.storage))?;
             tensors.insert(name.clone(), entry(name, tensor, storage)?);
         }
     }
@@ -103,27 +82,9 @@ fn entry(name: &str, tensor: &PickledTensor, storage: &Range<usize>) -> Result<E
         )
     });
     match range {
-        Some(bytes) if bytes.end <= storage.end => Ok(Entry { dtype, shape: tensor.shape.clone(), bytes }),
+        Some(bytes) if bytes.end <= storage.end => {
+            Ok(Entry { file: 0, dtype, shape: tensor.shape.clone(), bytes })
+        }
         _ => Err(format!("{name} needs {expected} elements from {}, its storage is shorter", tensor.offset)),
-    }
-}
-
-impl TensorArchive for TorchArchive {
-    fn path(&self) -> &Path {
-        &self.path
-    }
-
-    fn names(&self) -> Vec<&str> {
-        self.tensors.keys().map(String::as_str).collect()
-    }
-
-    fn get(&self, name: &str) -> Option<StoredTensor<'_>> {
-        let entry = self.tensors.get(name)?;
-        let bytes = &self.file[entry.bytes.clone()];
-        Some(StoredTensor { dtype: entry.dtype.clone(), shape: entry.shape.clone(), bytes })
-    }
-
-    fn release(&self) {
-        archive::release(&self.file);
     }
 }

@@ -68,7 +68,6 @@ struct Machine<'a> {
     dicts: Vec<Vec<(Value, Value)>>,
 }
 
-/// Runs a pickle.
 pub(super) fn load(code: &[u8]) -> Result<Value, String> {
     let mut machine = Machine { code, ..Machine::default() };
     let result = machine.run()?;

@@ -17,7 +17,6 @@ use super::libraries::{Functions, Libraries};
 
 pub(super) use cuda::num_buffers;
 
-/// Number of GPUs.
 pub(super) const DEVICES: usize = 8;
 
 /// Failure of this rank.
@@ -41,7 +40,6 @@ thread_local! {
     static CURRENT: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Creates the fakes as libraries.
 pub(super) fn libraries() -> Libraries {
     Libraries(Arc::new(Functions { nccl: nccl::functions(), cuda: cuda::functions() }))
 }

@@ -174,70 +174,29 @@ fn launch(raw: RawCommunicator, posted: Vec<Posted>) -> c_int {
     IN_PROGRESS
 }
 
-unsafe extern "C" fn all_reduce(
-    from: *const c_void,
-    to: *mut c_void,
-    count: usize,
-    data_type: c_int,
-    reduction: c_int,
-    raw: RawCommunicator,
-    stream: RawStream,
-) -> c_int {
-    let what = What { name: "all_reduce", reduction: Some(reduction), root: 0, data_type, count };
-    post(what, (from, to), raw, stream)
+/// Defines a collective of NCCL's with its own arguments between the data type and the communicator.
+macro_rules! collective {
+    ($name:ident($($argument:ident),*), $reduction:expr, $root:expr) => {
+        unsafe extern "C" fn $name(
+            from: *const c_void,
+            to: *mut c_void,
+            count: usize,
+            data_type: c_int,
+            $($argument: c_int,)*
+            raw: RawCommunicator,
+            stream: RawStream,
+        ) -> c_int {
+            let (name, reduction, root) = (stringify!($name), $reduction, $root);
+            post(What { name, reduction, root, data_type, count }, (from, to), raw, stream)
+        }
+    };
 }
 
-unsafe extern "C" fn reduce_scatter(
-    from: *const c_void,
-    to: *mut c_void,
-    count: usize,
-    data_type: c_int,
-    reduction: c_int,
-    raw: RawCommunicator,
-    stream: RawStream,
-) -> c_int {
-    let what = What { name: "reduce_scatter", reduction: Some(reduction), root: 0, data_type, count };
-    post(what, (from, to), raw, stream)
-}
-
-unsafe extern "C" fn all_gather(
-    from: *const c_void,
-    to: *mut c_void,
-    count: usize,
-    data_type: c_int,
-    raw: RawCommunicator,
-    stream: RawStream,
-) -> c_int {
-    let what = What { name: "all_gather", reduction: None, root: 0, data_type, count };
-    post(what, (from, to), raw, stream)
-}
-
-unsafe extern "C" fn reduce(
-    from: *const c_void,
-    to: *mut c_void,
-    count: usize,
-    data_type: c_int,
-    reduction: c_int,
-    root: c_int,
-    raw: RawCommunicator,
-    stream: RawStream,
-) -> c_int {
-    let what = What { name: "reduce", reduction: Some(reduction), root, data_type, count };
-    post(what, (from, to), raw, stream)
-}
-
-unsafe extern "C" fn broadcast(
-    from: *const c_void,
-    to: *mut c_void,
-    count: usize,
-    data_type: c_int,
-    root: c_int,
-    raw: RawCommunicator,
-    stream: RawStream,
-) -> c_int {
-    let what = What { name: "broadcast", reduction: None, root, data_type, count };
-    post(what, (from, to), raw, stream)
-}
+collective!(all_reduce(reduction), Some(reduction), 0);
+collective!(reduce_scatter(reduction), Some(reduction), 0);
+collective!(all_gather(), None, 0);
+collective!(reduce(reduction, root), Some(reduction), root);
+collective!(broadcast(root), None, root);
 
 unsafe extern "C" fn group_start() -> c_int {
     write_down("group".to_owned());
