@@ -9,8 +9,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 
 def random_model(folder, dtype: torch.dtype, attention: str, device: str, is_nf4: bool = False, seed: int = 0) -> nn.Module:
-    """Of the config.json in `folder`; with `is_nf4` every linear layer but the head is in NF4 with double quantisation, and
-    never all of them in another type."""
+    """Model with random weights, from the config.json in `folder`. With `is_nf4` every linear layer but the head is made in NF4 with
+    double quantisation, one after another."""
     torch.manual_seed(seed)
     config = AutoConfig.from_pretrained(folder)
     if not is_nf4:

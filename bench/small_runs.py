@@ -49,7 +49,7 @@ def write_pairs(path: Path, num_pairs: int) -> None:
 
 
 def write_config(work: Path, model: str, threads: int, steps: int, micro_batch_tokens: int) -> tuple:
-    """Of DPO from random weights on the pairs in `work`, four a step: the run's folder, and the file."""
+    """Writes a config of DPO from random weights, four pairs of `work` per step; returns the run's folder and the file."""
     output, config = work / "run", work / "run.toml"
     config.write_text(f"""method = "dpo"
 model = "{work}/{model}"
@@ -72,7 +72,7 @@ threads = {max(1, threads)}
 
 
 def tandem(program, *words, refused: bool = False) -> str:
-    """What the program prints; it must end well, or refuse its input."""
+    """Output of the program, which must succeed, or refuse its input."""
     done = subprocess.run([str(word) for word in (program, *words)], capture_output=True, text=True, check=False)
     if done.returncode != (2 if refused else 0):
         sys.exit(f"tandem {' '.join(map(str, words))}: ended with {done.returncode}: {done.stderr[-3000:]}")

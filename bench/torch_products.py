@@ -19,7 +19,7 @@ BYTES = 512 << 20  # of all sets of activations together
 
 
 def median_seconds(run, device: str = "cpu") -> float:
-    """Of a call. A sample is a millisecond at least; on a GPU, whose queue is waited for once a sample, twenty."""
+    """Seconds of a call. A sample is a millisecond at least; on a GPU, whose queue is waited for once a sample, twenty."""
     wait, least = (torch.cuda.synchronize, 20e-3) if device == "cuda" else (lambda: None, 1e-3)
 
     def seconds(calls: int) -> float:

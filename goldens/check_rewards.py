@@ -48,7 +48,7 @@ def base(folder: Path) -> None:
 
 
 def scores(model, tokenizer) -> torch.Tensor:
-    """Of the training pairs `[2, pairs]`."""
+    """Rewards of the training pairs `[2, pairs]`."""
     rows = [json.loads(line) for line in (SMALL / "pref_conv.jsonl").read_text().splitlines()]
     out = []
     for side in ("chosen", "rejected"):

@@ -109,7 +109,7 @@ def main() -> None:
 
 
 class Hostile:
-    """What a pickle could do to whoever loads it with Python."""
+    """Pickle that runs code when Python loads it."""
 
     def __reduce__(self):
         return os.system, ("echo this would have run",)

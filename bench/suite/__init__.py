@@ -1,1 +1,1 @@
-"""What `bench/run` is made of; the standard library only."""
+"""Parts of `bench/run`; the standard library only."""

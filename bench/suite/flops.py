@@ -36,19 +36,19 @@ class Llama:
         return [(self.hidden, self.hidden), (self.hidden, self.kv_width), (self.hidden, self.kv_width)]
 
     def after(self) -> list[tuple[int, int]]:
-        """Of those that come after it."""
+        """Inputs and outputs of the matrices that come after it."""
         h, i = self.hidden, self.intermediate
         return [(h, h), (h, i), (h, i), (i, h)]
 
     def products(self) -> list[tuple[int, int]]:
-        """The same as one program computes them at a time: those of one input together."""
+        """Inputs and outputs with matrices of one input joined, as programs compute them."""
         h, kv, i = self.hidden, self.kv_width, self.intermediate
         return [(h, h + 2 * kv), (h, h), (h, 2 * i), (i, h)]
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a step is asked to do."""
+    """Load of a step."""
 
     tokens: int  # informative ones: no padding, what two answers share counted once
     seen: int  # over these, how many tokens each sees, itself included
@@ -61,7 +61,7 @@ class Load:
 
 
 def load_of_pair(prompt: list, chosen: list, rejected: list) -> Load:
-    """Of two answers, each with its end-of-text token; what they begin with alike is shared as the prompt is."""
+    """Load of two completions, each with its EOS token; their common beginning is shared like the prompt."""
     first, second = prompt + chosen, prompt + rejected
     shared = next((i for i, (a, b) in enumerate(zip(first, second)) if a != b), min(len(first), len(second)))
     tails = (len(first) - shared, len(second) - shared)
@@ -72,7 +72,7 @@ def load_of_pair(prompt: list, chosen: list, rejected: list) -> Load:
 
 
 def load_of_row(prompt: list, answer: list) -> Load:
-    """Of a demonstration."""
+    """Load of a demonstration."""
     length = len(prompt) + len(answer)
     return Load(length, length * (length + 1) // 2, len(answer), 1)
 

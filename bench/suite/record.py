@@ -1,4 +1,4 @@
-"""What was measured, in one JSON file: a run that was cut off goes on from it, and tables are drawn from it."""
+"""Measurements, in one JSON file: an interrupted run continues from it, and tables are written from it."""
 
 import hashlib
 import json
@@ -42,7 +42,7 @@ class Record:
 
     @staticmethod
     def machine(args) -> str:
-        """What numbers belong to; of one machine alone they are compared."""
+        """Key of numbers that may be compared: one machine."""
         return machine()
 
     @classmethod
@@ -89,7 +89,7 @@ class Record:
         return next((t for t in self.timings if (t.task, t.repeat, t.setup) == (task, repeat, setup)), None)
 
     def of(self, task: str, setup: Setup) -> list:
-        """Of a set-up, those that did not fail."""
+        """Timings of a set-up that did not fail."""
         return [t for t in self.timings if t.task == task and t.setup == setup and not t.error]
 
     def rate(self, task: str, repeat: int, type_: str) -> Rates | None:

@@ -26,14 +26,14 @@ class Spread:
 
 @dataclass
 class Results:
-    """Of one task."""
+    """Results of one task."""
 
     record: Record
     task: Work
 
     @property
     def steps(self) -> range:
-        """Those that are timed."""
+        """Steps that are timed."""
         return range(self.record.about["options"]["warmup"], self.task.steps)
 
     def setups(self) -> list:
@@ -76,7 +76,7 @@ class Results:
         return Spread.of(shares)
 
     def fastest(self, program: str, row: tuple, repeat: int, any_type: bool = False) -> Timing | None:
-        """Of a program's set-ups of a row in a repeat."""
+        """Fastest of a program's set-ups of a row in a repeat."""
         def belongs(setup: Setup) -> bool:
             return setup.program == program and (setup.row == row or any_type and setup.recipe == row[0])
 

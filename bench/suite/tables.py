@@ -7,7 +7,7 @@ from .results import Results, Spread
 from .setups import TITLES
 from .targets import targets
 
-# Of the threads; a program that used less was disturbed.
+# Share of the threads. A program that used less was disturbed.
 QUIET = 0.85
 
 
@@ -16,15 +16,15 @@ def page(record, all_results: list, picture: str | None, source: str) -> str:
     commands = "\n".join(f"    {command}" for command in about["commands"])
     lines = [
         "# DPO and SFT on the CPU: TRL and Tandem", "",
-        f"Drawn by `bench/run` from [{source}]({source}), which has every step of every process. What words mean: "
-        "[bench/README.md](../../bench/README.md).", "",
+        f"Written by `bench/run` from [{source}]({source}), which has every step of every process. "
+        "[bench/README.md](../../bench/README.md) explains the terms.", "",
         commands, "",
         f"Machine: {about['machine']}. {options['threads']} threads. {about['versions']}; Tandem at {about['commit']}.",
     ]
     if about["torch_environment"]:
         level = ", ".join(f"{name}={value}" for name, value in about["torch_environment"].items())
-        lines += ["", f"**The bf16 ratios flatter Tandem**: torch dies in a bf16 product on this machine unless it is held back "
-                  f"({level}), so it multiplies bf16 without AMX."]
+        lines += ["", f"**The bf16 ratios favour Tandem**: on this machine torch crashes in a bf16 matmul, so its instruction set is "
+                  f"limited ({level}) and its bf16 matmuls run without AMX."]
     lines += ["", "## Targets", "", *targets(all_results), ""]
     if picture:
         lines += [f"![Pairs a second]({picture})", ""]
@@ -54,13 +54,13 @@ def ratios(results: Results, peer: str) -> list:
                         f"{any_type.median:.2f} | {memory:.2f} | {'' if distance is None else f'{distance:.0e}'} |")
     if not rows:
         return []
-    return [f"How many times as fast as {peer} Tandem is, {peer} at the fastest of its set-ups in each repeat: median (least to most), or of one repeat.", "",
-            f"| | {peer} ÷ Tandem, time of a step | fastest {peer} | against {peer} in any type | memory, Tandem ÷ {peer} | losses apart |",
+    return [f"Speed of Tandem relative to {peer}, which runs the fastest of its set-ups in each repeat: median (least to most), or one repeat.", "",
+            f"| | {peer} ÷ Tandem, time of a step | fastest {peer} | {peer} of any type ÷ Tandem | memory, Tandem ÷ {peer} | largest difference of losses |",
             "|---|---|---|---|---|---|", *rows, ""]
 
 
 def full_beside_adapters(results: Results) -> list:
-    """What an adapter saves beside Tandem's own full training."""
+    """Time of Tandem's full training relative to its adapters."""
     rows = []
     for type_ in ("f32", "bf16"):
         for recipe in ("lora", "qlora", "lora-precompute", "qlora-precompute"):
@@ -75,7 +75,7 @@ def full_beside_adapters(results: Results) -> list:
                 rows.append(f"| {TITLES[recipe]}, {type_} | {spread(Spread.of(ratios))} |")
     if not rows:
         return []
-    return ["Tandem's full training ÷ its adapters, time of a step:", "", "| | median (least to most) |", "|---|---|", *rows, ""]
+    return ["Tandem, time per step, full training ÷ adapter:", "", "| | median (least to most) |", "|---|---|", *rows, ""]
 
 
 def setups(results: Results) -> list:
@@ -98,13 +98,13 @@ def setups(results: Results) -> list:
     threads = record.about["options"]["threads"]
     disturbed = [setup.name for setup in results.setups() if (results.cores(setup) or threads) < QUIET * threads]
     if disturbed:
-        lines += ["", f"**Disturbed**: something else was running beside {', '.join(disturbed)}. These times, and shares of a rate that "
-                  "was taken at another moment, are not to be read."]
+        lines += ["", f"**Disturbed**: another program ran at the same time as {', '.join(disturbed)}. Their times are not valid, "
+                  "nor are their utilisations."]
     return [*lines, ""]
 
 
 def products(results: Results) -> list:
-    """The rate that utilisation is a share of, and what it is made of."""
+    """Matmul rate that utilisation refers to, and its parts."""
     record, task, lines = results.record, results.task, []
     for type_ in ("f32", "bf16"):
         found = [rates for repeat in results.repeats() if (rates := record.rate(task.name, repeat, type_))]
@@ -113,11 +113,11 @@ def products(results: Results) -> list:
         best = Spread.of([rates.best(task) / 1e9 for rates in found])
         alone = {library: [rate / 1e9 for rates in found if (rate := rates.of(library, task))] for library in LIBRARIES}
         alone = ", ".join(f"{library} alone {statistics.median(values):.0f}" for library, values in alone.items() if values)
-        lines.append(f"* {type_}: {best.median:.0f} GFLOP/s ({best.least:.0f} to {best.most:.0f}), each product by the library that is "
+        lines.append(f"* {type_}: {best.median:.0f} GFLOP/s ({best.least:.0f} to {best.most:.0f}), each matmul by the library that is "
                      f"fastest at it ({found[0].winners()}); {alone}.")
     if not lines:
         return []
-    lines = ["The rate of products that utilisation is a share of, measured in the same repeats at this task's shapes:", "", *lines, "",
+    lines = ["Matmul rate that utilisation refers to, measured in the same repeats at this task's shapes:", "", *lines, "",
              "| tokens × inputs × outputs, GFLOP/s of Tandem / torch | " + " | ".join(DIRECTIONS.values()) + " |",
              "|---|---|---|---|"]
     shapes = ["x".join(map(str, shape)) for shape in task.products()]
@@ -134,7 +134,7 @@ def products(results: Results) -> list:
 
 
 def rate_of(name: str, library: str, times: list) -> str:
-    """Of one product, in GFLOP/s."""
+    """Rate of one matmul, in GFLOP/s."""
     values = [flops_of(name) / time[library] / 1e9 for time in times if library in time]
     return f"{statistics.median(values):.0f}" if values else "–"
 

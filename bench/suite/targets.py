@@ -1,4 +1,4 @@
-"""What Tandem is meant to reach, beside what was measured."""
+"""Targets of Tandem, and measured values."""
 
 from .results import Results
 
@@ -11,8 +11,8 @@ LORA = 5.0
 
 
 def targets(all_results: list) -> list:
-    """A table: a target, what each task measured, what it would be at the rate of products, and whether all of them hold."""
-    lines = ["| | target | measured | at most | |", "|---|---|---|---|---|"]
+    """Table of targets: measured value of each task, bound at the matmul rate, and verdict."""
+    lines = ["| | target | measured | bound | |", "|---|---|---|---|---|"]
 
     def listed(value, form, keep) -> tuple:
         found = [(results.task.name, value(results)) for results in all_results if keep(results)]
@@ -22,7 +22,7 @@ def targets(all_results: list) -> list:
     def line(what: str, target: float, form, value, at_most: bool = False, keep=lambda results: True, bound=lambda results: None) -> None:
         found, measured = listed(value, form, keep)
         holds = [number <= target if at_most else number >= target for _, number in found]
-        verdict = "not measured" if not found else "held" if all(holds) else "**missed**" if not any(holds) else "**held in part**"
+        verdict = "not measured" if not found else "met" if all(holds) else "**missed**" if not any(holds) else "**partly met**"
         lines.append(f"| {what} | {'≤' if at_most else '≥'} {form(target)} | {measured} | {listed(bound, form, keep)[1]} | {verdict} |")
 
     def ratio(what: str, target: float, row: tuple, keep=lambda results: True) -> None:
@@ -38,19 +38,19 @@ def targets(all_results: list) -> list:
         return results.task.shape == "long-prompt"
 
     for type_ in UTILISATION:
-        line(f"products of a step together, {type_}, of the best rate of any library", PRODUCTS, percent,
+        line(f"all matmuls of a step, {type_}, relative to the fastest library", PRODUCTS, percent,
              lambda results: median(results.product_share(type_)))
-        line(f"the worst single product, {type_}", PRODUCTS, percent, lambda results: results.worst_product(type_))
+        line(f"slowest single matmul, {type_}, relative to the fastest library", PRODUCTS, percent, lambda results: results.worst_product(type_))
     for type_, target in UTILISATION.items():
-        line(f"DPO with reference model, {type_}: model-FLOP utilisation of the model of about 100 M", target, percent,
+        line(f"DPO with reference model, {type_}: model-FLOP utilisation, about 100 M parameters", target, percent,
              lambda results: median(utilisation(results, ("full", type_))), keep=lambda results: results.task.size == "M")
     for type_, target in FULL.items():
-        ratio(f"DPO with reference model, {type_}: pairs/s against TRL", target, ("full", type_), lambda results: not is_long_prompt(results))
+        ratio(f"DPO with reference model, {type_}: pairs/s, Tandem ÷ TRL", target, ("full", type_), lambda results: not is_long_prompt(results))
     for type_ in FULL:
-        ratio(f"the same on long shared prompts, {type_}", LONG_PROMPT, ("full", type_), is_long_prompt)
+        ratio(f"DPO with reference model, long shared prompts, {type_}: pairs/s, Tandem ÷ TRL", LONG_PROMPT, ("full", type_), is_long_prompt)
     for type_ in FULL:
-        ratio(f"LoRA, {type_}: pairs/s against TRL", LORA, ("lora", type_))
-    line("peak memory, Tandem ÷ TRL, the worst row", MEMORY, lambda value: f"{value:.2f}", worst_memory, at_most=True)
+        ratio(f"LoRA, {type_}: pairs/s, Tandem ÷ TRL", LORA, ("lora", type_))
+    line("peak memory, Tandem ÷ TRL, worst row", MEMORY, lambda value: f"{value:.2f}", worst_memory, at_most=True)
     return lines
 
 
@@ -64,7 +64,7 @@ def utilisation(results: Results, row: tuple):
 
 
 def most(results: Results, row: tuple):
-    """The ratio to TRL if Tandem did useful operations at the rate of products and nothing else."""
+    """Ratio to TRL if Tandem only did the useful operations, at the matmul rate."""
     ratio, used = median(results.ratio("TRL", row)), median(utilisation(results, row))
     return ratio / used if ratio and used else None
 

@@ -1,4 +1,4 @@
-"""What the programs are timed on: made once per size and shape, the same on every machine."""
+"""Task that the programs are timed on: made once per size and shape, the same on every machine."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ END = "</s>"
 
 
 class Work:
-    """What of a task the numbers need: `size`, `shape`, `steps`, `facts`, and what each step has to do."""
+    """Facts of a task that the tables need: `size`, `shape`, `steps`, `facts`, and what each step has to do."""
 
     @property
     def name(self) -> str:
@@ -66,7 +66,7 @@ class Task(Work):
 
     @cache
     def load(self, method: str, step: int) -> Load:
-        """What step `step` is asked to do."""
+        """Load of step `step`."""
         batch = self.batch(step)
         loads = ([load_of_pair(*row) for row in batch] if method == "dpo"
                  else [load_of_row(prompt, chosen) for prompt, chosen, _ in batch])
@@ -79,7 +79,7 @@ class Task(Work):
         return sum(2 * len(prompt) + len(chosen) + len(rejected) for prompt, chosen, rejected in self.batch(step))
 
     def to_json(self) -> dict:
-        """What `Measured` needs."""
+        """Facts for `Measured`."""
         steps = [{method: [*astuple(self.load(method, step)), self.real_tokens(method, step)] for method in ("dpo", "sft")}
                  for step in range(self.steps)]
         return {"size": self.size, "shape": self.shape, "steps": self.steps, "facts": self.facts, "loads": steps}

@@ -45,7 +45,7 @@ class Timing:
         return self.error.startswith(LATE)
 
     def noted(self, note: dict) -> None:
-        """What a program says of itself in the end, or its metrics in every step: nothing of it is kept here."""
+        """Keeps what a program reports at its end, or in every step's metrics; nothing here."""
 
     def to_json(self) -> dict:
         return asdict(self)
@@ -66,13 +66,13 @@ def environment(args) -> dict:
 
 
 def without_broken_tiles(python: str) -> dict:
-    """Where oneDNN's bf16 product dies (a hypervisor that shows AMX but not the sizes of its tiles, so that oneDNN
-    configures none), torch gets the best level below. Tandem needs no such care."""
+    """Environment that limits torch to the best instruction set below AMX, where oneDNN's bf16 matmul crashes: a hypervisor
+    shows AMX but not its tile sizes, so oneDNN configures none. Tandem needs no limit."""
     product = "import torch; a = torch.ones(64, 64).bfloat16(); a @ a"
     if subprocess.run([python, "-c", product], stderr=subprocess.DEVNULL).returncode != -signal.SIGILL:
         return {}
     level = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
-    print(f"torch dies in a bf16 product on this machine; it runs with {level}", file=sys.stderr)
+    print(f"torch crashes in a bf16 matmul on this machine; it runs with {level}", file=sys.stderr)
     return level
 
 
@@ -123,7 +123,7 @@ def reap(process, timing: Timing, timed_out: bool) -> None:
 
 
 def command(setup: Setup, task: Task, args) -> list:
-    """Of TRL or Mitchell's trainer."""
+    """Command of TRL or Mitchell's trainer."""
     common = [str(task.folder), "--shape", task.shape, "--recipe", setup.recipe, "--dtype", setup.dtype,
               "--steps", str(task.steps), "--threads", str(args.threads), "--pairs", str(task.facts["pairs_per_step"])]
     if setup.program == "TRL":

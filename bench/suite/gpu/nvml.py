@@ -86,7 +86,7 @@ class Peak:
 
 
 class NoPeak:
-    """Where there is no GPU."""
+    """Stand-in for machines without a GPU."""
 
     bytes, source = 0, ""
 

@@ -15,11 +15,11 @@ def page(record, all_results: list, source: str) -> str:
     sheet = about["data_sheet"]
     lines = [
         "# DPO on one GPU: TRL and Tandem", "",
-        f"Drawn by `bench/gpu` from [{source}]({source}), which has every step of every process. What words mean: "
-        "[bench/README.md](../../bench/README.md#on-a-gpu).", "",
+        f"Written by `bench/gpu` from [{source}]({source}), which has every step of every process. "
+        "[bench/README.md](../../bench/README.md#on-a-gpu) explains the terms.", "",
         *(f"    {command}" for command in about["commands"]), "",
         f"Machine: {about['machine']}. {about['versions']}; Tandem at {about['commit'] or 'an unknown commit'}.", "",
-        *([f"bf16 products: torch reaches {' / '.join(f'{rate:.0f}' for rate in rates)} TFLOP/s on large ones, by repeat"
+        *([f"bf16 matmuls: torch reaches {' / '.join(f'{rate:.0f}' for rate in rates)} TFLOP/s on large matrices, by repeat"
            + (f"; the data sheet of {sheet['name']} says {sheet['bf16_tflops']:.0f}." if sheet else "."), ""] if rates else []),
         *(["```text", about["nvidia_smi"].rstrip(), "```", ""] if about.get("nvidia_smi") else []),
         "## Targets", "", *targets(all_results), "",
@@ -45,13 +45,13 @@ def ratios(results: GpuResults) -> list:
                         f"{results.memory_beside_fastest(row):.2f} | {results.memory('TRL', row):.2f} |")
     if not rows:
         return []
-    return ["| | TRL ÷ Tandem, time of a step: median (least to most) | fastest TRL | GPU memory, Tandem ÷ fastest TRL | ÷ TRL's set-up that takes least |",
+    return ["| | TRL ÷ Tandem, time of a step: median (least to most) | fastest TRL | GPU memory, Tandem ÷ fastest TRL | ÷ TRL's smallest set-up |",
             "|---|---|---|---|---|", *rows, ""]
 
 
 def setups(results: GpuResults) -> list:
     task, record = results.task, results.record
-    lines = ["| | s/step | pairs/s | informative tokens/s | utilisation of torch's product rate | of the data sheet's | GPU peak MiB | PyTorch reserved MiB | planned arena MiB | peak ÷ plan |",
+    lines = ["| | s/step | pairs/s | informative tokens/s | utilisation of torch's matmul rate | of the data sheet's | GPU peak MiB | PyTorch reserved MiB | planned arena MiB | peak ÷ plan |",
              "|---|---|---|---|---|---|---|---|---|---|"]
     for setup in results.setups():
         runs = results.runs(setup)
@@ -68,7 +68,7 @@ def setups(results: GpuResults) -> list:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     sources = {run.peak_source for setup in results.setups() for run in results.runs(setup)} - {""}
-    note = f"The peak is {' or '.join(sorted(sources))} memory as the driver tells." if sources else "There is no GPU: the peak is of host memory."
+    note = f"The peak is {' or '.join(sorted(sources))} memory as the driver reports it." if sources else "No GPU: the peak is host memory."
     return [*lines, "", note, ""]
 
 
@@ -85,7 +85,7 @@ def losses(results: GpuResults, row: tuple) -> list:
 
 
 def tried(record, task: str) -> list:
-    """What each program's settings were chosen from."""
+    """Candidates for each program's settings."""
     rows = []
     for name, found in record.about["tried"].items():
         if name.startswith(task + " "):
@@ -95,7 +95,7 @@ def tried(record, task: str) -> list:
                     rows.append(f"| {setup} | {seconds} | {mebibytes(result.get('bytes', 0))} |")
     if not rows:
         return []
-    return ["What was tried, three steps each; TRL's memory is that of PyTorch's allocator:", "",
+    return ["Candidate settings, three steps each; TRL's memory is that of PyTorch's allocator:", "",
             "| | s/step | MiB |", "|---|---|---|", *rows, ""]
 
 

@@ -1,4 +1,4 @@
-"""What `tandem plan` says of set-ups, for a GPU that need not be here."""
+"""Plans of set-ups by `tandem plan`, for a GPU that need not be present."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ WHOLE = 1 << 20
 
 @dataclass(frozen=True)
 class Planned:
-    """Of a set-up that fits."""
+    """Plan of a set-up that fits."""
 
     setup: GpuSetup
     seconds: float
@@ -23,14 +23,14 @@ class Planned:
 
 
 def of(setup: GpuSetup, task: Task, args) -> Planned | None:
-    """Nothing where it does not fit."""
+    """Plan of a set-up; `None` if it does not fit."""
     command = [args.tandem, "plan", *timing.config(setup, task, args.work / "plan", args), "--json", "--devices", args.plan_for]
     plan = json.loads(subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout)
     return Planned(setup, plan["estimate"]["step_seconds"], plan["needed_bytes"]) if plan["fits"] else None
 
 
 def promising(recipe: str, task: Task, args) -> list:
-    """Of all that fit, those that no other is at once planned to be as fast as and as small as; the fastest first."""
+    """Set-ups that fit, and that no other set-up beats in both planned time and memory; the fastest first."""
     plans = [plan for setup in of_tandem(recipe) if (plan := of(setup, task, args))]
     kept = []
     for plan in sorted(plans, key=lambda plan: (plan.seconds, plan.bytes)):

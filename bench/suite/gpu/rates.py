@@ -1,4 +1,4 @@
-"""What utilisation is a share of: the rate of bf16 products, as torch reaches it on large ones in the same repeat, and as the
+"""Rate that utilisation refers to: bf16 matmuls, as torch reaches it on large ones in the same repeat, and as the
 GPU's data sheet gives it."""
 
 import json

@@ -1,4 +1,4 @@
-"""What was measured, in one JSON file."""
+"""Measurements, in one JSON file."""
 
 import subprocess
 from dataclasses import dataclass

@@ -12,10 +12,10 @@ BESIDE = (384 << 20) + (512 << 20)
 
 @dataclass
 class GpuResults(Results):
-    """Of one task."""
+    """Results of one task."""
 
     def peak(self, setup: GpuSetup) -> int | None:
-        """Of the GPU's memory; where there is none, of the host's."""
+        """Peak of GPU memory; without a GPU, of host memory."""
         return max((run.gpu_peak_bytes or run.peak_bytes for run in self.runs(setup)), default=None)
 
     def of_row(self, program: str, row: tuple) -> list:
@@ -45,5 +45,5 @@ class GpuResults(Results):
         return max((run.gpu_peak_bytes / (run.planned_bytes + BESIDE) for run in runs), default=None)
 
     def losses(self, row: tuple) -> dict:
-        """Of each set-up, in its first repeat."""
+        """Losses of each set-up, in its first repeat."""
         return {setup.name: self.runs(setup)[0].losses for program in ("TRL", "Tandem") for setup in self.of_row(program, row)}

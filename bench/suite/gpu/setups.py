@@ -46,7 +46,7 @@ class GpuSetup(Setup):
 
 
 def of_trl(recipe: str, pairs: int, has_liger: bool) -> list:
-    """What is tried, such that of those that differ in the batch alone the smallest comes first. Fewer pairs at a time are for where more
+    """Set-ups to try; of those that differ in the batch alone the smallest comes first. Fewer pairs at a time are for where more
     do not fit."""
     batches = [batch for batch in (1, 2, 4, 8, 16, 32) if batch <= pairs and pairs % batch == 0]
 

@@ -1,4 +1,4 @@
-"""What both programs are timed on: a model that is drawn where it runs, and pairs of a shape. Nothing but text is written."""
+"""Task that both programs are timed on: a model with random weights, and pairs of a shape. Only text is written."""
 
 import json
 import subprocess

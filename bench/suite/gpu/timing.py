@@ -80,6 +80,6 @@ def command(setup: GpuSetup, task: Task, args) -> list:
 
 
 def words(recipe: str, task: Task, args) -> list:
-    """What all of TRL's processes of a task are told."""
+    """Arguments of all of TRL's processes of a task."""
     return [str(task.folder), "--shape", task.shape, "--recipe", recipe, "--steps", str(task.steps), "--threads", str(args.threads),
             "--pairs", str(task.facts["pairs_per_step"]), "--max-length", str(task.facts["max_length"]), "--device", args.device]

@@ -16,7 +16,7 @@ AS_FAST = 0.02
 
 @dataclass
 class Tries(timing.GpuTiming):
-    """What a process of `trl_try.py` found, by setting."""
+    """Results of a process of `trl_try.py`, by setting."""
 
     found: dict = field(default_factory=dict)
 
@@ -61,7 +61,7 @@ def try_trl(tried: dict, task: Task, recipe: str, args) -> bool:
 
 
 def try_tandem(tried: dict, task: Task, recipe: str, args) -> bool:
-    """Those of which the plan promises most."""
+    """Set-ups that the plan ranks highest."""
     for setup in plan.promising(recipe, task, args)[:args.tries]:
         if setup.name in tried:
             continue

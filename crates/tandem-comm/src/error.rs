@@ -24,7 +24,7 @@ pub enum CommError {
     #[error("rank {rank} is gone: it ended, or its process died")]
     PeerLost { rank: usize },
     /// Ranks that missed the deadline of a call.
-    #[error("{call}: no word from {} within {} s; they hang, or are slower than the deadline allows", ranks(missing), deadline.as_secs_f64())]
+    #[error("{call}: no response from {} within {} s: hanging, or slower than the deadline allows", ranks(missing), deadline.as_secs_f64())]
     Deadline { call: String, missing: Vec<usize>, deadline: Duration },
     /// Ranks without a heartbeat.
     #[error("no sign of life from {} for {} s: stopped, or its machine or network is down", ranks(silent), limit.as_secs_f64())]

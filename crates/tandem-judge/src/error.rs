@@ -44,7 +44,7 @@ pub enum JudgeError {
     NoPair { judge: String, address: String, pairs: usize, reason: String },
     /// The budget of requests is spent.
     #[error(
-        "judge `{judge}`: the budget of {budget} requests is spent; raise `budget`, or go on with another judge"
+        "judge `{judge}`: the budget of {budget} requests is spent; raise `budget`, or continue with another judge"
     )]
     Budget { judge: String, budget: u64 },
     /// A cache that cannot be read or written.

@@ -25,7 +25,7 @@ const HELP: &str = "\
 /system TEXT    begin a new one with this system message; without TEXT, with none
 /undo           take the last question and its answer back
 /exit           end, as Ctrl-D does
-Ctrl-C breaks an answer off. A \\ at the end of a line goes on in the next.";
+Ctrl-C stops a completion. A \\ at the end of a line continues it on the next.";
 
 pub(crate) fn run(arguments: &ChatArguments) -> anyhow::Result<Exit> {
     let weights = &arguments.weights;

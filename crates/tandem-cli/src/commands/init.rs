@@ -13,7 +13,7 @@ use crate::output::print_lines;
 pub(crate) fn run(arguments: &InitArguments) -> anyhow::Result<Exit> {
     let InitArguments { config, output, seed } = arguments;
     if output.exists() {
-        return Err(mistake(format!("{} is there already; init writes a new folder", output.display())));
+        return Err(mistake(format!("{} already exists; init writes a new folder", output.display())));
     }
     let folder = if config.is_file() { config.parent().unwrap_or(Path::new("")) } else { config };
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };

@@ -13,7 +13,7 @@ use crate::output::print_lines;
 pub(crate) fn run(arguments: &MergeArguments) -> anyhow::Result<Exit> {
     let MergeArguments { adapter, output, base, dtype } = arguments;
     if output.exists() {
-        return Err(mistake(format!("{} is there already; merge writes a new folder", output.display())));
+        return Err(mistake(format!("{} already exists; merge writes a new folder", output.display())));
     }
     let dtype = dtype.map(|dtype| match dtype {
         StoredType::F32 => DType::F32,

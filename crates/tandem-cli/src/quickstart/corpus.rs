@@ -63,7 +63,10 @@ impl Corpus {
             .collect();
         for (prompt, person) in &self.held_out {
             let clash = trained.iter().find(|text| text.contains(person.name) && text.contains(person.city));
-            ensure!(clash.is_none(), "the held-out prompt {prompt:?} is told in training: {clash:?}");
+            ensure!(
+                clash.is_none(),
+                "the facts of the held-out prompt {prompt:?} occur in training: {clash:?}"
+            );
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What a user can get wrong. Each test is named by what it guards: the exit code is 2 and the message names the place.
+//! A user's mistakes: the exit code is 2 and the message names the place.
 
 use std::fs;
 

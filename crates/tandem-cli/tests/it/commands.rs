@@ -1,4 +1,4 @@
-//! What the commands do when all is well.
+//! Commands that succeed.
 
 use std::fs;
 use std::io::Write;
@@ -244,7 +244,7 @@ fn a_merged_model_answers_as_model_and_adapter() {
 fn merge_says_what_it_lacks() {
     let shop = Workshop::new();
     write_adapter(&shop, "model", "adapter");
-    shop.run(&["merge", "adapter", "model"]).expect(2).says(&["model is there already"]);
+    shop.run(&["merge", "adapter", "model"]).expect(2).says(&["model already exists"]);
     shop.run(&["merge", "model", "merged"]).expect(2).says(&["model", "holds no adapter_config.json"]);
     let mut config: serde_json::Value =
         serde_json::from_str(&shop.read("adapter/adapter_config.json")).unwrap();

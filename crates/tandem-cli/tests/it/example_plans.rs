@@ -46,7 +46,7 @@ impl Example {
         found
     }
 
-    /// What the command prints, without the folder that the example happens to lie in.
+    /// Output of the command, without the example's folder.
     fn plan(&self, more: &[&str]) -> String {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tandem"));
         let output = command.args(&self.command).args(more).current_dir(&self.folder).output().unwrap();

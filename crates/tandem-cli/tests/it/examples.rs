@@ -66,7 +66,7 @@ fn same_as_whole(shop: &Workshop) {
     assert!(shop.bytes("run/final/model.safetensors") == shop.bytes("whole/final/model.safetensors"));
 }
 
-/// What is the same in each pod of a manifest: one container, a volume that all share, time to save.
+/// Properties of each pod of a manifest: one container, a shared volume, time to save.
 fn check_pod(spec: &Yaml) {
     let containers = list(spec, "containers");
     assert_eq!(containers.len(), 1);

@@ -63,6 +63,27 @@ fn ended_as_the_whole_one(shop: &Workshop) {
     assert!(shop.bytes("run/final/model.safetensors") == shop.bytes("whole/final/model.safetensors"));
 }
 
+fn saved_the_last_step(shop: &Workshop) {
+    let last = shop.metrics("run").last().unwrap()["step"].as_u64();
+    assert_eq!(Some(newest_step(shop, "run")), last, "the last step that ran is the one that was saved");
+}
+
+/// Arguments of an online run that overlaps rounds with steps.
+fn online_run(shop: &Workshop) -> Vec<&'static str> {
+    shop.write_online("run");
+    let settings = ["online.overlap=true", "online.steps_per_round=3", "online.samples_every=1", STEPS];
+    let settings = settings.iter().flat_map(|setting| ["--set", setting]);
+    ["train", "online.toml"].into_iter().chain(settings).collect()
+}
+
+/// As [`resume_and_compare`], for an online run.
+fn resume_online_and_compare(shop: &Workshop, train: &[&str]) {
+    shop.run(&[train, &["--resume"]].concat()).expect(0);
+    shop.run(&[train, &["--set", "output=whole"]].concat()).expect(0);
+    ended_as_the_whole_one(shop);
+    assert_eq!(shop.read("run/samples.jsonl"), shop.read("whole/samples.jsonl"));
+}
+
 /// Resumes the stopped run, and compares it with one that was never stopped.
 fn resume_and_compare(shop: &Workshop) {
     shop.run(&["train", "dpo.toml", "--set", STEPS, "--resume"]).expect(0);
@@ -76,8 +97,7 @@ fn ctrl_c_saves_exits_with_143_and_resumes_bit_for_bit() {
     let shop = Workshop::new();
     let status = stopped_by(&shop, "-INT");
     assert_eq!(status.code(), Some(143), "{status}");
-    let last = shop.metrics("run").last().unwrap()["step"].as_u64();
-    assert_eq!(Some(newest_step(&shop, "run")), last, "the last step that ran is the one that was saved");
+    saved_the_last_step(&shop);
     resume_and_compare(&shop);
 }
 
@@ -86,17 +106,10 @@ fn ctrl_c_saves_exits_with_143_and_resumes_bit_for_bit() {
 #[ignore = "long: runs in .ci/nightly"]
 fn an_online_run_that_ctrl_c_stops_resumes_bit_for_bit() {
     let shop = Workshop::new();
-    shop.write_online("run");
-    let settings = ["online.overlap=true", "online.steps_per_round=3", "online.samples_every=1", STEPS];
-    let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
-    let train = [&["train", "online.toml"], &settings[..]].concat();
+    let train = online_run(&shop);
     assert_eq!(interrupted(&shop, "-INT", &train).code(), Some(143));
-    let last = shop.metrics("run").last().unwrap()["step"].as_u64();
-    assert_eq!(Some(newest_step(&shop, "run")), last, "the last step that ran is the one that was saved");
-    shop.run(&[&train[..], &["--resume"]].concat()).expect(0);
-    shop.run(&[&train[..], &["--set", "output=whole"]].concat()).expect(0);
-    ended_as_the_whole_one(&shop);
-    assert_eq!(shop.read("run/samples.jsonl"), shop.read("whole/samples.jsonl"));
+    saved_the_last_step(&shop);
+    resume_online_and_compare(&shop, &train);
 }
 
 /// At moments that nobody chose: while it loads, answers, judges, trains or saves; each time on another number of ranks.
@@ -104,10 +117,7 @@ fn an_online_run_that_ctrl_c_stops_resumes_bit_for_bit() {
 #[ignore = "long: runs in .ci/nightly"]
 fn an_online_run_that_is_killed_again_and_again_ends_the_same() {
     let shop = Workshop::new();
-    shop.write_online("run");
-    let settings = ["online.overlap=true", "online.steps_per_round=3", "online.samples_every=1", STEPS];
-    let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
-    let train = [&["train", "online.toml"], &settings[..]].concat();
+    let train = online_run(&shop);
     for attempt in 0..8 {
         let devices = format!("compute.devices=cpu:{}", 1 + attempt % 3);
         let mut child = shop.start(&[&train[..], &["--resume", "--set", &devices]].concat());
@@ -116,10 +126,7 @@ fn an_online_run_that_is_killed_again_and_again_ends_the_same() {
         let _ = child.kill();
         child.wait().unwrap();
     }
-    shop.run(&[&train[..], &["--resume"]].concat()).expect(0);
-    shop.run(&[&train[..], &["--set", "output=whole"]].concat()).expect(0);
-    ended_as_the_whole_one(&shop);
-    assert_eq!(shop.read("run/samples.jsonl"), shop.read("whole/samples.jsonl"));
+    resume_online_and_compare(&shop, &train);
 }
 
 #[test]
@@ -127,8 +134,7 @@ fn sigterm_saves_and_exits_with_143() {
     let shop = Workshop::new();
     let status = stopped_by(&shop, "-TERM");
     assert_eq!(status.code(), Some(143), "{status}");
-    let last = shop.metrics("run").last().unwrap()["step"].as_u64();
-    assert_eq!(Some(newest_step(&shop, "run")), last);
+    saved_the_last_step(&shop);
 }
 
 #[test]

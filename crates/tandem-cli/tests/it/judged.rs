@@ -91,7 +91,7 @@ fn the_better_answers_are_counted() {
         let [prompt, answer] = [&sample["prompt"], &sample["against"]["text"]].map(|v| v.as_str().unwrap());
         assert!(generated.contains(&format!("> {prompt}\n{answer}\n")), "{answer:?} not in\n{generated}");
     }
-    eval(&shop, &more).expect(2).says(&["out.jsonl is there already"]);
+    eval(&shop, &more).expect(2).says(&["out.jsonl already exists"]);
 }
 
 #[test]

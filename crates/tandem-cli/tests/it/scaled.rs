@@ -1,6 +1,6 @@
 //! Every setting of `examples/phi2-two-a10` for real, on a sixteenth of Phi-2, two ranks, and a 256th of the memory.
 //!
-//! What a run takes is a sum of products of two sizes, and each of these is divided by 16:
+//! The memory of a run is a sum of products of two sizes, and each size is divided by 16:
 //!
 //! * weights, gradients, states: width × width, width × feed-forward, vocabulary × width;
 //! * activations: tokens × width, tokens × feed-forward, and tokens × heads;
@@ -21,7 +21,7 @@ use std::process::Command;
 use crate::workshop::{self, Workshop};
 use serde_json::{Value, json};
 
-/// What a rank of the small model needs, times 256, to what one of Phi-2 needs.
+/// Memory of a rank of the small model, times 256, against that of one of Phi-2.
 const RATIO: std::ops::Range<f64> = 0.95..1.1;
 
 const CAP: u64 = 24_000_000_000 / 256;
@@ -81,7 +81,7 @@ fn shop() -> Workshop {
     shop
 }
 
-/// What makes the small run of the example's config.
+/// Settings that turn the example's config into the small run.
 fn settings(toml: &str, cap: u64) -> Vec<String> {
     let mut settings: Vec<String> = [
         "model=phi",

@@ -145,7 +145,7 @@ impl Watchdog {
         let own = self.own_place();
         let story = match told.len() {
             0 => format!("{own}, has lost its peers"),
-            _ if who == [self.shared.rank] => format!("{own}, was given up by the others"),
+            _ if who == [self.shared.rank] => format!("{own}, was reported lost by the others"),
             _ => format!("peer lost: {}. This is {own}", told.join("; ")),
         };
         (verdict, story)

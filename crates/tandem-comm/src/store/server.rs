@@ -228,7 +228,7 @@ impl State {
 
     fn get(&self, key: &[u8]) -> io::Result<&[u8]> {
         let value = self.values.get(key).map(Vec::as_slice);
-        value.ok_or_else(|| invalid(format!("get of {:?}, which is not there", String::from_utf8_lossy(key))))
+        value.ok_or_else(|| invalid(format!("get of {:?}, which has no value", String::from_utf8_lossy(key))))
     }
 
     fn append(&mut self, key: Vec<u8>, more: &[u8]) -> io::Result<()> {

@@ -100,7 +100,7 @@ fn a_stopped_rank_is_given_up_long_before_the_collectives_deadline() {
         let verdict = CommError::Silent { silent: vec![stopped], limit: MISSED }.to_string();
         for (rank, result) in results.iter().enumerate() {
             says(result, &[&verdict, "at step ", "(process "]);
-            let said = if rank == stopped { "was given up by the others" } else { "peer lost: rank " };
+            let said = if rank == stopped { "was reported lost by the others" } else { "peer lost: rank " };
             says(result, &[said, &format!("rank {stopped} on ")]);
         }
     }
@@ -117,7 +117,7 @@ fn a_rank_that_lives_and_does_not_come_is_named_with_what_it_does() {
         );
         says(&results[rank], &[&format!("This is rank {rank} on "), "at step 7, in reduce"]);
     }
-    says(&results[1], &["was given up by the others"]);
+    says(&results[1], &["was reported lost by the others"]);
 }
 
 #[test]

@@ -37,7 +37,7 @@ impl Parser {
         };
         let is_answer = id.is_some_and(|id| round.answered(id, verdict));
         if !is_answer {
-            round.garbage(format!("a line that is no answer to an item came: {}", beginning(&text, KEPT)));
+            round.garbage(format!("received a line that answers no item: {}", beginning(&text, KEPT)));
         }
         is_answer
     }

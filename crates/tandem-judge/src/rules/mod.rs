@@ -125,7 +125,7 @@ impl Row<'_> {
             Some(Value::Bool(value)) => format!("is {value}"),
             Some(Value::Array(_)) => "is a list".to_owned(),
             Some(Value::Object(_)) => "is an object".to_owned(),
-            None => format!("is not there (there are {})", self.fields()),
+            None => format!("is not there (fields: {})", self.fields()),
         };
         Err(JudgeError::Field {
             judge: self.judge.to_owned(),

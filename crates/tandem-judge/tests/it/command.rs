@@ -191,8 +191,8 @@ fn what_is_no_score_is_kept_as_said() {
     (expected[0], expected[8]) = (Some(1.0), Some(1.0));
     assert_eq!(scores(&verdicts), expected);
     assert_eq!(verdicts[0].said, "fine");
-    assert_eq!(verdicts[1].said, "a line that is no answer to an item came: what?");
-    assert_eq!(verdicts[2].said, r#"a line that is no answer to an item came: {"id":999,"score":1}"#);
+    assert_eq!(verdicts[1].said, "received a line that answers no item: what?");
+    assert_eq!(verdicts[2].said, r#"received a line that answers no item: {"id":999,"score":1}"#);
     let begin =
         [(3, "not JSON ("), (4, "not JSON ("), (5, "there is no `score`: "), (6, "the score is no number: ")];
     for (index, expected) in begin {

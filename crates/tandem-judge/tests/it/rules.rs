@@ -120,7 +120,7 @@ fn a_row_without_the_field_is_named() {
     let message = refused(rule(), &json!({ "solution": 1, "level": 2 }));
     assert_eq!(
         message,
-        "judge `rule`: rows.jsonl:7: the row's field `answer` is not there (there are `solution`, `level`); \
+        "judge `rule`: rows.jsonl:7: the row's field `answer` is not there (fields: `solution`, `level`); \
          it should be a text or a number"
     );
     assert!(refused(rule(), &json!({ "answer": [1] })).contains("is a list"));

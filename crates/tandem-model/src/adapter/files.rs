@@ -68,7 +68,7 @@ impl AdapterFiles {
             let table = layers.iter().flatten().find(|piece| piece.part == copy.part).expect("it is copied");
             if !is_equal(&archive, &table.name, &archive, &copy.name) {
                 problems.push(format!(
-                    "left over: {} differs from {}, but tie_word_embeddings says that they are one",
+                    "left over: {} differs from {}, but tie_word_embeddings makes them one",
                     copy.name, table.name
                 ));
             }
@@ -108,7 +108,7 @@ impl AdapterFiles {
             .filter(differs)
             .map(|(copy, names)| {
                 format!(
-                    "left over: {copy} is no copy of the base's {}; the adapter is another base's",
+                    "left over: {copy} differs from the base's {}; the adapter belongs to another base",
                     names[0]
                 )
             })

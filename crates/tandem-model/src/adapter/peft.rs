@@ -79,7 +79,7 @@ impl PeftFolder {
         found.ok_or_else(|| {
             ModelError::format(
                 &self.path.join(CONFIG),
-                format!("says that the base model is {base:?}, and no model folder is there; say where it is (--base)"),
+                format!("names the base model {base:?}, but no model folder exists there; give its folder with --base"),
             )
         })
     }
@@ -96,7 +96,7 @@ impl PeftFolder {
     /// If the decoder has no adapter.
     pub fn weights(&self, decoder: &Decoder) -> Result<AdapterFiles> {
         if self.config.scores && !decoder.spec().head.is_score() {
-            let reason = "task_type is \"SEQ_CLS\": it is a reward model's adapter, and its base is read as a language model";
+            let reason = "task_type is \"SEQ_CLS\": a reward model's adapter does not fit a base that is read as a language model";
             return Err(ModelError::format(&self.path.join(CONFIG), reason));
         }
         let (file, old) = (self.path.join(WEIGHTS), self.path.join(OLD_WEIGHTS));

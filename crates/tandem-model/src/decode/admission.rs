@@ -13,7 +13,7 @@ impl Generator<'_> {
         sampling.check()?;
         if [*num_answers, *max_new_tokens].contains(&0) {
             return invalid(format!(
-                "answers ({num_answers}) and new tokens ({max_new_tokens}) must be at least 1"
+                "completions ({num_answers}) and new tokens ({max_new_tokens}) must be at least 1"
             ));
         }
         let (tokens, positions) = (prompt.len(), self.models.positions());
@@ -26,13 +26,13 @@ impl Generator<'_> {
         }
         if tokens >= positions {
             return invalid(format!(
-                "it has {tokens} tokens, which leaves no room for an answer within {positions} positions"
+                "it has {tokens} tokens, which leaves no room for a completion within {positions} positions"
             ));
         }
         let limit = self.limit(request);
         if tokens + limit - 1 > self.options.cache_tokens {
             return invalid(format!(
-                "it has {tokens} tokens and its answer up to {limit}; the cache holds {}",
+                "it has {tokens} tokens and its completion up to {limit}; the cache holds {}",
                 self.options.cache_tokens
             ));
         }

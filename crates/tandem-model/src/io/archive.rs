@@ -108,7 +108,7 @@ impl TensorArchive {
         for (name, shard) in map {
             let found = archive.tensors.get(name).map(|entry| shards[entry.file]);
             if found != shard.as_str() {
-                let reason = format!("says {name} is in {shard}, which does not hold it");
+                let reason = format!("names {shard} as the file of {name}, which is not in it");
                 return Err(ModelError::format(index, reason));
             }
         }
@@ -163,7 +163,7 @@ impl TensorArchive {
 fn explain(error: &SafeTensorError, len: usize) -> String {
     match error {
         SafeTensorError::MetadataIncompleteBuffer => format!(
-            "the file has {len} bytes, which is not what its header says; it was probably cut short while copying"
+            "the file has {len} bytes, but its header describes another length; it was probably cut short while copying"
         ),
         SafeTensorError::HeaderTooSmall | SafeTensorError::InvalidHeaderLength => {
             format!(

@@ -159,8 +159,8 @@ impl ModelFolder {
             && method != "bitsandbytes"
         {
             return Err(self.config.error(format!(
-                "{QUANTISATION}.quant_method is \"{method}\", and only weights that bitsandbytes has quantised can be read; \
-                 take the model as it was before it was quantised"
+                "{QUANTISATION}.quant_method is \"{method}\", but only weights that bitsandbytes quantised can be read; \
+                 use the unquantised model"
             )));
         }
         let file = self.weight_file().ok_or_else(|| {

@@ -301,10 +301,7 @@ fn left_over(
         let equal =
             archive.get(&table.name).is_some_and(|t| t.dtype == stored.dtype && t.bytes == stored.bytes);
         return (!equal).then(|| {
-            format!(
-                "left over: {name} differs from {}, but tie_word_embeddings says they are one",
-                table.name
-            )
+            format!("left over: {name} differs from {}, but tie_word_embeddings makes them one", table.name)
         });
     }
     Some(format!("left over: {name} {:?} {}", stored.shape, stored.dtype))

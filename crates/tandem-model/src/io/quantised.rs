@@ -20,7 +20,7 @@ use crate::layout::Block;
 /// Elements per parallel task.
 const CHUNK: usize = 1 << 17;
 
-const ADVICE: &str = "take the model as it was before it was quantised, and give compute.format";
+const ADVICE: &str = "use the unquantised model, and set compute.format";
 
 /// Quantisation of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,7 +65,7 @@ impl Quantised {
         let has = |name: &str| archive.get(name).is_some();
         let unsupported = |what: &str| Err(format!("unsupported: {name} {what}; {ADVICE}"));
         if has(&format!("{name}{FP4_STATE}")) {
-            return unsupported("is fp4, and of four-bit weights only nf4 can be read");
+            return unsupported("is fp4, but nf4 is the only supported 4-bit type");
         }
         let (is_nf4, is_int8) = (has(&format!("{name}{NF4_STATE}")), has(&sibling(name, "SCB")));
         if !is_nf4 && !is_int8 {
@@ -79,7 +79,7 @@ impl Quantised {
         }
         if !has(&format!("{name}.nested_absmax")) {
             return unsupported(
-                "is quantised once, and nf4 is read with double quantisation only (bnb_4bit_use_double_quant)",
+                "is nf4 without double quantisation, which is required (bnb_4bit_use_double_quant)",
             );
         }
         Self::find_nf4(archive, name, piece).map(Some)

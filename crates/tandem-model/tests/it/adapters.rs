@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::support::adapted::{Adapted, RANK, adapter_weights, config};
-use crate::support::{ALL, GRADIENTS, Golden, SCORES, Train, cpu, relative_error, train};
+use crate::support::{ALL, GRADIENTS, Golden, SCORES, relative_error, step, train};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Forest, MemoryKind};
 use tandem_model::{
@@ -26,7 +26,7 @@ fn param(
     Some(flat[param.range()].iter().map(|&x| f64::from(x)).collect())
 }
 
-/// What a site's term makes of its rows of a matrix, in f64.
+/// Low-rank term of a site's rows of a matrix, in f64.
 struct Merged {
     /// `W + s B A`, `[rows, cols]`.
     sum: Vec<f64>,
@@ -51,9 +51,7 @@ fn merge(w: &[f64], a: &[f64], b: &[f64], m: Option<&[f64]>, scale: f64, cols: u
 
 /// Checks scores and every gradient of an adapter against the merged model's.
 fn check(name: &'static str, config: AdapterConfig) {
-    let golden = Golden::new(name);
-    let device = cpu();
-    let base = golden.load(&device);
+    let (golden, device, base) = Golden::loaded(name);
     let adapter = Adapter::new(config.clone(), golden.decoder.spec()).unwrap();
     let scale = f64::from(adapter.scale());
     let decoder = golden.decoder.clone().with_adapter(adapter.clone());
@@ -188,9 +186,7 @@ fn run(
     let mut source = Adapted { decoder, base, weights, copy: copy.as_ref(), fetched: Vec::new() };
     let mut sink = ResidentGradients::zeros(decoder, device).unwrap();
     let walk = LayerExecutor::new(decoder, device, dtype, mode);
-    let mut scores = HeadScores::default();
-    let saved = walk.forward_keep(&mut source, forest, &mut scores).unwrap();
-    walk.backward(&mut source, &mut sink, forest, saved, &scores, d_log_prob).unwrap();
+    let (scores, _) = step(&walk, &mut source, &mut sink, forest, d_log_prob);
     (scores, sink.sums)
 }
 
@@ -232,9 +228,7 @@ fn a_fresh_adapter_changes_nothing_and_the_base_goes_along() {
     for name in ["llama", "llama-tied", "phi", "gpt2", "qwen3"] {
         for kind in [AdapterKind::Lora, AdapterKind::Dora] {
             for dtype in [DType::F32, DType::Bf16] {
-                let golden = Golden::new(name);
-                let device = cpu();
-                let base = golden.load(&device);
+                let (golden, device, base) = Golden::loaded(name);
                 let adapter =
                     Adapter::new(config(kind, Targets::AllLinear, &[]), golden.decoder.spec()).unwrap();
                 let decoder = Arc::new(golden.decoder.clone().with_adapter(adapter));

@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-use crate::support::{ALL, Golden, cpu, formula, goldens, tensor_shapes, tensors};
+use crate::support::{ALL, Golden, bits, cpu, formula, goldens, tensor_shapes, tensors};
 use serde_json::{Map, Value, json};
 use tandem_kernels::{DType, MemoryKind};
 use tandem_model::save::SHARD_BYTES;
-use tandem_model::{Decoder, FlatWeights, LayerId, ModelError, ModelFolder, ParamKind, Save, init};
+use tandem_model::{Decoder, LayerId, ModelError, ModelFolder, ParamKind, Save, init};
 
 /// The error with its cause, as the command prints them.
 fn told(error: Option<ModelError>) -> String {
@@ -29,10 +29,6 @@ fn set(golden: &Golden, key: &str, value: Value) {
     let mut config: Map<String, Value> = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     config.insert(key.into(), value);
     fs::write(&path, Value::Object(config).to_string()).unwrap();
-}
-
-fn bits(weights: &FlatWeights) -> Vec<u32> {
-    weights.layers.iter().flat_map(|l| l.view().as_slice::<f32>().iter().map(|v| v.to_bits())).collect()
 }
 
 #[test]
@@ -65,9 +61,7 @@ fn what_is_saved_is_what_was_loaded() {
 
 #[test]
 fn bf16_is_saved_rounded_to_nearest_even() {
-    let golden = Golden::new("gpt2");
-    let device = cpu();
-    let weights = golden.load(&device);
+    let (golden, device, weights) = Golden::loaded("gpt2");
     let folder = golden.open();
     let out = tempfile::tempdir().unwrap();
     let destination = out.path().join("final");
@@ -88,9 +82,7 @@ fn bf16_is_saved_rounded_to_nearest_even() {
 
 #[test]
 fn a_failed_save_leaves_the_old_folder_whole() {
-    let golden = Golden::new("llama");
-    let device = cpu();
-    let weights = golden.load(&device);
+    let (golden, device, weights) = Golden::loaded("llama");
     let folder = golden.open();
     let out = tempfile::tempdir().unwrap();
     let destination = out.path().join("final");

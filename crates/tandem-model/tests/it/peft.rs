@@ -128,7 +128,7 @@ impl Adapted {
     }
 }
 
-/// What trains, read from an adapter's folder.
+/// Trained parameters, read from an adapter's folder.
 fn load(folder: &PeftFolder, decoder: &Decoder, device: &Device) -> FlatWeights {
     let files = folder.weights(decoder).unwrap();
     let mut weights = FlatWeights::zeros(decoder, device, MemoryKind::Master).unwrap();

@@ -169,7 +169,7 @@ fn values(weights: &FlatWeights) -> Vec<u32> {
     weights.layers.iter().flat_map(|l| l.view().as_slice::<f32>().iter().map(|x| x.to_bits())).collect()
 }
 
-/// What is written is not quantised, and says so.
+/// A written folder is not quantised, and says so.
 #[test]
 fn a_saved_model_is_an_ordinary_one() {
     let device = cpu();
@@ -205,7 +205,7 @@ const UP: &str = "model.layers.0.mlp.up_proj.weight";
 
 #[test]
 fn what_cannot_be_read_is_refused_by_name() {
-    let advice = "take the model as it was before it was quantised, and give compute.format";
+    let advice = "use the unquantised model, and set compute.format";
     let rename = |tensors: &mut Tensors, from: &str, to: &str| tensors.get(from).0 = to.to_owned();
     let state = format!("{UP}.quant_state.bitsandbytes__nf4");
     let edit_state = |tensors: &mut Tensors, from: &str, to: &str| {
@@ -343,8 +343,8 @@ fn other_quantisations_are_refused() {
     let message = refusal(copy.path());
     assert!(
         message.ends_with(
-            "config.json: quantization_config.quant_method is \"gptq\", and only weights that bitsandbytes has quantised can \
-             be read; take the model as it was before it was quantised"
+            "config.json: quantization_config.quant_method is \"gptq\", but only weights that bitsandbytes quantised can \
+             be read; use the unquantised model"
         ),
         "{message}"
     );

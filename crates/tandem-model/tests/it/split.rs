@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::support::table::{Rank, Table};
-use crate::support::{self, ALL, GRADIENTS, Golden, SCORES, Train, relative_error, tensors, train};
+use crate::support::table::{Rank, Table, on_ranks, read_shard};
+use crate::support::{
+    self, ALL, GRADIENTS, Golden, SCORES, bits, forward_keep, relative_error, tensors, train,
+};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Forest, MemoryKind, Prediction, Segment, Tensor};
 use tandem_model::{
@@ -30,26 +32,18 @@ fn split_over(
     let table = Table::new(count);
     let whole = Arc::new(golden.decoder.clone());
     let rank = |index: usize| {
-        let device = Device::cpu(1, 64 << 20).unwrap();
-        let decoder = Decoder::sliced(&whole, TensorParallelShard { index, count }).unwrap();
-        let weights =
-            golden.open().weights(&decoder).unwrap().load(&decoder, &device, MemoryKind::Master).unwrap();
+        let (device, decoder, weights) = read_shard(golden, &whole, TensorParallelShard { index, count });
         let copy = (dtype != DType::F32)
             .then(|| weights.compute_copy(&decoder, &device, MemoryKind::Weights, dtype).unwrap());
         let mut source = ResidentWeights::new(&decoder, &weights, copy.as_ref());
         let mut sink = ResidentGradients::zeros(&decoder, &device).unwrap();
         let this = Rank { index, table: &table };
         let walk = LayerExecutor { split: Some(&this), ..LayerExecutor::new(&decoder, &device, dtype, mode) };
-        let mut scores = HeadScores::default();
-        let saved = walk.forward_keep(&mut source, forest, &mut scores).unwrap();
-        walk.backward(&mut source, &mut sink, forest, saved, &scores, d_log_prob).unwrap();
+        let (scores, _) = support::step(&walk, &mut source, &mut sink, forest, d_log_prob);
         let flat = sink.sums.layers.iter().map(|l| l.view().as_slice::<f32>().to_vec()).collect::<Vec<_>>();
         (scores, flat)
     };
-    let found: Vec<_> = std::thread::scope(|scope| {
-        let ranks: Vec<_> = (0..count).map(|index| scope.spawn(move || rank(index))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    });
+    let found = on_ranks(0..count, rank);
     assert!(found.iter().all(|(scores, _)| *scores == found[0].0), "{}: ranks differ", golden.name);
     let decoder = Decoder::sliced(&whole, TensorParallelShard { index: 0, count }).unwrap();
     let device = Device::cpu(1, 64 << 20).unwrap();
@@ -63,7 +57,7 @@ fn split_over(
     (found[0].0.clone(), joined)
 }
 
-/// What every rank holds whole has the same gradient on each, bit for bit: ranks never drift apart.
+/// A parameter that every rank holds whole has the same gradient on each, bit for bit.
 fn same_where_not_split(whole: &Arc<Decoder>, layer: LayerId, parts: &[&[f32]]) {
     let count = parts.len();
     for param in &whole.layout(layer).params {
@@ -113,9 +107,7 @@ fn same_numbers(
 fn a_split_decoder_scores_and_trains_like_the_whole_one() {
     let mut checked = Vec::new();
     for name in ALL {
-        let golden = Golden::new(name);
-        let device = support::cpu();
-        let weights = golden.load(&device);
+        let (golden, device, weights) = Golden::loaded(name);
         let forest = golden.forest();
         let d_log_prob = golden.forest_weights(&forest);
         let decoder = &golden.decoder;
@@ -205,7 +197,7 @@ fn what_is_kept_for_backward_is_divided() {
         let split = (count > 1).then_some(&Dry as &dyn TensorParallelOps);
         let walk =
             LayerExecutor { split, ..LayerExecutor::new(&decoder, &device, DType::F32, checkpointing) };
-        let saved = walk.forward_keep(&mut source, &forest, &mut HeadScores::default()).unwrap();
+        let saved = forward_keep(&walk, &mut source, &forest, &mut HeadScores::default()).unwrap();
         let kept = device.memory().current[MemoryKind::Activations as usize];
         drop(saved);
         kept
@@ -238,11 +230,8 @@ fn a_slice_takes_the_same_memory_for_every_batch() {
                 room,
                 ..LayerExecutor::new(&decoder, &device, DType::F32, checkpointing)
             };
-            let mut scores = HeadScores::default();
-            let saved = walk.forward_keep(&mut source, forest, &mut scores).unwrap();
-            let kept = device.memory().current;
             let d_log_prob = vec![1.0; forest.predictions.len()];
-            walk.backward(&mut source, &mut sink, forest, saved, &scores, &d_log_prob).unwrap();
+            let (_, kept) = support::step(&walk, &mut source, &mut sink, forest, &d_log_prob);
             (kept, device.high_water())
         };
         for index in 0..2 {
@@ -266,9 +255,6 @@ fn a_slice_takes_the_same_memory_for_every_batch() {
 
 #[test]
 fn checkpointing_changes_no_bit_of_a_split_decoder() {
-    let bits = |weights: &FlatWeights| -> Vec<u32> {
-        weights.layers.iter().flat_map(|l| l.view().as_slice::<f32>().iter().map(|v| v.to_bits())).collect()
-    };
     for name in ["llama-tied", "phi", "gpt2", "gpt-neox", "qwen3"] {
         let golden = Golden::new(name);
         for dtype in [DType::F32, DType::Bf16] {

@@ -1,9 +1,10 @@
-//! What must hold of the walk whatever the architecture.
+//! Properties of forward and backward that hold for every architecture.
 
 use std::cell::RefCell;
 
 use crate::support::{
-    ALL, GRADIENTS, Golden, SCORES, Train, by_sequence, cpu, relative_error, tensors, train,
+    self, ALL, GRADIENTS, Golden, SCORES, backward, bits, by_sequence, cpu, forward_keep, relative_error,
+    tensors, train,
 };
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Forest, MemoryKind};
@@ -14,16 +15,10 @@ use tandem_model::{
 
 const DTYPES: [DType; 2] = [DType::F32, DType::Bf16];
 
-fn bits(weights: &FlatWeights) -> Vec<u32> {
-    weights.layers.iter().flat_map(|l| l.view().as_slice::<f32>().iter().map(|v| v.to_bits())).collect()
-}
-
 #[test]
 fn a_shared_prompt_scores_and_trains_like_two_sequences() {
     for name in ALL {
-        let golden = Golden::new(name);
-        let device = cpu();
-        let weights = golden.load(&device);
+        let (golden, device, weights) = Golden::loaded(name);
         let decoder = &golden.decoder;
         let run = |forest: &Forest, d: &[f32]| {
             train(&device, decoder, &weights, DType::F32, Checkpointing::None, forest, d)
@@ -53,9 +48,7 @@ fn a_shared_prompt_scores_and_trains_like_two_sequences() {
 #[test]
 fn checkpointing_changes_no_bit() {
     for name in ALL {
-        let golden = Golden::new(name);
-        let device = cpu();
-        let weights = golden.load(&device);
+        let (golden, device, weights) = Golden::loaded(name);
         let forest = golden.forest();
         let d_log_prob = golden.forest_weights(&forest);
         for dtype in DTYPES {
@@ -72,9 +65,7 @@ fn checkpointing_changes_no_bit() {
 
 #[test]
 fn evaluation_scores_as_training_does() {
-    let golden = Golden::new("llama");
-    let device = cpu();
-    let weights = golden.load(&device);
+    let (golden, device, weights) = Golden::loaded("llama");
     let forest = golden.forest();
     let decoder = &golden.decoder;
     let (kept, _) = train(
@@ -113,9 +104,7 @@ fn the_number_of_threads_changes_no_bit() {
 #[test]
 fn nothing_scored_gives_no_gradient_but_walks_every_layer() {
     for name in ["llama", "llama-tied"] {
-        let golden = Golden::new(name);
-        let device = cpu();
-        let weights = golden.load(&device);
+        let (golden, device, weights) = Golden::loaded(name);
         let mut forest = golden.forest();
         forest.predictions.clear();
         let (scores, sums) =
@@ -162,8 +151,8 @@ impl<T: GradientSink> GradientSink for Witness<'_, T> {
 #[test]
 fn an_idle_walk_makes_the_calls_of_one_that_computes_and_every_announced_layer_is_fetched() {
     for name in ALL {
-        let (golden, device) = (Golden::new(name), cpu());
-        let (weights, decoder) = (golden.load(&device), &golden.decoder);
+        let (golden, device, weights) = Golden::loaded(name);
+        let decoder = &golden.decoder;
         let (dtype, checkpointing) = (DType::F32, Checkpointing::None);
         let walk = LayerExecutor::new(decoder, &device, dtype, checkpointing);
         let calls_of = |forest: Option<&Forest>| {
@@ -173,10 +162,8 @@ fn an_idle_walk_makes_the_calls_of_one_that_computes_and_every_announced_layer_i
             let sink = ResidentGradients::zeros(decoder, &device).unwrap();
             let sink = &mut Witness { inner: sink, calls: &calls };
             if let Some(forest) = forest {
-                let mut scores = HeadScores::default();
-                let saved = walk.forward_keep(source, forest, &mut scores).unwrap();
                 let d_log_prob = vec![1.0; forest.predictions.len()];
-                walk.backward(source, sink, forest, saved, &scores, &d_log_prob).unwrap();
+                support::step(&walk, source, sink, forest, &d_log_prob);
             } else {
                 walk.idle_forward(source).unwrap();
                 walk.idle_backward(source, sink).unwrap();
@@ -199,16 +186,14 @@ fn an_idle_walk_makes_the_calls_of_one_that_computes_and_every_announced_layer_i
 
 #[test]
 fn gradients_of_a_wrong_length_are_refused() {
-    let golden = Golden::new("llama");
-    let device = cpu();
-    let weights = golden.load(&device);
+    let (golden, device, weights) = Golden::loaded("llama");
     let decoder = &golden.decoder;
     let walk = LayerExecutor::new(decoder, &device, DType::F32, Checkpointing::None);
     let mut source = ResidentWeights::new(decoder, &weights, None);
     let mut sink = ResidentGradients::zeros(decoder, &device).unwrap();
     let (forest, mut scores) = (golden.forest(), HeadScores::default());
-    let saved = walk.forward_keep(&mut source, &forest, &mut scores).unwrap();
-    let refused = walk.backward(&mut source, &mut sink, &forest, saved, &scores, &[1.0]).unwrap_err();
+    let saved = forward_keep(&walk, &mut source, &forest, &mut scores).unwrap();
+    let refused = backward(&walk, &mut source, &mut sink, &forest, saved, &scores, &[1.0]).unwrap_err();
     assert_eq!(refused.to_string(), "1 gradients for 12 predictions");
 }
 
@@ -275,11 +260,8 @@ fn in_room(
     let mut source = ResidentWeights::new(decoder, &weights, copy.as_ref());
     let mut sink = ResidentGradients::zeros(decoder, device).unwrap();
     let walk = LayerExecutor { room, ..LayerExecutor::new(decoder, device, dtype, mode) };
-    let mut scores = HeadScores::default();
-    let saved = walk.forward_keep(&mut source, forest, &mut scores).unwrap();
-    let kept = device.memory().current;
     let d_log_prob = vec![1.0; forest.predictions.len()];
-    walk.backward(&mut source, &mut sink, forest, saved, &scores, &d_log_prob).unwrap();
+    let (scores, kept) = support::step(&walk, &mut source, &mut sink, forest, &d_log_prob);
     (scores, sink.sums, kept, device.high_water())
 }
 

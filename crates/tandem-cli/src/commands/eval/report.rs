@@ -125,7 +125,7 @@ impl Samples {
     pub(crate) fn new(path: &Path) -> anyhow::Result<Self> {
         if path.exists() {
             return Err(mistake(format!(
-                "{} is there already: name another file for --samples",
+                "{} already exists: name another file with --samples",
                 path.display()
             )));
         }

@@ -4,7 +4,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::job::{await_beats, newest_step};
-use super::{configure, same_runs};
+use super::{configure, same_runs, shop_with_whole_run};
 use crate::workshop::{Workshop, skip};
 
 /// Two hosts: network namespaces with a cable between them. Deleted on drop.
@@ -75,9 +75,7 @@ impl Drop for Hosts {
 #[test]
 fn two_hosts_are_one_job_and_a_cut_cable_ends_it_on_both() {
     let Some(hosts) = Hosts::new() else { return };
-    let shop = Workshop::new();
-    let whole = configure(&shop, "whole", 6);
-    shop.run(&["train", &whole]).expect(0);
+    let shop = shop_with_whole_run();
     let config = configure(&shop, "run", 6);
     let mut nodes = [0, 1].map(|node| hosts.start(&shop, node, &["train", &config]));
     for (node, child) in nodes.iter_mut().enumerate() {

@@ -18,7 +18,7 @@ pub fn newest_step(shop: &Workshop, run: &str) -> u64 {
     steps.max().unwrap_or(0)
 }
 
-/// What the first of several processes that fail at once wrote, and how its launcher ended.
+/// Output of the first of several processes that fail at once, and the exit status of its launcher.
 pub struct Ended {
     pub code: Option<i32>,
     pub stderr: String,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::job::{newest_step, ranks_of, signal};
-use super::{configure, same_runs};
+use super::{configure, same_runs, shop_with_whole_run};
 use crate::workshop::{Workshop, free_port, python_with_torchrun, skip};
 
 #[test]
@@ -53,9 +53,7 @@ fn nccl_that_is_not_there_is_named_with_where_to_get_it() {
 /// Two launchers on one machine, as on two.
 #[test]
 fn two_nodes_started_by_hand_are_one_job() {
-    let shop = Workshop::new();
-    let whole = configure(&shop, "whole", 6);
-    shop.run(&["train", &whole]).expect(0);
+    let shop = shop_with_whole_run();
     let config = configure(&shop, "run", 6);
     let port = free_port();
     let address = format!("127.0.0.1:{port}");
@@ -95,9 +93,7 @@ fn mpirun_starts_ranks_too() {
         skip("there is no mpirun");
         return;
     }
-    let shop = Workshop::new();
-    let whole = configure(&shop, "whole", 6);
-    shop.run(&["train", &whole]).expect(0);
+    let shop = shop_with_whole_run();
     let config = configure(&shop, "run", 6);
     let tandem = shop.command(&[]).get_program().to_owned();
     let mut command = Command::new("mpirun");
@@ -111,9 +107,7 @@ fn mpirun_starts_ranks_too() {
 #[test]
 fn torchrun_starts_ranks_too() {
     let Some(python) = python_with_torchrun() else { return };
-    let shop = Workshop::new();
-    let whole = configure(&shop, "whole", 6);
-    shop.run(&["train", &whole]).expect(0);
+    let shop = shop_with_whole_run();
     let config = configure(&shop, "run", 6);
     let tandem = shop.command(&[]).get_program().to_owned();
     let mut command = Command::new(python);

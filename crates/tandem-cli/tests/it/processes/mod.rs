@@ -16,6 +16,14 @@ fn configure(shop: &Workshop, output: &str, steps: u64) -> String {
     name
 }
 
+/// A workshop in which the run `whole` of [`configure`], with six steps, has ended.
+fn shop_with_whole_run() -> Workshop {
+    let shop = Workshop::new();
+    let whole = configure(&shop, "whole", 6);
+    shop.run(&["train", &whole]).expect(0);
+    shop
+}
+
 fn same_runs(shop: &Workshop, first: &str, second: &str) {
     assert_eq!(shop.metrics(first), shop.metrics(second));
     let weights = |run| shop.bytes(&format!("{run}/final/model.safetensors"));

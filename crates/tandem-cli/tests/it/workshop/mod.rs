@@ -17,7 +17,7 @@ use tempfile::TempDir;
 const TEMPLATE: &str = "{%- for m in messages -%}{{ '<|' + m['role'] + '|>' + m['content'] + '</s>' }}{%- endfor -%}\
                         {%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}";
 
-/// What a command came to.
+/// Outcome of a command.
 #[derive(Debug)]
 pub struct Outcome {
     pub code: Option<i32>,

@@ -51,7 +51,7 @@ impl Nccl {
             (None, 1) => Ok(0),
             _ if local < devices => Ok(local),
             _ => Err(format!(
-                "rank {} is number {local} of its machine, counted from 0, and there are {devices} GPUs: start as many ranks as \
+                "rank {} is number {local} of its machine, counted from 0, but there are {devices} GPUs: start as many ranks as \
                  there are GPUs",
                 control.rank()
             )),
@@ -149,7 +149,7 @@ impl Nccl {
             }
             if now - began >= self.deadline {
                 let reason = format!(
-                    "all ranks came, and NCCL is not done after {} s: a GPU or the network between them hangs, or is slower than \
+                    "all ranks made the call, but NCCL did not finish within {} s: a GPU or the network between them hangs, or is slower than \
                      the deadline allows",
                     self.deadline.as_secs_f64()
                 );

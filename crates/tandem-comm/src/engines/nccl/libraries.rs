@@ -59,7 +59,7 @@ impl Libraries {
     fn open_at(path: Option<&str>) -> Result<Self, String> {
         let (nccl, version, _) = open_nccl(path)?;
         let library = Library::open(CUDA).map_err(|why| {
-            format!("there is no {CUDA}, which comes with NVIDIA's driver for its GPUs ({why})")
+            format!("{CUDA} was not found, which comes with NVIDIA's driver for its GPUs ({why})")
         })?;
         let cuda = CudaFunctions::load(&library)
             .map_err(|why| format!("NVIDIA's driver is too old for NCCL {}: {why}", version_text(version)))?;
@@ -85,20 +85,20 @@ fn open_nccl(path: Option<&str>) -> Result<(NcclFunctions, c_int, Found), String
         }),
         None => Folders::from_environment().open(&[NCCL]).map_err(|why| {
             format!(
-                "there is no {NCCL} ({why}); {NCCL_PACKAGES}; {PATH}=/path/to/{NCCL} or {FOLDERS}=/its/folder says where it \
-                 is if the loader does not know"
+                "{NCCL} was not found ({why}); {NCCL_PACKAGES}; {PATH}=/path/to/{NCCL} or {FOLDERS}=/its/folder names \
+                 its place"
             )
         }),
     }?;
     let name = library.name();
     let nccl = NcclFunctions::load(&library)
-        .map_err(|why| format!("{name} is no NCCL, or one older than 2.18: {why}; {NCCL_PACKAGES}"))?;
+        .map_err(|why| format!("{name} is not NCCL 2.18 or later: {why}; {NCCL_PACKAGES}"))?;
     let mut version = 0;
     // SAFETY: NCCL writes the version to a valid address.
     let outcome = unsafe { (nccl.get_version)(&raw mut version) };
     if outcome != SUCCESS || version < OLDEST {
         return Err(format!(
-            "{name} is NCCL {}, and 2.18 is the oldest that is used; {NCCL_PACKAGES}",
+            "{name} is NCCL {}, but 2.18 is the oldest supported version; {NCCL_PACKAGES}",
             version_text(version)
         ));
     }
@@ -111,7 +111,7 @@ fn version_text(code: c_int) -> String {
 }
 
 fn no_device() -> String {
-    "NVIDIA's driver finds no GPU: there is none in this machine, CUDA_VISIBLE_DEVICES hides it, or the container was not given it"
+    "NVIDIA's driver finds no GPU: there is none in this machine, CUDA_VISIBLE_DEVICES hides it, or the container has no access to it"
         .to_owned()
 }
 
@@ -153,7 +153,7 @@ impl Functions {
         let (words, details) =
             unsafe { (text((self.nccl.error_string)(outcome)), text((self.nccl.last_error)(on))) };
         let details = if details.is_empty() { String::new() } else { format!(": {}", details.trim()) };
-        Err(format!("{what} failed: NCCL error {outcome}, {words}{details}; NCCL_DEBUG=INFO tells more"))
+        Err(format!("{what} failed: NCCL error {outcome}, {words}{details}; NCCL_DEBUG=INFO shows more"))
     }
 }
 
@@ -172,10 +172,7 @@ mod tests {
             assert!(error.contains(text), "no {text:?} in: {error}");
         }
         let error = open_nccl(Some("libc.so.6")).err().unwrap();
-        assert!(
-            error
-                .starts_with("libc.so.6 is no NCCL, or one older than 2.18: libc.so.6 has no ncclGetVersion")
-        );
+        assert!(error.starts_with("libc.so.6 is not NCCL 2.18 or later: libc.so.6 has no ncclGetVersion"));
     }
 
     /// `TANDEM_TEST_NCCL=/path/to/libnccl.so.2`; PyPI's opens without a GPU too.

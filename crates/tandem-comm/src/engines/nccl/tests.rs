@@ -177,7 +177,7 @@ fn what_nccl_reports_ends_all_ranks_with_its_words() {
     assert_eq!(
         with_trouble(Trouble::RemoteError, DEADLINE)[0],
         "rank 1 gave up: all_reduce(sum) of 4 f32: what was under way failed: NCCL error 6, remote process exited or there was a \
-         network error: the stand-in's words; NCCL_DEBUG=INFO tells more"
+         network error: the stand-in's words; NCCL_DEBUG=INFO shows more"
     );
 }
 
@@ -193,7 +193,9 @@ fn a_gpu_without_room_ends_all_ranks() {
 fn nccl_that_hangs_is_given_up_at_the_deadline() {
     let result = &with_trouble(Trouble::Hangs, MISSED)[0];
     assert!(
-        result.contains(" gave up: all_reduce(sum) of 4 f32: all ranks came, and NCCL is not done after 3 s"),
+        result.contains(
+            " gave up: all_reduce(sum) of 4 f32: all ranks made the call, but NCCL did not finish within 3 s"
+        ),
         "{result}"
     );
 }
@@ -290,7 +292,7 @@ fn a_rank_that_is_gone_in_the_middle_is_named_by_gloo() {
 fn a_group_that_cannot_be_made_says_why_on_every_rank() {
     let results = on(threads::groups(fake::DEVICES + 1, DEADLINE), DEADLINE, |group| group.err().unwrap());
     for (rank, error) in results.iter().enumerate() {
-        let reason = "rank 8 is number 8 of its machine, counted from 0, and there are 8 GPUs";
+        let reason = "rank 8 is number 8 of its machine, counted from 0, but there are 8 GPUs";
         match error {
             CommError::Engine { reason: found } if rank == 8 => assert!(found.starts_with(reason), "{found}"),
             CommError::Aborted { rank: 8, reason: found } => assert!(found.starts_with(reason), "{found}"),

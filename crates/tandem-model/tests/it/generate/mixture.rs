@@ -69,7 +69,7 @@ impl Models {
         prompts(&self.policy.0)
     }
 
-    /// What is drawn from after a text, from plain forward passes: mixed logits, in f64.
+    /// Mixed logits after a text, from plain forward passes, in f64.
     fn logits(&self, part: f64, text: &[u32]) -> Vec<f64> {
         let mut mixed = vec![0.0; 64];
         for ((golden, weights), part) in [(&self.policy, 1.0 - part), (&self.reference, part)] {

@@ -92,9 +92,7 @@ fn check_greedy(name: &'static str, device: &Device) {
 #[test]
 fn answers_do_not_depend_on_what_else_is_in_the_batch() {
     for name in ["llama", "gpt2", "qwen2-window", "qwen3"] {
-        let golden = Golden::new(name);
-        let device = cpu();
-        let weights = golden.load(&device);
+        let (golden, device, weights) = Golden::loaded(name);
         let together = generate(&golden, &device, &weights, OPTIONS, |r| r.num_answers = 3);
         assert_eq!(together.len(), 9);
         let distinct: std::collections::BTreeSet<_> = together.iter().map(|a| &a.tokens).collect();
@@ -112,9 +110,7 @@ fn answers_do_not_depend_on_what_else_is_in_the_batch() {
 
 #[test]
 fn another_seed_gives_other_text_and_the_same_seed_the_same() {
-    let golden = Golden::new("llama");
-    let device = cpu();
-    let weights = golden.load(&device);
+    let (golden, device, weights) = Golden::loaded("llama");
     let text = |seed| generate(&golden, &device, &weights, OPTIONS, |r| r.sampling.seed = seed);
     assert_eq!(text(1), text(1));
     assert_ne!(text(1), text(2));
@@ -122,9 +118,7 @@ fn another_seed_gives_other_text_and_the_same_seed_the_same() {
 
 #[test]
 fn a_stop_token_ends_an_answer_and_is_its_last() {
-    let golden = Golden::new("llama");
-    let device = cpu();
-    let weights = golden.load(&device);
+    let (golden, device, weights) = Golden::loaded("llama");
     let free = generate(&golden, &device, &weights, OPTIONS, |_| ());
     let stop = free[0].tokens[3];
     let stopped = generate(&golden, &device, &weights, OPTIONS, |r| r.stop = vec![stop]);
@@ -141,9 +135,7 @@ fn a_stop_token_ends_an_answer_and_is_its_last() {
 
 #[test]
 fn tokens_stream_as_they_come_and_the_listener_may_end_a_text() {
-    let golden = Golden::new("llama");
-    let device = cpu();
-    let weights = golden.load(&device);
+    let (golden, device, weights) = Golden::loaded("llama");
     let decoder = &golden.decoder;
     let mut source = ResidentWeights::new(decoder, &weights, None);
     let mut generator = Generator::new(decoder, &device, DType::F32, OPTIONS).unwrap();
@@ -170,9 +162,7 @@ fn tokens_stream_as_they_come_and_the_listener_may_end_a_text() {
 
 #[test]
 fn requests_come_and_go_while_others_are_under_way() {
-    let golden = Golden::new("llama");
-    let device = cpu();
-    let weights = golden.load(&device);
+    let (golden, device, weights) = Golden::loaded("llama");
     let decoder = &golden.decoder;
     let mut source = ResidentWeights::new(decoder, &weights, None);
     let alone = generate(&golden, &device, &weights, OPTIONS, |_| ());
@@ -203,13 +193,11 @@ fn requests_come_and_go_while_others_are_under_way() {
     assert_eq!(again, alone);
 }
 
-/// What is recorded while a text is generated is what training makes of it: the generator and the trainer are one model.
+/// Generation records the log-probabilities that a training pass computes: both use one model.
 #[test]
 fn log_probs_are_those_of_a_training_pass() {
     for name in ALL {
-        let golden = Golden::new(name);
-        let device = cpu();
-        let weights = golden.load(&device);
+        let (golden, device, weights) = Golden::loaded(name);
         let copy = weights.compute_copy(&golden.decoder, &device, MemoryKind::Weights, DType::Bf16).unwrap();
         let (decoder, device) = (&golden.decoder, &device);
         let mut source = ResidentWeights::new(decoder, &weights, None);
@@ -301,9 +289,7 @@ fn training_log_probs(
 
 #[test]
 fn answers_end_at_the_last_position() {
-    let golden = Golden::new("gpt2");
-    let device = cpu();
-    let weights = golden.load(&device);
+    let (golden, device, weights) = Golden::loaded("gpt2");
     let answers = generate(&golden, &device, &weights, OPTIONS, |r| r.max_new_tokens = 100);
     for (prompt, answer) in prompts(&golden).iter().zip(answers) {
         assert_eq!((prompt.len() + answer.tokens.len(), answer.finish), (32, Finish::Length));
@@ -312,9 +298,7 @@ fn answers_end_at_the_last_position() {
 
 #[test]
 fn prompts_that_cannot_be_answered_are_refused() {
-    let golden = Golden::new("gpt2");
-    let device = cpu();
-    let weights = golden.load(&device);
+    let (golden, device, weights) = Golden::loaded("gpt2");
     let decoder = &golden.decoder;
     let refusal = |prompt: Vec<u32>, options| {
         let mut generator = Generator::new(decoder, &device, DType::F32, options).unwrap();
@@ -326,11 +310,11 @@ fn prompts_that_cannot_be_answered_are_refused() {
     assert_eq!(refusal(vec![], OPTIONS), "prompt 1: it is empty");
     assert_eq!(
         refusal(vec![1; 32], OPTIONS),
-        "prompt 1: it has 32 tokens, which leaves no room for an answer within 32 positions"
+        "prompt 1: it has 32 tokens, which leaves no room for a completion within 32 positions"
     );
     assert_eq!(
         refusal(vec![1; 20], GeneratorOptions { cache_tokens: 26, ..OPTIONS }),
-        "prompt 1: it has 20 tokens and its answer up to 8; the cache holds 26"
+        "prompt 1: it has 20 tokens and its completion up to 8; the cache holds 26"
     );
     let foreign = refusal(vec![1, 1 << 20], OPTIONS);
     assert!(
@@ -343,9 +327,7 @@ fn prompts_that_cannot_be_answered_are_refused() {
 
 #[test]
 fn bf16_generates_too_and_leaves_no_activation_behind() {
-    let golden = Golden::new("llama-tied");
-    let device = cpu();
-    let weights = golden.load(&device);
+    let (golden, device, weights) = Golden::loaded("llama-tied");
     let decoder = &golden.decoder;
     let copy = weights.compute_copy(decoder, &device, MemoryKind::Weights, DType::Bf16).unwrap();
     let mut source = ResidentWeights::new(decoder, &weights, Some(&copy));

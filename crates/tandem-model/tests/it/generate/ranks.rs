@@ -11,9 +11,10 @@ use tandem_model::{
 };
 
 use super::{OPTIONS, requests, sampling};
+use crate::support::table::on_ranks;
 use crate::support::{ALL, Golden, cpu};
 
-/// Where ranks, as threads, put what they are about to do; none goes on before all have.
+/// Meeting of ranks, as threads: each says its next action, and none continues before all have.
 pub struct Meeting {
     ranks: usize,
     round: Mutex<Round>,
@@ -32,7 +33,7 @@ impl Meeting {
         Self { ranks, round: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// What all ranks have put. A rank that comes alone fails after a while, rather than wait for ever.
+    /// Actions of all ranks. A rank that comes alone fails after a while.
     fn put(&self, what: String) -> Result<Vec<String>> {
         let mut round = self.round.lock().unwrap();
         let number = round.number;
@@ -119,10 +120,7 @@ fn generate(golden: &Golden, options: &GeneratorOptions, dealt: &[usize]) -> (Ve
             generator.generate_with(&mut source, &mut Rank(meeting), share, &mut |_| Flow::Continue).unwrap();
         (answers, source.fetched)
     };
-    let found: Vec<_> = std::thread::scope(|scope| {
-        let ranks: Vec<_> = shares.into_iter().map(|share| scope.spawn(move || rank(share))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    });
+    let found = on_ranks(shares, rank);
     let (mut answers, fetched) = (Vec::new(), found[0].1);
     for (&count, (own, their_fetched)) in dealt.iter().zip(found) {
         assert_eq!((own.len(), their_fetched), (2 * count, fetched));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tandem_kernels::{DType, Device, MemoryKind};
+use tandem_kernels::DType;
 use tandem_model::decode::{Answer, Flow, SingleRank};
 use tandem_model::{
     Checkpointing, Decoder, Generator, GeneratorOptions, LayerExecutor, ResidentWeights, Sampling,
@@ -11,7 +11,7 @@ use tandem_model::{
 
 use super::mixture::{Two, three};
 use super::{OPTIONS, prompts, sampling};
-use crate::support::table::{Rank, Table};
+use crate::support::table::{Rank, Table, on_ranks, read_shard};
 use crate::support::{ALL, Golden, SCORES, cpu};
 
 const LOG_PROBS: GeneratorOptions = GeneratorOptions { log_probs: true, ..OPTIONS };
@@ -27,10 +27,7 @@ fn split(
     let table = Table::new(count);
     let whole = Arc::new(golden.decoder.clone());
     let rank = |index: usize| {
-        let device = Device::cpu(1, 64 << 20).unwrap();
-        let decoder = Decoder::sliced(&whole, TensorParallelShard { index, count }).unwrap();
-        let weights =
-            golden.open().weights(&decoder).unwrap().load(&decoder, &device, MemoryKind::Master).unwrap();
+        let (device, decoder, weights) = read_shard(golden, &whole, TensorParallelShard { index, count });
         let source = || ResidentWeights::new(&decoder, &weights, None);
         let this = Rank { index, table: &table };
         let walk = LayerExecutor {
@@ -44,10 +41,7 @@ fn split(
         let (mut both, requests) = (Two(source(), source()), three(prompts(golden), sampling));
         generator.generate_with(&mut both, &mut SingleRank, requests, &mut |_| Flow::Continue).unwrap()
     };
-    let found: Vec<_> = std::thread::scope(|scope| {
-        let ranks: Vec<_> = (0..count).map(|index| scope.spawn(move || rank(index))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    });
+    let found = on_ranks(0..count, rank);
     assert!(found.iter().all(|answers| *answers == found[0]), "{}: ranks differ", golden.name);
     found.into_iter().next().unwrap()
 }

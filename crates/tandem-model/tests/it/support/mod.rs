@@ -104,50 +104,48 @@ pub fn tensors(decoder: &Decoder, weights: &FlatWeights) -> Vec<(String, Vec<f32
     hf_pieces(decoder).into_iter().map(tensor).collect()
 }
 
-/// Forward and backward of a decoder that is one stage, as a training step takes them.
-pub trait Train {
-    /// Scores the forest's predictions and keeps what backward needs.
-    fn forward_keep(
-        &self,
-        weights: &mut dyn WeightSource,
-        forest: &Forest,
-        scores: &mut HeadScores,
-    ) -> Result<SavedActivations>;
-
-    /// Adds the gradient of `Σ_i d_log_prob[i] · log_prob[i]` into the sink.
-    fn backward(
-        &self,
-        weights: &mut dyn WeightSource,
-        gradients: &mut dyn GradientSink,
-        forest: &Forest,
-        saved: SavedActivations,
-        scores: &HeadScores,
-        d_log_prob: &[f32],
-    ) -> Result<()>;
+/// Scores the forest's predictions, and keeps for backward what it needs. The decoder is one stage.
+pub fn forward_keep(
+    walk: &LayerExecutor,
+    weights: &mut dyn WeightSource,
+    forest: &Forest,
+    scores: &mut HeadScores,
+) -> Result<SavedActivations> {
+    Ok(walk.stage_forward(weights, forest, None, PolicyAndReferenceScores::one(scores), true)?.1)
 }
 
-impl Train for LayerExecutor<'_> {
-    fn forward_keep(
-        &self,
-        weights: &mut dyn WeightSource,
-        forest: &Forest,
-        scores: &mut HeadScores,
-    ) -> Result<SavedActivations> {
-        Ok(self.stage_forward(weights, forest, None, PolicyAndReferenceScores::one(scores), true)?.1)
-    }
+/// Adds the gradient of `Σ_i d_log_prob[i] · log_prob[i]` into the sink. The decoder is one stage.
+pub fn backward(
+    walk: &LayerExecutor,
+    weights: &mut dyn WeightSource,
+    gradients: &mut dyn GradientSink,
+    forest: &Forest,
+    saved: SavedActivations,
+    scores: &HeadScores,
+    d_log_prob: &[f32],
+) -> Result<()> {
+    let end = Gradient::OfScores { scores, d_log_prob };
+    walk.stage_backward(weights, gradients, forest, saved, end).map(drop)
+}
 
-    fn backward(
-        &self,
-        weights: &mut dyn WeightSource,
-        gradients: &mut dyn GradientSink,
-        forest: &Forest,
-        saved: SavedActivations,
-        scores: &HeadScores,
-        d_log_prob: &[f32],
-    ) -> Result<()> {
-        let end = Gradient::OfScores { scores, d_log_prob };
-        self.stage_backward(weights, gradients, forest, saved, end).map(drop)
-    }
+/// Scores and gradients of one step. Also returns the memory in use between forward and backward.
+pub fn step(
+    walk: &LayerExecutor,
+    weights: &mut dyn WeightSource,
+    gradients: &mut dyn GradientSink,
+    forest: &Forest,
+    d_log_prob: &[f32],
+) -> (HeadScores, [usize; MemoryKind::ALL.len()]) {
+    let mut scores = HeadScores::default();
+    let saved = forward_keep(walk, weights, forest, &mut scores).unwrap();
+    let kept = walk.device.memory().current;
+    backward(walk, weights, gradients, forest, saved, &scores, d_log_prob).unwrap();
+    (scores, kept)
+}
+
+/// Bits of all elements.
+pub fn bits(weights: &FlatWeights) -> Vec<u32> {
+    weights.layers.iter().flat_map(|l| l.view().as_slice::<f32>().iter().map(|v| v.to_bits())).collect()
 }
 
 impl Golden {
@@ -175,6 +173,13 @@ impl Golden {
         }
     }
 
+    /// A golden model, a device and the model's weights on it.
+    pub fn loaded(name: &'static str) -> (Self, Device, FlatWeights) {
+        let (golden, device) = (Self::new(name), cpu());
+        let weights = golden.load(&device);
+        (golden, device, weights)
+    }
+
     pub fn open(&self) -> ModelFolder {
         ModelFolder::open(self.folder.path()).unwrap()
     }
@@ -183,7 +188,7 @@ impl Golden {
         self.open().weights(&self.decoder).unwrap().load(&self.decoder, device, MemoryKind::Master).unwrap()
     }
 
-    /// What transformers says.
+    /// Numbers that transformers computed.
     pub fn expected(&self, key: &str) -> Vec<f32> {
         let file = SafeTensors::deserialize(&self.expected).unwrap();
         let tensor = file.tensor(key).unwrap_or_else(|e| panic!("{}: {key}: {e}", self.name));
@@ -228,7 +233,7 @@ impl Golden {
         forest.predictions.iter().map(next).map(|w| *w.unwrap()).collect()
     }
 
-    /// How many ranks its heads can be divided among.
+    /// Numbers of ranks that its heads can be divided among.
     pub fn counts(&self) -> Vec<usize> {
         let kv_heads = self.decoder.spec().attention.kv_heads;
         (2..=kv_heads).filter(|&count| kv_heads.is_multiple_of(count)).collect()
@@ -266,9 +271,7 @@ pub fn train(
     let mut source = ResidentWeights::new(decoder, weights, copy.as_ref());
     let mut sink = ResidentGradients::zeros(decoder, device).unwrap();
     let walk = LayerExecutor::new(decoder, device, dtype, checkpointing);
-    let mut scores = HeadScores::default();
-    let saved = walk.forward_keep(&mut source, forest, &mut scores).unwrap();
-    walk.backward(&mut source, &mut sink, forest, saved, &scores, d_log_prob).unwrap();
+    let (scores, _) = step(&walk, &mut source, &mut sink, forest, d_log_prob);
     (scores, sink.sums)
 }
 

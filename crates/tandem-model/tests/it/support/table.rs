@@ -1,9 +1,11 @@
-//! What the ranks of a split decoder ask each other for.
+//! Exchange between the ranks of a split decoder, which are threads.
 
-use std::sync::{Barrier, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 
-use tandem_kernels::{Device, Tensor};
-use tandem_model::{Result, TensorParallelOps};
+use tandem_kernels::{Device, MemoryKind, Tensor};
+use tandem_model::{Decoder, FlatWeights, Result, TensorParallelOps, TensorParallelShard};
+
+use super::Golden;
 
 /// Ranks as threads that put what they have on one table.
 pub struct Table {
@@ -24,7 +26,32 @@ impl Table {
     }
 }
 
-/// One of them.
+/// Runs each rank on a thread of its own, and returns their results in order.
+pub fn on_ranks<S: Send, R: Send>(
+    shares: impl IntoIterator<Item = S>,
+    rank: impl Fn(S) -> R + Sync,
+) -> Vec<R> {
+    let rank = &rank;
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = shares.into_iter().map(|share| scope.spawn(move || rank(share))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// Reads a rank's shard from the golden's files.
+pub fn read_shard(
+    golden: &Golden,
+    whole: &Arc<Decoder>,
+    shard: TensorParallelShard,
+) -> (Device, Arc<Decoder>, FlatWeights) {
+    let device = Device::cpu(1, 64 << 20).unwrap();
+    let decoder = Decoder::sliced(whole, shard).unwrap();
+    let weights = golden.open().weights(&decoder).unwrap();
+    let weights = weights.load(&decoder, &device, MemoryKind::Master).unwrap();
+    (device, decoder, weights)
+}
+
+/// A rank at the table.
 pub struct Rank<'a> {
     pub index: usize,
     pub table: &'a Table,
