@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from formula import weight
-from model_golden import CHOSEN, CONFIGS, PROMPT, REJECTED, stored_parameters, tokens
+from model_golden import CHOSEN, CONFIGS, PROMPT, REJECTED, set_weights, tokens
 
 FOLDER = Path(__file__).parent / "adapters"
 PREFIX = "base_model.model."
@@ -50,12 +50,8 @@ ADAPTERS = {
 
 def base_model(name: str):
     """A golden model with the weights of the formula."""
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**copy.deepcopy(CONFIGS[name])),
-                                             attn_implementation="sdpa").eval()
-    with torch.no_grad():
-        for key, parameter in stored_parameters(model):
-            parameter.copy_(torch.from_numpy(weight(key, tuple(parameter.shape))))
-    return model
+    config = AutoConfig.for_model(**copy.deepcopy(CONFIGS[name]))
+    return set_weights(AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval())
 
 
 def source(name: str, names, model: str) -> str:

@@ -77,6 +77,14 @@ def stored_parameters(model):
         yield name.replace("lm_head", "embed_out") if model.config.model_type == "gpt_neox" else name, parameter
 
 
+def set_weights(model):
+    """Sets every parameter to the formula's values, and returns the model."""
+    with torch.no_grad():
+        for key, parameter in stored_parameters(model):
+            parameter.copy_(torch.from_numpy(weight(key, tuple(parameter.shape))))
+    return model
+
+
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     prompt, chosen, rejected = tokens("prompt", PROMPT), tokens("chosen", CHOSEN), tokens("rejected", REJECTED)
@@ -85,10 +93,7 @@ def main() -> None:
     for name, config in CONFIGS.items():
         parsed = AutoConfig.for_model(**copy.deepcopy(config))
         model = AutoModelForCausalLM.from_config(parsed, attn_implementation="sdpa").eval()
-        with torch.no_grad():
-            for key, parameter in stored_parameters(model):
-                parameter.copy_(torch.from_numpy(weight(key, tuple(parameter.shape))))
-        model = model.double()
+        model = set_weights(model).double()
         log_probs, out = [], {}
         for side, answer in (("chosen", chosen), ("rejected", rejected)):
             ids = torch.tensor([prompt + answer])

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 import transformers
 import trl
-from formula import fill, weight
-from model_golden import CHOSEN, CONFIGS, PROMPT, REJECTED, stored_parameters, tokens
+from formula import fill
+from model_golden import CHOSEN, CONFIGS, PROMPT, REJECTED, set_weights, stored_parameters, tokens
 from safetensors.torch import save
 from train_golden import FOLDER as SMALL
 from train_golden import QUIET, SHARED, finish, rows
@@ -47,10 +47,7 @@ def model_golden(name: str, pad: int) -> None:
         "label2id": {"LABEL_0": 0}, "pad_token_id": pad}
     parsed = AutoConfig.for_model(**copy.deepcopy(config))
     model = AutoModelForSequenceClassification.from_config(parsed, attn_implementation="sdpa").eval()
-    with torch.no_grad():
-        for key, parameter in stored_parameters(model):
-            parameter.copy_(torch.from_numpy(weight(key, tuple(parameter.shape))))
-    model = model.double()
+    model = set_weights(model).double()
     prompt, chosen, rejected = tokens("prompt", PROMPT), tokens("chosen", CHOSEN), tokens("rejected", REJECTED)
     scores = torch.stack([model(torch.tensor([prompt + answer])).logits[0, 0] for answer in (chosen, rejected)])
     loss = -torch.nn.functional.logsigmoid(scores[0] - scores[1] - MARGIN) + CENTRING * (scores[0] + scores[1]) ** 2
@@ -64,7 +61,7 @@ def model_golden(name: str, pad: int) -> None:
 
 
 def write_margins() -> None:
-    """Preferences of which every second one says by how much its chosen answer is to lead."""
+    """Writes preferences with the margin by which the chosen completion should lead."""
     lines = (SMALL / "pref_plain.jsonl").read_text().splitlines()[:24]
     out = [json.dumps(json.loads(line) | {"margin": (i % 5) / 4}) for i, line in enumerate(lines)]
     (SMALL / "pref_margin.jsonl").write_text("\n".join(out) + "\n")

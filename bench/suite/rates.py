@@ -1,5 +1,5 @@
-"""The rate of products that this machine reaches at the shapes of a task, by the best library: what utilisation is a
-share of. Forward and both backward products of each linear layer and of the head."""
+"""Matmul rate of this machine at the shapes of a task, by the fastest library; utilisation refers to it. Forward and both
+backward matmuls of each linear layer and of the head."""
 
 import json
 import math
@@ -21,7 +21,7 @@ ROUNDS = 3
 
 @dataclass
 class Rates:
-    """Seconds of each product in one repeat, by library: `{"linear f32 500x256x512": {"Tandem": 0.001, "torch": 0.002}}`."""
+    """Seconds of each matmul in one repeat, by library: `{"linear f32 500x256x512": {"Tandem": 0.001, "torch": 0.002}}`."""
 
     task: str
     repeat: int

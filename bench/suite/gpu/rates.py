@@ -1,5 +1,5 @@
-"""Rate that utilisation refers to: bf16 matmuls, as torch reaches it on large ones in the same repeat, and as the
-GPU's data sheet gives it."""
+"""Rate that utilisation refers to: bf16 matmuls, as torch reaches it on large ones in the same repeat, and the rate in the
+GPU's data sheet."""
 
 import json
 import subprocess
@@ -10,14 +10,14 @@ from pathlib import Path
 from ..task import HERE
 from .timing import environment
 
-# Of these the fastest counts: factors of 128 MiB and more, far beyond caches.
+# The fastest of these counts: factors of 128 MiB and more, far beyond caches.
 SHAPES = {"cuda": ["8192x8192x8192", "16384x8192x8192", "16384x4096x28672"], "cpu": ["512x512x512"]}
 TABLE = HERE.parent / "crates/tandem-train/src/plan/devices.toml"
 
 
 @dataclass
 class GpuRates:
-    """Operations a second of one repeat, by product."""
+    """Operations per second of one repeat, by matmul."""
 
     repeat: int
     rates: dict = field(default_factory=dict)
@@ -34,7 +34,7 @@ class GpuRates:
 
 
 def measure(repeat: int, args) -> GpuRates:
-    """By torch."""
+    """Measures matmuls with torch."""
     command = [args.python, HERE / "torch_products.py", "--device", args.device, "--threads", str(args.threads), "bf16"]
     process = subprocess.run([*command, *SHAPES[args.device]], env=environment(args), stdout=subprocess.PIPE, text=True, check=True)
     found = GpuRates(repeat)

@@ -64,14 +64,12 @@ fn join_and_train(
     // Report a missing engine before other ranks wait for this one.
     let nccl = match config.compute.engine {
         Engine::Nccl => Some(Libraries::open().map_err(|why| {
-            mistake(format!(
-                "compute.engine = \"nccl\": {why}. compute.engine = \"auto\" does without, through Gloo"
-            ))
+            mistake(format!("compute.engine = \"nccl\": {why}. compute.engine = \"auto\" uses Gloo instead"))
         })?),
         _ => None,
     };
     // The store ends last if this process serves it.
-    let JoinedGroup { server: _server, group, mut vigil, raised } =
+    let JoinedGroup { server: _server, group, mut watchdog, raised } =
         join(launch, deadline).map_err(TrainError::Comm)?;
     if let Some(raised) = raised {
         eprintln!("rank {process}: {raised}");
@@ -85,25 +83,28 @@ fn join_and_train(
         .map_err(TrainError::Comm)
         .and_then(|group| spawn::train_as(config, options, group, observer, stop));
     watcher.finish();
-    outcome.map_err(|error| match &mut vigil {
-        Some(vigil) => with_story(vigil, error),
+    outcome.map_err(|error| match &mut watchdog {
+        Some(watchdog) => with_story(watchdog, error),
         None => error.into(),
     })
 }
 
 /// Adds this rank to an error; a lost peer is reported alike on all ranks.
 #[cfg(feature = "gloo")]
-fn with_story(vigil: &mut tandem_comm::watchdog::Watchdog, error: tandem_train::TrainError) -> anyhow::Error {
+fn with_story(
+    watchdog: &mut tandem_comm::watchdog::Watchdog,
+    error: tandem_train::TrainError,
+) -> anyhow::Error {
     use tandem_train::{Fault, TrainError};
 
     match error.comm() {
         Some(lost) if error.fault() == Fault::PeerLost => {
-            let (verdict, story) = vigil.story(lost);
+            let (verdict, story) = watchdog.story(lost);
             anyhow::Error::new(TrainError::Comm(verdict)).context(story)
         }
         _ => {
-            vigil.last_words(&tandem_train::chain(&error));
-            let place = vigil.own_place();
+            watchdog.last_words(&tandem_train::chain(&error));
+            let place = watchdog.own_place();
             anyhow::Error::new(error).context(place)
         }
     }

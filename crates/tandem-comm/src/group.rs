@@ -140,7 +140,6 @@ impl ProcessGroup {
     /// Returns all ranks' elements in rank order; `counts` has the number of each rank.
     ///
     /// # Panics
-    ///
     /// If `own` is not as long as this rank's count.
     pub fn gather<T: Element>(&mut self, own: &[T], counts: &[usize]) -> Result<Vec<T>> {
         let mut all = vec![T::zeroed(); counts.iter().sum()];

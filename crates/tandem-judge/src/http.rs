@@ -26,7 +26,6 @@ impl Key {
     /// Reads the key from the environment variable `name`.
     ///
     /// # Errors
-    ///
     /// If the variable is not set or empty; the message follows the option's name.
     pub fn read(name: &str) -> Result<Self, String> {
         let key = std::env::var(name)
@@ -81,7 +80,6 @@ impl Http {
     /// Posts JSON.
     ///
     /// # Errors
-    ///
     /// The reason why no reply came, without the key.
     pub fn post(&self, url: &str, body: &str) -> Result<Reply, String> {
         let request = self.agent.post(url).header("Content-Type", "application/json");

@@ -90,7 +90,6 @@ pub trait Judge: Send {
     /// Judges each response of each group, in order.
     ///
     /// # Errors
-    ///
     /// If judging cannot continue: nothing answers, an option is invalid, or the budget is spent.
     /// [`JudgeError::Stopped`](crate::JudgeError::Stopped) soon after `stop` is set.
     fn judge(&mut self, groups: &[PromptWithCompletions<'_>], stop: &AtomicBool)

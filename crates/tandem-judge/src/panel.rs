@@ -32,7 +32,6 @@ impl Panel {
     /// Creates a panel.
     ///
     /// # Errors
-    ///
     /// If no score counts, a weight is not finite, or two judges have one name.
     pub fn new(members: Vec<Member>) -> Result<Self> {
         let mut names = HashSet::new();

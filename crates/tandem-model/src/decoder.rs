@@ -262,9 +262,6 @@ impl Decoder {
     }
 
     /// Copies this shard of a layer out of the whole layer's flat buffer; padding becomes zero.
-    ///
-    /// # Panics
-    /// If a buffer is not of the layer's length.
     pub fn cut(&self, layer: LayerId, whole: &[f32], part: &mut [f32]) {
         let layouts = (self.whole().layout(layer), self.layout(layer));
         slice::copy_out(self.slice, &self.whole().spec, layouts, whole, part);
@@ -272,9 +269,6 @@ impl Decoder {
 
     /// Joins the flat buffers of all shards of a layer, one after another in `parts`, into the
     /// whole layer's. Of parameters that every rank holds whole, the last copy stays.
-    ///
-    /// # Panics
-    /// If a buffer is not of the layer's length.
     pub fn join(&self, layer: LayerId, parts: &[f32], whole: &mut [f32]) {
         let mut rest = parts;
         for (slice, spec) in self.slices() {

@@ -9,8 +9,7 @@ use tandem_data::record::{Record, RowKind};
 use tandem_data::row::{RowOptions, TokenRow, Truncation, tokenise};
 use tandem_data::tokenizer::Tokenizer;
 
-use crate::numbers::data_file;
-use crate::numbers::{ids, read_json};
+use crate::numbers::{data_file, ids, read_json};
 use crate::report::Report;
 
 /// Checks `tokens.json` and `tokenization.json`.

@@ -133,7 +133,6 @@ elements!(u8 => U8, i64 => I64, f64 => F64, f32 => F32, bf16 => Bf16);
 /// `into ← reduce(into, from)`, element by element.
 ///
 /// # Panics
-///
 /// If the slices differ in length or are not aligned for `kind`.
 pub(crate) fn reduce(kind: ElementKind, reduction: Reduction, into: &mut [u8], from: &[u8]) {
     fn fold<T: Element>(into: &mut [u8], from: &[u8], combine: impl Fn(T, T) -> T) {

@@ -56,7 +56,6 @@ pub trait Engine: Send {
     /// Returns the collectives on GPU memory.
     ///
     /// # Panics
-    ///
     /// If [`Engine::takes_device`] is never true.
     fn on_device(&mut self) -> &mut dyn DeviceEngine {
         panic!("an engine that moves host memory alone")

@@ -11,7 +11,8 @@ use crate::collective::engine::Engine;
 use crate::error::Result;
 use crate::group::ProcessGroup;
 
-/// Recorded calls in order, with their group: 0 is made by [`group`], splits count up.
+/// Recorded calls in order, with their group: 0 is made by [`group`], splits count up. Methods panic
+/// if the group does not exist.
 #[derive(Clone, Debug, Default)]
 pub struct Log(Arc<Mutex<Entries>>);
 
@@ -34,29 +35,17 @@ impl Log {
     }
 
     /// Returns the number of ranks of a group.
-    ///
-    /// # Panics
-    ///
-    /// If the group does not exist.
     pub fn size(&self, group: usize) -> usize {
         self.members(group).len()
     }
 
     /// Returns the members of a group as ranks of the first group.
-    ///
-    /// # Panics
-    ///
-    /// If the group does not exist.
     pub fn members(&self, group: usize) -> Vec<usize> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).groups[group].0.clone()
     }
 
     /// Returns whether a group was made by [`ProcessGroup::split`]: a second group of the same ranks, for
     /// concurrent calls.
-    ///
-    /// # Panics
-    ///
-    /// If the group does not exist.
     pub fn is_apart(&self, group: usize) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).groups[group].1
     }

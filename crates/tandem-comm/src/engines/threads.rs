@@ -24,7 +24,6 @@ use crate::group::ProcessGroup;
 /// fails.
 ///
 /// # Panics
-///
 /// If `size` is 0.
 pub fn groups(size: usize, deadline: Duration) -> Vec<ProcessGroup> {
     assert!(size > 0, "a group of no ranks");
@@ -219,7 +218,6 @@ impl Threads {
     /// Reduces `range` (bytes) of all ranks' buffers into `self.share`, in rank order.
     ///
     /// # Safety
-    ///
     /// Only between arriving and leaving. Every rank's `read` contains the range, and no rank
     /// writes to it meanwhile.
     unsafe fn reduce_range(&mut self, call: Call, range: Range<usize>) {

@@ -53,7 +53,7 @@ struct Shared {
     size: usize,
     host: String,
     progress: Progress,
-    lifeline: AbortFlag,
+    abort_flag: AbortFlag,
     pause: Duration,
     limit: Duration,
     /// Last seen progress, and its time.
@@ -68,14 +68,13 @@ impl Watchdog {
     /// `deadline`, at most a minute, fail.
     ///
     /// # Panics
-    ///
     /// If the system refuses a thread.
     pub fn begin(
         store: Store,
         (rank, size): (usize, usize),
         deadline: Duration,
         progress: Progress,
-        lifeline: AbortFlag,
+        abort_flag: AbortFlag,
         serves: bool,
     ) -> Result<Self, StoreError> {
         let limit = deadline.min(LIMIT);
@@ -85,7 +84,7 @@ impl Watchdog {
             host: heartbeat::host(),
             seen: Mutex::new((progress.reports(), Instant::now())),
             progress,
-            lifeline,
+            abort_flag,
             pause: PAUSE.min(limit / 4),
             limit,
             is_over: Mutex::new(false),
@@ -113,8 +112,8 @@ impl Watchdog {
 
     /// Files this rank's own failure, unless another is filed.
     pub fn last_words(&self, words: &str) {
-        let Shared { rank, lifeline, .. } = &*self.shared;
-        if lifeline.store_is_lost() {
+        let Shared { rank, abort_flag, .. } = &*self.shared;
+        if abort_flag.store_is_lost() {
             return;
         }
         // Ranks that cannot be told see closed connections.
@@ -126,8 +125,8 @@ impl Watchdog {
     /// rank's place and the last heartbeats of the ranks in question. Without a store both are this
     /// rank's own.
     pub fn story(&mut self, error: &CommError) -> (CommError, String) {
-        let mut verdict = self.shared.lifeline.verdict().unwrap_or_else(|| error.clone());
-        let asks = !self.shared.lifeline.store_is_lost();
+        let mut verdict = self.shared.abort_flag.verdict().unwrap_or_else(|| error.clone());
+        let asks = !self.shared.abort_flag.store_is_lost();
         if asks {
             verdict = failure::report(&self.store, self.shared.rank, verdict);
             verdict = self.in_its_own_words(verdict);
@@ -168,13 +167,13 @@ impl Watchdog {
 impl Drop for Watchdog {
     /// Writes the last beat, after which the monitor turns to the next rank.
     fn drop(&mut self) {
-        let Shared { rank, size, lifeline, .. } = &*self.shared;
+        let Shared { rank, size, abort_flag, .. } = &*self.shared;
         if std::thread::panicking() {
             self.last_words("it panicked; its own output says where");
         }
         *self.shared.lock_is_over() = true;
         self.shared.ended.notify_all();
-        if lifeline.store_is_lost() {
+        if abort_flag.store_is_lost() {
             return;
         }
         // A store that does not answer no longer matters.
@@ -240,7 +239,7 @@ impl HeartbeatThread {
                 Ok(()) => self.lost_since = None,
                 Err(error) => self.without_store(error),
             }
-            self.shared.lifeline.set_store_is_lost(self.lost_since.is_some());
+            self.shared.abort_flag.set_store_is_lost(self.lost_since.is_some());
             if !self.shared.rest() {
                 return;
             }
@@ -248,7 +247,7 @@ impl HeartbeatThread {
     }
 
     fn once(&mut self) -> Result<(), StoreError> {
-        let Shared { rank, lifeline, .. } = &*self.shared;
+        let Shared { rank, abort_flag, .. } = &*self.shared;
         {
             // The working thread writes the last beat.
             let is_over = self.shared.lock_is_over();
@@ -258,7 +257,7 @@ impl HeartbeatThread {
             self.store.set(&beat_key(*rank), &self.shared.beat(false).encode())?;
         }
         if let Some(verdict) = failure::filed(&self.store)? {
-            lifeline.cut(verdict);
+            abort_flag.cut(verdict);
         } else if self.next != *rank {
             self.watch()?;
         }
@@ -279,9 +278,9 @@ impl HeartbeatThread {
         }
         self.silent_beats += 1;
         if self.shared.pause * self.silent_beats >= self.shared.limit {
-            let Shared { rank, limit, lifeline, .. } = &*self.shared;
+            let Shared { rank, limit, abort_flag, .. } = &*self.shared;
             let error = CommError::Silent { silent: self.silent()?, limit: *limit };
-            lifeline.cut(failure::report(&self.store, *rank, error));
+            abort_flag.cut(failure::report(&self.store, *rank, error));
         }
         Ok(())
     }
@@ -310,7 +309,7 @@ impl HeartbeatThread {
         match self.store.reconnect() {
             Ok(store) => (self.store, self.lost_since) = (store, None),
             Err(_) if since.elapsed().min(self.shared.beat(false).stands) >= self.shared.limit => {
-                self.shared.lifeline.cut(CommError::Store(error));
+                self.shared.abort_flag.cut(CommError::Store(error));
             }
             Err(_) => {}
         }

@@ -261,14 +261,8 @@ fn pet(vars: &Variables) -> Result<Launch, LaunchError> {
             None => LocalRanks::One,
         },
     };
-    Ok(Launch {
-        launcher: Launcher::Pet,
-        process,
-        num_processes,
-        local_process: Some(0),
-        ranks_here,
-        meeting_point,
-    })
+    let (launcher, local_process) = (Launcher::Pet, Some(0));
+    Ok(Launch { launcher, process, num_processes, local_process, ranks_here, meeting_point })
 }
 
 /// Reads a Slurm step. `None` inside an allocation of one task without a step: a plain command in a
@@ -305,14 +299,9 @@ fn slurm(vars: &Variables) -> Result<Option<Launch>, LaunchError> {
             Some(RendezvousEndpoint { host, port, served: false })
         }
     };
-    Ok(Some(Launch {
-        launcher: Launcher::Slurm,
-        process,
-        num_processes,
-        local_process: vars.number("SLURM_LOCALID")?,
-        ranks_here: LocalRanks::One,
-        meeting_point,
-    }))
+    let (launcher, local_process) = (Launcher::Slurm, vars.number("SLURM_LOCALID")?);
+    let ranks_here = LocalRanks::One;
+    Ok(Some(Launch { launcher, process, num_processes, local_process, ranks_here, meeting_point }))
 }
 
 /// Returns the first name of a Slurm host list such as `gpu[07-09,12],login1`.
@@ -348,19 +337,13 @@ fn mpi(
             vars.require(
                 &[names[1], needed[0], needed[1]],
                 &needed,
-                "mpirun does not tell ranks on several machines where to meet; pass both with -x or -genv",
+                "mpirun gives ranks on several machines no rendezvous address; pass both with -x or -genv",
             )?;
             vars.meeting_point(needed[0], needed[1], false)?
         }
     };
-    Ok(Launch {
-        launcher,
-        process,
-        num_processes,
-        local_process: vars.number(local_rank)?,
-        ranks_here: LocalRanks::One,
-        meeting_point,
-    })
+    let local_process = vars.number(local_rank)?;
+    Ok(Launch { launcher, process, num_processes, local_process, ranks_here: LocalRanks::One, meeting_point })
 }
 
 fn indexed_job(vars: &Variables) -> Result<Launch, LaunchError> {
@@ -379,14 +362,9 @@ fn indexed_job(vars: &Variables) -> Result<Launch, LaunchError> {
         &["MASTER_ADDR", "MASTER_PORT"],
         "set them in the manifest: the first pod's name is <job>-0.<subdomain>",
     )?;
-    Ok(Launch {
-        launcher: Launcher::IndexedJob,
-        process,
-        num_processes,
-        local_process: Some(0),
-        ranks_here: LocalRanks::One,
-        meeting_point: vars.meeting_point("MASTER_ADDR", "MASTER_PORT", false)?,
-    })
+    let meeting_point = vars.meeting_point("MASTER_ADDR", "MASTER_PORT", false)?;
+    let (launcher, local_process) = (Launcher::IndexedJob, Some(0));
+    Ok(Launch { launcher, process, num_processes, local_process, ranks_here: LocalRanks::One, meeting_point })
 }
 
 /// Lookups with errors.

@@ -24,7 +24,7 @@ pub struct JoinedGroup {
     /// The group.
     pub group: ProcessGroup,
     /// Watchdog over the other ranks, if there are any.
-    pub vigil: Option<Watchdog>,
+    pub watchdog: Option<Watchdog>,
     /// The raised limit of open files, if it was too low.
     pub raised: Option<FdLimit>,
     /// The store's server, if this process serves it.
@@ -39,7 +39,7 @@ pub struct JoinedGroup {
 /// each attempt has keys of its own.
 pub fn join(launch: &Launch, deadline: Duration) -> Result<JoinedGroup> {
     let Some(meeting) = &launch.meeting_point else {
-        return Ok(JoinedGroup { group: ProcessGroup::alone(), vigil: None, raised: None, server: None });
+        return Ok(JoinedGroup { group: ProcessGroup::alone(), watchdog: None, raised: None, server: None });
     };
     let (rank, size) = (launch.process, launch.num_processes);
     let serves = !meeting.served && rank == 0;
@@ -49,10 +49,11 @@ pub fn join(launch: &Launch, deadline: Duration) -> Result<JoinedGroup> {
     let store = Store::connect(&meeting.host, meeting.port, PATIENCE)?.prefixed("tandem/");
     let has_attempts = std::env::var_os("TORCHELASTIC_RESTART_COUNT").is_some();
     let store = if has_attempts { this_attempt(&store, rank, size)? } else { store };
-    let (own, lifeline) = (store.reconnect()?, AbortFlag::default());
-    let group = gloo::group(store, rank, size, deadline, lifeline.clone())?;
-    let vigil = Watchdog::begin(own, (rank, size), deadline, group.progress().clone(), lifeline, serves)?;
-    Ok(JoinedGroup { group, vigil: Some(vigil), raised, server })
+    let (own, abort_flag) = (store.reconnect()?, AbortFlag::default());
+    let group = gloo::group(store, rank, size, deadline, abort_flag.clone())?;
+    let watchdog =
+        Watchdog::begin(own, (rank, size), deadline, group.progress().clone(), abort_flag, serves)?;
+    Ok(JoinedGroup { group, watchdog: Some(watchdog), raised, server })
 }
 
 /// Returns a view of the store for this attempt alone. torchrun's restart counts differ between

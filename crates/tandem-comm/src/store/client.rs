@@ -114,7 +114,6 @@ impl Store {
     /// Adds to a counter, which starts at 0, and returns the sum.
     ///
     /// # Errors
-    ///
     /// If the connection broke, as it does where the key holds no number.
     pub fn add(&self, key: &str, amount: i64) -> Result<i64, StoreError> {
         let message = Message::request(Opcode::Add).bytes(&self.key(key)?).number(amount.to_le_bytes());
@@ -139,7 +138,6 @@ impl Store {
     /// Waits until all keys have values.
     ///
     /// # Errors
-    ///
     /// If one has none after `timeout`; the error names the keys. If the connection broke.
     pub fn wait(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
         let message = self.keys(Opcode::Wait, keys)?;

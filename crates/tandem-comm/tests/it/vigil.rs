@@ -17,19 +17,19 @@ const CHILD: &str = "vigil::child";
 #[test]
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
-    let lifeline = AbortFlag::default();
-    let mut group = role.meet_with(lifeline.clone()).unwrap();
+    let abort_flag = AbortFlag::default();
+    let mut group = role.meet_with(abort_flag.clone()).unwrap();
     let (place, progress) = ((role.rank, role.size), group.progress().clone());
     // Where silence is tested, the collectives' deadline is far away.
     let limit = if role.name == "stopped" { MISSED } else { role.deadline };
-    let mut vigil = Watchdog::begin(role.job_store(), place, limit, progress, lifeline, false).unwrap();
+    let mut watchdog = Watchdog::begin(role.job_store(), place, limit, progress, abort_flag, false).unwrap();
     let result = match role.name.as_str() {
         "stopped" | "killed" => work(&mut group, &role),
         "stands" => stands(&mut group, &role),
         "gives up" if role.rank == 2 => {
             drop(group);
-            vigil.last_words("the disk is full");
-            return role.report(&vigil.own_place());
+            watchdog.last_words("the disk is full");
+            return role.report(&watchdog.own_place());
         }
         "gives up" => group.barrier(),
         "halves" => {
@@ -42,10 +42,10 @@ fn child() {
         name => panic!("no role {name}"),
     };
     let Err(error) = result else {
-        drop(vigil);
+        drop(watchdog);
         return role.report("ok");
     };
-    let (verdict, story) = vigil.story(&error);
+    let (verdict, story) = watchdog.story(&error);
     role.report(&format!("{story}: {verdict}"));
 }
 

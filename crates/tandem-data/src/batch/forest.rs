@@ -174,7 +174,6 @@ impl ForestBuilder {
     /// Adds a supervised row as one sequence.
     ///
     /// # Panics
-    ///
     /// If marks and tokens differ in number.
     pub fn push_scored(&mut self, row: &ScoredTokens) {
         assert_eq!(row.tokens.len(), row.scored.len(), "one mark per token");

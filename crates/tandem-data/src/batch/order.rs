@@ -54,7 +54,6 @@ impl BatchSampler {
     /// Creates a sampler of `batch_size` rows or pairs per step, over all ranks.
     ///
     /// # Panics
-    ///
     /// If there are no rows or the batch size is 0.
     pub fn new(num_rows: usize, batch_size: usize, order: Order, seed: u64) -> Self {
         assert!(num_rows > 0 && batch_size > 0, "{num_rows} rows in batches of {batch_size}");
@@ -98,7 +97,6 @@ pub enum MicroBatchSize {
 /// number of tokens that row `i` adds. A row larger than the limit forms a micro-batch of its own.
 ///
 /// # Panics
-///
 /// If the limit is 0.
 pub fn cut(tokens: &[usize], budget: MicroBatchSize) -> Vec<Range<usize>> {
     let (MicroBatchSize::Tokens(limit) | MicroBatchSize::Rows(limit)) = budget;

@@ -32,7 +32,6 @@ const PORTION_BYTES: usize = 4 << 20;
 /// Rows are tokenised on the current rayon pool; `pool.install(|| prepare(…))` selects another.
 ///
 /// # Errors
-///
 /// The first invalid row in file order, with file and line; no rows; a file that changes meanwhile;
 /// a full disk, with nothing left behind.
 pub fn prepare(

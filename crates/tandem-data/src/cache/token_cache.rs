@@ -13,7 +13,8 @@ use crate::rows::tokens::{PairTokens, RowCounts, ScoredTokens};
 use crate::source::record::RowKind;
 
 /// Rows of a data set as token ids, in file order, created by [`prepare`](crate::prepare::prepare).
-/// Processes that open the same cache share its memory.
+/// Processes that open the same cache share its memory. Methods that take a row panic if it does not
+/// exist or is of another kind.
 #[derive(Debug)]
 pub struct TokenCache {
     map: Mmap,
@@ -69,10 +70,6 @@ impl TokenCache {
     }
 
     /// Returns row `i` of a preference data set.
-    ///
-    /// # Panics
-    ///
-    /// If the row does not exist or is no preference.
     pub fn pair(&self, i: usize) -> PairTokens<'_> {
         assert!(
             matches!(self.kind(), RowKind::Preference | RowKind::Reward),
@@ -88,10 +85,6 @@ impl TokenCache {
     }
 
     /// Returns the margin of row `i`; 0 except in rows for reward models.
-    ///
-    /// # Panics
-    ///
-    /// If the row does not exist.
     pub fn margin(&self, i: usize) -> f32 {
         let row = self.rows()[i];
         let end = row.start as usize + (row.prompt + row.chosen + row.rejected) as usize;
@@ -99,10 +92,6 @@ impl TokenCache {
     }
 
     /// Returns row `i` of a supervised data set.
-    ///
-    /// # Panics
-    ///
-    /// If the row does not exist or is not supervised.
     pub fn scored(&self, i: usize) -> ScoredTokens<'_> {
         assert_eq!(self.kind(), RowKind::Supervised, "scored() of other rows");
         let row = self.rows()[i];
@@ -111,10 +100,6 @@ impl TokenCache {
     }
 
     /// Returns row `i` of a data set of prompts: its ids and the JSON of its row.
-    ///
-    /// # Panics
-    ///
-    /// If the row does not exist or is no prompt.
     pub fn prompt(&self, i: usize) -> (&[u32], &[u8]) {
         assert_eq!(self.kind(), RowKind::Prompt, "prompt() of other rows");
         let row = self.rows()[i];
@@ -123,10 +108,6 @@ impl TokenCache {
     }
 
     /// Returns the number of tokens that row `i` adds to a forest; a prompt counts alone.
-    ///
-    /// # Panics
-    ///
-    /// If the row does not exist.
     pub fn num_tokens(&self, i: usize, share_prefix: bool) -> usize {
         let row = self.rows()[i];
         if self.kind() == RowKind::Prompt {
@@ -138,10 +119,6 @@ impl TokenCache {
     }
 
     /// Returns the sizes that row `i` adds to a forest.
-    ///
-    /// # Panics
-    ///
-    /// If the row does not exist.
     pub fn counts(&self, i: usize, share_prefix: bool) -> RowCounts {
         match self.kind() {
             RowKind::Supervised => self.scored(i).counts(),
@@ -166,10 +143,6 @@ impl TokenCache {
     }
 
     /// Returns file and line of row `i`.
-    ///
-    /// # Panics
-    ///
-    /// If the row does not exist.
     pub fn origin(&self, i: usize) -> Place {
         let RowEntry { file, line, .. } = self.rows()[i];
         Place::new(Origin { file, line }, &self.files)

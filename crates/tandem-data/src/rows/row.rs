@@ -170,7 +170,6 @@ pub fn tokenise(record: &Record, tokenizer: &Tokenizer, options: &RowOptions) ->
 /// the EOS token.
 ///
 /// # Panics
-///
 /// If one is plain text and the other a conversation.
 pub fn whole(
     prompt: &Text,

@@ -37,7 +37,10 @@ impl Parser {
         };
         let is_answer = id.is_some_and(|id| round.answered(id, verdict));
         if !is_answer {
-            round.garbage(format!("received a line that answers no item: {}", beginning(&text, KEPT)));
+            round.record_invalid_line(format!(
+                "received a line that answers no item: {}",
+                beginning(&text, KEPT)
+            ));
         }
         is_answer
     }

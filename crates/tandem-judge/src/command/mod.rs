@@ -35,7 +35,7 @@ pub struct CommandJudge {
     stderr: Tail,
     parser: Parser,
     /// Number of ends in a row without an answer, forced ones included.
-    deaths: usize,
+    num_exits: usize,
     /// Id of the next call's first item.
     next_id: u64,
     counts: Counts,
@@ -53,7 +53,7 @@ impl CommandJudge {
             process: None,
             stderr: Tail::new(on_stderr),
             parser: Parser::new(),
-            deaths: 0,
+            num_exits: 0,
             next_id: 0,
             counts: Counts::default(),
         };
@@ -81,7 +81,7 @@ impl CommandJudge {
                 continue;
             };
             if process.is_closed() {
-                self.bury(round, stop)?;
+                self.restart_later(round, stop)?;
                 continue;
             }
             while let Some(index) = round.next(self.config.concurrency) {
@@ -90,7 +90,7 @@ impl CommandJudge {
             match process.receive(LOOK) {
                 Ok(line) => {
                     if self.parser.take(&line, round) {
-                        self.deaths = 0;
+                        self.num_exits = 0;
                         process.has_answered = true;
                     }
                 }
@@ -102,30 +102,30 @@ impl CommandJudge {
                 false => self.config.timeout_s.max(self.config.start_timeout_s),
             };
             if round.waited() > Duration::from_secs_f64(seconds) {
-                round.hung(format!("no answer within {seconds} s"));
-                process.hurry();
-                self.bury(round, stop)?;
+                round.record_timeout(format!("no answer within {seconds} s"));
+                process.skip_grace();
+                self.restart_later(round, stop)?;
             }
         }
         Ok(())
     }
 
     /// Ends a process that has ended or must end, and pauses before the next one.
-    fn bury(&mut self, round: &mut CommandBatch, stop: &AtomicBool) -> Result<()> {
+    fn restart_later(&mut self, round: &mut CommandBatch, stop: &AtomicBool) -> Result<()> {
         let Some(process) = self.process.take() else { return Ok(()) };
         let how = process.end();
-        round.died(&how);
-        self.deaths += 1;
-        if self.deaths > self.config.restarts {
+        round.record_exit(&how);
+        self.num_exits += 1;
+        if self.num_exits > self.config.restarts {
             return Err(JudgeError::Died {
                 judge: self.name.clone(),
                 command: self.config.command.join(" "),
-                times: self.deaths,
+                times: self.num_exits,
                 how,
                 stderr: self.stderr.lines(),
             });
         }
-        sleep(self.config.backoff().pause(self.deaths), stop)?;
+        sleep(self.config.backoff().pause(self.num_exits), stop)?;
         self.counts.restarts += 1;
         Ok(())
     }
@@ -149,9 +149,9 @@ impl Judge for CommandJudge {
         if let Err(error) = result {
             // The program may work on items of this call, which are no longer needed.
             if let Some(mut process) = self.process.take() {
-                process.hurry();
+                process.skip_grace();
             }
-            self.deaths = 0;
+            self.num_exits = 0;
             return Err(error);
         }
         let mut verdicts = round.into_verdicts().into_iter();

@@ -114,7 +114,7 @@ impl Process {
     }
 
     /// Makes drop kill it without grace.
-    pub(super) fn hurry(&mut self) {
+    pub(super) fn skip_grace(&mut self) {
         self.grace = Duration::ZERO;
     }
 

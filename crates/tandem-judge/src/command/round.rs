@@ -98,7 +98,7 @@ impl CommandBatch {
     }
 
     /// Records an invalid line, attributed to the oldest item.
-    pub(super) fn garbage(&mut self, why: String) {
+    pub(super) fn record_invalid_line(&mut self, why: String) {
         if let Some(index) = self.in_flight.front().copied() {
             self.record_verdict(index, Verdict::none(why));
             self.items[index].is_guess = true;
@@ -107,7 +107,7 @@ impl CommandBatch {
 
     /// Records the oldest item's timeout, after which the command is killed; the other items are
     /// asked again.
-    pub(super) fn hung(&mut self, why: String) {
+    pub(super) fn record_timeout(&mut self, why: String) {
         if let Some(index) = self.in_flight.front().copied() {
             self.record_verdict(index, Verdict::none(why));
         }
@@ -119,7 +119,7 @@ impl CommandBatch {
     }
 
     /// Records the command's end. An item that was asked alone as a suspect gets no score.
-    pub(super) fn died(&mut self, how: &str) {
+    pub(super) fn record_exit(&mut self, how: &str) {
         if let Some(index) = self.in_flight.front().copied().filter(|index| self.items[*index].is_suspect) {
             self.record_verdict(
                 index,
@@ -177,11 +177,11 @@ mod tests {
     fn suspects_are_asked_alone_and_only_the_guilty_loses_its_score() {
         let mut round = CommandBatch::new(10, 4);
         assert_eq!(asked(&mut round, 3), [0, 1, 2]);
-        round.died("");
+        round.record_exit("");
         assert_eq!(asked(&mut round, 3), [0]);
         assert!(round.answered(10, yes()));
         assert_eq!(asked(&mut round, 3), [1]);
-        round.died("");
+        round.record_exit("");
         assert_eq!(asked(&mut round, 3), [2]);
         assert!(round.answered(12, yes()));
         assert_eq!(asked(&mut round, 3), [3]);
@@ -195,8 +195,8 @@ mod tests {
     fn when_the_oldest_hangs_the_others_are_no_suspects() {
         let mut round = CommandBatch::new(0, 3);
         asked(&mut round, 3);
-        round.hung(String::new());
-        round.died("");
+        round.record_timeout(String::new());
+        round.record_exit("");
         assert_eq!(asked(&mut round, 3), [1, 2]);
     }
 
@@ -204,11 +204,11 @@ mod tests {
     fn an_answer_replaces_a_guess_but_no_other_answer() {
         let mut round = CommandBatch::new(0, 2);
         asked(&mut round, 2);
-        round.garbage("noise".to_owned());
+        round.record_invalid_line("noise".to_owned());
         assert!(round.answered(0, yes()));
         assert!(round.answered(0, Verdict::new(7.0, "")));
         assert!(!round.is_done());
-        round.garbage("noise".to_owned());
+        round.record_invalid_line("noise".to_owned());
         assert!(round.is_done());
         assert_eq!(scores(round), [Some(1.0), None]);
     }

@@ -74,7 +74,6 @@ impl EndpointClient {
     /// Returns the reply to a request, or why all tries failed.
     ///
     /// # Errors
-    ///
     /// If further requests make no sense, or `stop` is set.
     pub(super) fn ask(&self, body: &str, stop: &AtomicBool) -> Result<Result<Reply, String>> {
         // The body contains everything that the model sees. No address contains a NUL.

@@ -89,9 +89,6 @@ impl AdapterFiles {
 
     /// Fills the flat buffer of a layer's trained parameters (`trained(layer).len` elements);
     /// padding becomes zero. `index` is [`Decoder::index`].
-    ///
-    /// # Panics
-    /// If the buffer is shorter than the layer.
     pub fn read_layer(&self, index: usize, flat: &mut [f32]) {
         read_sources(&self.archive, &self.layers[index], self.heads, 0..flat.len(), flat);
     }

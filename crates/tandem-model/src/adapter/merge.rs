@@ -53,9 +53,6 @@ impl Merged {
 
     /// Fills the flat f32 buffer of a layer of the merged model (`decoder().layout(layer).len`
     /// elements).
-    ///
-    /// # Panics
-    /// If the buffer is not of that length.
     pub fn read_layer(&self, layer: LayerId, flat: &mut [f32]) {
         let (parts, layout) = (&self.parts, self.decoder.layout(layer));
         let (base, trained) = (parts.layout(layer), parts.trained(layer));

@@ -122,9 +122,6 @@ impl WeightFiles {
 
     /// Fills a layer's flat buffer (`layout.len` elements); padding becomes zero. `index` is
     /// [`Decoder::index`].
-    ///
-    /// # Panics
-    /// If the buffer is shorter than the layer.
     pub fn read_layer(&self, index: usize, flat: &mut [f32]) {
         self.read_range(index, 0..flat.len(), flat);
     }

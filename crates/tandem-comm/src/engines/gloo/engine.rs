@@ -25,7 +25,7 @@ pub(super) struct Gloo {
     // Transfers come before their data: fields are dropped in this order.
     messages: VecDeque<Message>,
     spare: BufferPool,
-    roll_call: CallCheck,
+    call_check: CallCheck,
     mesh: Arc<FullMesh>,
     /// Store with the job's prefix, on this group's connection.
     job: Store,
@@ -33,7 +33,7 @@ pub(super) struct Gloo {
     path: String,
     /// Store with both prefixes.
     store: Store,
-    lifeline: AbortFlag,
+    abort_flag: AbortFlag,
     rank: usize,
     size: usize,
     /// Ranks of this group as ranks of the job.
@@ -61,26 +61,26 @@ impl Gloo {
         rank: usize,
         members: Vec<usize>,
         deadline: Duration,
-        lifeline: AbortFlag,
+        abort_flag: AbortFlag,
     ) -> Result<Self> {
         let (size, store) = (members.len(), job.prefixed(&path));
-        let mesh = rendezvous::connect(&store, rank, size, deadline, &lifeline);
+        let mesh = rendezvous::connect(&store, rank, size, deadline, &abort_flag);
         let mesh = mesh.map_err(|error| match error {
             // A surplus process must not break the others' group.
             CommError::Invalid { .. } => error,
             error => failure::report(&store, rank, error),
         })?;
-        let roll_call = CallCheck::new(&mesh, rank, size)
+        let call_check = CallCheck::new(&mesh, rank, size)
             .map_err(|fault| failure::report(&store, rank, CommError::PeerLost { rank: fault.peer }))?;
         Ok(Self {
             messages: VecDeque::new(),
             spare: BufferPool::default(),
-            roll_call,
+            call_check,
             mesh,
             job,
             path,
             store,
-            lifeline,
+            abort_flag,
             rank,
             size,
             members,
@@ -97,26 +97,26 @@ impl Gloo {
 
     /// Fails the group, here and through the store for all.
     fn fail(&mut self, error: CommError) -> CommError {
-        let error = match self.lifeline.verdict() {
-            Some(verdict) if self.lifeline.is_cut() => verdict,
-            _ if self.lifeline.store_is_lost() => error,
+        let error = match self.abort_flag.verdict() {
+            Some(verdict) if self.abort_flag.is_cut() => verdict,
+            _ if self.abort_flag.store_is_lost() => error,
             _ => failure::report(&self.store, self.rank, error),
         };
         // The job is told before connections close. Ranks that wait for this rank in another group
         // then learn which rank is lost, instead of blaming this one.
         let mut verdict = in_parent(error.clone(), &self.members);
-        if !self.path.is_empty() && !self.lifeline.is_cut() && !self.lifeline.store_is_lost() {
+        if !self.path.is_empty() && !self.abort_flag.is_cut() && !self.abort_flag.store_is_lost() {
             verdict = failure::report(&self.job, self.members[self.rank], verdict);
         }
-        self.lifeline.note(verdict);
+        self.abort_flag.note(verdict);
         self.mesh.close();
         self.messages.clear();
         self.failure.insert(error).clone()
     }
 
     fn check_alive(&mut self) -> Result<()> {
-        if self.lifeline.is_cut() && self.failure.is_none() {
-            self.failure = self.lifeline.verdict();
+        if self.abort_flag.is_cut() && self.failure.is_none() {
+            self.failure = self.abort_flag.verdict();
             self.mesh.close();
         }
         self.failure.clone().map_or(Ok(()), Err)
@@ -157,7 +157,7 @@ impl Gloo {
     fn compare(&mut self, text: &str) -> Result<()> {
         let (own, deadline) = (fingerprint(text, self.num_calls), self.deadline);
         let (stuck, store, mut said) = (failure::stuck(self.rank), &self.store, false);
-        let answer = self.roll_call.take(own, deadline, || said = store.set(&stuck, b"").is_ok());
+        let answer = self.call_check.take(own, deadline, || said = store.set(&stuck, b"").is_ok());
         let answer = answer.map_err(|fault| self.fault(text, fault))?;
         let error = match answer {
             Answer::Missing(missing) => {
@@ -179,7 +179,7 @@ impl Gloo {
 
     /// Returns the `suspects` that hang, if that can be determined.
     fn hanging(&self, suspects: &[usize]) -> Option<Vec<usize>> {
-        if self.lifeline.store_is_lost() {
+        if self.abort_flag.store_is_lost() {
             return None;
         }
         let hanging = failure::hanging(&self.store, self.rank, suspects, self.deadline.min(PATIENCE)).ok()?;
@@ -334,7 +334,7 @@ impl Engine for Gloo {
         let path = format!("{}split-{}-{color}/", self.path, self.num_calls);
         let child = self.job.reconnect().map_err(CommError::Store).and_then(|job| {
             let of_job = members.iter().map(|&member| self.members[member]).collect();
-            Self::meet(job, path, rank, of_job, self.deadline, self.lifeline.clone())
+            Self::meet(job, path, rank, of_job, self.deadline, self.abort_flag.clone())
         });
         child.map(|child| Box::new(child) as Box<dyn Engine>).map_err(|error| {
             let error = in_parent(error, &members);
@@ -350,7 +350,7 @@ impl Engine for Gloo {
 
     fn check(&mut self) -> Result<()> {
         self.check_alive()?;
-        self.roll_call.look().map_err(|fault| self.fail(CommError::PeerLost { rank: fault.peer }))
+        self.call_check.look().map_err(|fault| self.fail(CommError::PeerLost { rank: fault.peer }))
     }
 }
 
@@ -358,7 +358,7 @@ impl Drop for Gloo {
     fn drop(&mut self) {
         // A rank that panics, or of which another group failed, does not wait: the others should
         // not wait for it.
-        if self.failure.is_none() && self.lifeline.verdict().is_none() && !std::thread::panicking() {
+        if self.failure.is_none() && self.abort_flag.verdict().is_none() && !std::thread::panicking() {
             // On an error the others continue without this rank; they are told at their next call.
             let _ = self.farewell();
         }

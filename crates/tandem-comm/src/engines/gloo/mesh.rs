@@ -95,7 +95,7 @@ pub(super) struct Fault {
 /// Connections of this rank.
 pub(super) struct FullMesh {
     raw: NonNull<RawMesh>,
-    lifeline: AbortFlag,
+    abort_flag: AbortFlag,
 }
 
 // SAFETY: Gloo's transport locks all state shared with its thread, and the shim lets one thread
@@ -113,7 +113,7 @@ impl FullMesh {
         host: &str,
         interface: &str,
         deadline: Duration,
-        lifeline: AbortFlag,
+        abort_flag: AbortFlag,
     ) -> Result<Self, String> {
         let text = |s: &str| CString::new(s).map_err(|_| format!("{s:?} has a zero byte"));
         let (host, interface) = (text(host)?, text(interface)?);
@@ -130,7 +130,7 @@ impl FullMesh {
                 why.room(),
             )
         };
-        NonNull::new(mesh).map(|raw| Self { raw, lifeline }).ok_or_else(|| why.text())
+        NonNull::new(mesh).map(|raw| Self { raw, abort_flag }).ok_or_else(|| why.text())
     }
 
     /// Returns the address at which `peer` can reach this rank.
@@ -166,7 +166,6 @@ impl FullMesh {
     /// Starts sending.
     ///
     /// # Safety
-    ///
     /// The bytes stay valid and unchanged until the transfer is dropped.
     pub(super) unsafe fn send(
         self: &Arc<Self>,
@@ -182,7 +181,6 @@ impl FullMesh {
     /// Starts receiving.
     ///
     /// # Safety
-    ///
     /// The buffer stays valid and unused until the transfer is dropped.
     pub(super) unsafe fn recv(
         self: &Arc<Self>,
@@ -250,7 +248,7 @@ impl Transfer {
         loop {
             let left = limit.saturating_sub(began.elapsed());
             match self.wait_once(left.min(LOOK)) {
-                Err(Fault { late: true, peer }) if self.mesh.lifeline.is_cut() => {
+                Err(Fault { late: true, peer }) if self.mesh.abort_flag.is_cut() => {
                     return Err(Fault { late: false, peer });
                 }
                 Err(Fault { late: true, .. }) if left > LOOK => {}

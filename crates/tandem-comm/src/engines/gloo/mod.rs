@@ -45,19 +45,17 @@ use crate::store::Store;
 /// the other ranks to finish.
 ///
 /// # Errors
-///
 /// If a rank does not arrive within `deadline`, dies, or already used the same prefix; if this
 /// rank's address is unavailable or unreachable for the others.
 ///
 /// # Panics
-///
 /// If `rank` is not below `size`.
 pub fn group(
     store: Store,
     rank: usize,
     size: usize,
     deadline: Duration,
-    lifeline: AbortFlag,
+    abort_flag: AbortFlag,
 ) -> Result<ProcessGroup> {
     assert!(rank < size, "there is no rank {rank} in a group of {size}");
     let members = (0..size).collect();
@@ -67,6 +65,6 @@ pub fn group(
         rank,
         members,
         deadline,
-        lifeline,
+        abort_flag,
     )?)))
 }

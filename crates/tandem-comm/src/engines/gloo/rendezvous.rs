@@ -25,7 +25,7 @@ pub(super) fn connect(
     rank: usize,
     size: usize,
     deadline: Duration,
-    lifeline: &AbortFlag,
+    abort_flag: &AbortFlag,
 ) -> Result<Arc<FullMesh>> {
     let until = Instant::now() + deadline;
     let call = format!("meeting of {size} ranks");
@@ -44,7 +44,7 @@ pub(super) fn connect(
             "rank {rank} cannot listen at {place}: {reason}; {INTERFACE} chooses the network interface"
         ),
     };
-    let mesh = FullMesh::listen(rank, size, &host, &interface, deadline, lifeline.clone());
+    let mesh = FullMesh::listen(rank, size, &host, &interface, deadline, abort_flag.clone());
     let mesh = mesh.map_err(failed)?;
     let address = |peer| if peer == rank { Ok(Vec::new()) } else { mesh.address(peer).map_err(failed) };
     let card = PeerAddress { ip, addresses: (0..size).map(address).collect::<Result<_>>()? };

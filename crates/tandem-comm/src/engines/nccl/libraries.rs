@@ -32,7 +32,6 @@ impl Libraries {
     /// driver, and looks for a GPU.
     ///
     /// # Errors
-    ///
     /// If one of the three is missing: which, where to get it, and the loader's message.
     pub fn open() -> crate::Result<Self> {
         Self::open_at(named().as_deref()).map_err(|reason| CommError::Engine { reason })
@@ -41,7 +40,6 @@ impl Libraries {
     /// Returns NCCL's version and file, with or without a GPU.
     ///
     /// # Errors
-    ///
     /// If NCCL is missing or too old: where to get it, and the loader's message.
     pub fn find() -> crate::Result<Found> {
         let found = open_nccl(named().as_deref());

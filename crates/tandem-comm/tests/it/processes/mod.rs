@@ -41,18 +41,18 @@ impl Role {
         Some(Self { name, rank: number(RANK), size: number(SIZE), deadline, store, num_started })
     }
 
-    #[allow(dead_code, reason = "the watch's tests have lifelines")]
+    #[allow(dead_code, reason = "the watch's tests have abort flags")]
     pub fn meet(&self) -> Result<ProcessGroup> {
         self.meet_with(AbortFlag::default())
     }
 
     /// The deadline counts from when all processes are there, however long the machine takes to start them.
-    pub fn meet_with(&self, lifeline: AbortFlag) -> Result<ProcessGroup> {
+    pub fn meet_with(&self, abort_flag: AbortFlag) -> Result<ProcessGroup> {
         self.store.add("started", 1).unwrap();
         while self.store.add("started", 0).unwrap() < self.num_started {
             std::thread::sleep(Duration::from_millis(1));
         }
-        gloo::group(self.job_store(), self.rank, self.size, self.deadline, lifeline)
+        gloo::group(self.job_store(), self.rank, self.size, self.deadline, abort_flag)
     }
 
     /// Returns a store with the group's prefix and a connection of its own.

@@ -84,7 +84,6 @@ impl State {
 }
 
 /// # Safety
-///
 /// The buffers have NCCL's lengths, and their owners do not access them.
 unsafe fn carry_out(all: &[Posted]) {
     let What { name, reduction, root, data_type, count } = all[0].what;

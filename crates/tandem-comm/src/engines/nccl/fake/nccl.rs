@@ -109,7 +109,6 @@ unsafe extern "C" fn init_rank(
 }
 
 /// # Safety
-///
 /// The communicator lives and is not used elsewhere.
 unsafe fn rank<'a>(communicator: RawCommunicator) -> &'a mut Rank {
     // SAFETY: the caller guarantees it.
