@@ -51,7 +51,7 @@ pub(crate) fn run(arguments: &ChatArguments) -> anyhow::Result<Exit> {
     chat.begin(arguments.system.as_deref());
     let mut lines = Lines::new()?;
     if lines.is_terminal() {
-        eprintln!("A conversation of up to {positions} tokens. /help tells what can be typed.");
+        eprintln!("A conversation of up to {positions} tokens. /help lists the commands.");
     }
     while let Some(line) = lines.next()? {
         if chat.take(&line)?.is_none() {
@@ -100,7 +100,7 @@ impl Chat<'_> {
                 let last = self.messages.iter().rposition(|message| message["role"] == "user");
                 self.messages.truncate(last.unwrap_or(self.messages.len()));
             }
-            _ if command.starts_with('/') => eprintln!("{command} is no command.\n{HELP}"),
+            _ if command.starts_with('/') => eprintln!("unknown command {command}.\n{HELP}"),
             _ => self.ask(line)?,
         }
         Ok(Some(()))
@@ -114,7 +114,7 @@ impl Chat<'_> {
             Ok(prompt) if prompt.len() < room => prompt,
             Ok(prompt) => {
                 eprintln!(
-                    "The conversation has {} tokens, and there is room for {room}: /reset begins a new one, --context makes more room.",
+                    "The conversation has {} tokens, but only {room} fit: /reset starts a new one, --context raises the limit.",
                     prompt.len()
                 );
                 self.messages.pop();

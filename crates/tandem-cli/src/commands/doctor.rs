@@ -46,7 +46,7 @@ fn processor() -> String {
     let isa = Isa::detect().map_or_else(|error| chain(&error), |isa| isa.name().to_owned());
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let memory = host_memory().map_or(String::new(), |bytes| format!(", {:.1} GiB", bytes as f64 / GIB));
-    line("processor", &format!("{cores} cores{memory}, {isa}"))
+    line("CPU", &format!("{cores} cores{memory}, {isa}"))
 }
 
 /// Prints a line per GPU and returns the usable ordinals.

@@ -119,7 +119,7 @@ fn answers_that_are_there_are_judged_beside_the_models() {
     eval(&shop, &["--against-column", "prompt"]).expect(0);
     eval(&shop, &["--against-column", "golden"])
         .expect(2)
-        .says(&["prompts.jsonl:1: `golden` should be a text or a list of one message, and is not there"]);
+        .says(&["prompts.jsonl:1: `golden` should be a text or a list of one message, but is missing"]);
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn what_is_wrong_is_said_before_anything_is_generated() {
     let judge = ["eval", "--judge", "judges.toml", "--model", "model", "--prompts", "prompts.jsonl"];
     shop.run(&[&judge[..], &long].concat()).expect(2).says(&[
         "prompts.jsonl:1: the prompt has ",
-        "(--max-new-tokens) that is more than the 256 positions of model",
+        "(--max-new-tokens) they exceed the 256 positions of model",
     ]);
     shop.write("prompts.jsonl", "{\"prompt\": \"a\"}\n{\"promt\": \"b\"}\n");
     eval(&shop, &against)

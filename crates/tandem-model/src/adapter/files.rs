@@ -105,7 +105,7 @@ impl AdapterFiles {
             .filter(differs)
             .map(|(copy, names)| {
                 format!(
-                    "left over: {copy} differs from the base's {}; the adapter belongs to another base",
+                    "left over: {copy} is no copy of the base's {}; the adapter is another base's",
                     names[0]
                 )
             })

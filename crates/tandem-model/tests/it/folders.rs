@@ -198,7 +198,7 @@ fn a_stored_copy_of_a_tied_table_must_equal_it() {
     formula::write_safetensors(golden.folder.path(), &tensors, formula::weight).unwrap();
     let message = weights_error(&golden);
     let expected =
-        "lm_head.weight differs from model.embed_tokens.weight, but tie_word_embeddings says they are one";
+        "lm_head.weight differs from model.embed_tokens.weight, but tie_word_embeddings makes them one";
     assert!(message.contains(expected), "{message}");
 }
 
@@ -246,7 +246,7 @@ fn an_index_that_lies_is_named() {
     assert!(message.contains("two.safetensors: No such file"), "{message}");
     let message = write(json!({"model.nrom.weight": "one.safetensors"}));
     assert!(
-        message.contains("says model.nrom.weight is in \"one.safetensors\", which does not hold it"),
+        message.contains("names \"one.safetensors\" as the file of model.nrom.weight, which is not in it"),
         "{message}"
     );
 }

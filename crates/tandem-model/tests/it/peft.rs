@@ -386,7 +386,7 @@ fn adapters_below_a_folder_are_listed() {
     assert!(message.ends_with("there are adapters in it: old, ref; name one of these folders"), "{message}");
     open(&tree.path().join("ref")).unwrap();
     let message = PeftFolder::open(&tree.path().join("ref")).unwrap().base_folder().unwrap_err().to_string();
-    assert!(message.contains("says that the base model is \"../base\""), "{message}");
+    assert!(message.contains("names the base model \"../base\""), "{message}");
     // Relative to the adapter.
     fs::create_dir(tree.path().join("base")).unwrap();
     fs::write(tree.path().join("base/config.json"), "{}").unwrap();

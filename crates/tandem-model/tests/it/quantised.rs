@@ -219,7 +219,7 @@ fn what_cannot_be_read_is_refused_by_name() {
     let nf4: Vec<(Change, String)> = vec![
         (
             Box::new(|t| rename(t, &state, &format!("{UP}.quant_state.bitsandbytes__fp4"))),
-            format!("unsupported: {UP} is fp4, and of four-bit weights only nf4 can be read; {advice}"),
+            format!("unsupported: {UP} is fp4, but nf4 is the only supported 4-bit type; {advice}"),
         ),
         (
             Box::new(|t| {
@@ -229,7 +229,7 @@ fn what_cannot_be_read_is_refused_by_name() {
                 (*dtype, *data) = (Dtype::F32, vec![0; 4 * shape[0]]);
             }),
             format!(
-                "unsupported: {UP} is quantised once, and nf4 is read with double quantisation only \
+                "unsupported: {UP} is nf4 without double quantisation, which is required \
                  (bnb_4bit_use_double_quant); {advice}"
             ),
         ),

@@ -19,7 +19,8 @@ pub(crate) fn run(arguments: &EvalArguments) -> anyhow::Result<Exit> {
     let EvalArguments { config, overrides, checkpoint, judged } = arguments;
     let Some(config) = config.as_ref().filter(|_| judged.judge.is_none()) else {
         if config.is_some() || !overrides.is_empty() || checkpoint.is_some() {
-            let reason = "RUN.TOML, --set and --checkpoint are for the held-out data of a run, and mean nothing with --judge";
+            let reason =
+                "RUN.TOML, --set and --checkpoint apply to the held-out data of a run, not to --judge";
             return Err(mistake(format!("{reason}: leave out either")));
         }
         return judged::run(judged);

@@ -131,7 +131,7 @@ impl Samples {
         }
         let folder = std::path::absolute(path)?;
         if !folder.parent().is_some_and(Path::is_dir) {
-            return Err(mistake(format!("{}: there is no folder for --samples", path.display())));
+            return Err(mistake(format!("{}: the folder of --samples does not exist", path.display())));
         }
         Ok(Self { path: path.to_owned(), file: None })
     }

@@ -38,8 +38,8 @@ impl Side {
             if tokens.len() + max_new_tokens > positions {
                 let (length, place) = (tokens.len(), &row.place);
                 return Err(mistake(format!(
-                    "{place}: the prompt has {length} tokens; with {max_new_tokens} of an answer (--max-new-tokens) that is more \
-                     than the {positions} positions of {folder}"
+                    "{place}: the prompt has {length} tokens; with {max_new_tokens} new ones (--max-new-tokens) they exceed the \
+                     {positions} positions of {folder}"
                 )));
             }
             prompts.push(tokens);
@@ -54,8 +54,8 @@ impl Side {
         let answer = |row: &PromptRow| {
             let value = row.row().get(name);
             let text = value.and_then(text_of).ok_or_else(|| {
-                let found = value.map_or("is not there", |_| "is something else");
-                at(row, &format!("`{name}` should be a text or a list of one message, and {found}"))
+                let found = value.map_or("is missing", |_| "is something else");
+                at(row, &format!("`{name}` should be a text or a list of one message, but {found}"))
             })?;
             let tokens = tokenizer.encode_rendered(text).map_err(|error| at(row, &error))?.len();
             Ok(CompletionText { text: text.to_owned(), tokens, is_ended: true })

@@ -12,8 +12,8 @@ impl Fields {
     pub(crate) fn read(body: &[u8]) -> Result<Self, ApiError> {
         match serde_json::from_slice(body) {
             Ok(Value::Object(fields)) => Ok(Self(fields)),
-            Ok(_) => Err(ApiError::invalid(None, "the body is no JSON object")),
-            Err(error) => Err(ApiError::invalid(None, format!("the body is no JSON: {error}"))),
+            Ok(_) => Err(ApiError::invalid(None, "the request body is not a JSON object")),
+            Err(error) => Err(ApiError::invalid(None, format!("the request body is not JSON: {error}"))),
         }
     }
 
@@ -106,7 +106,7 @@ impl Fields {
             None => Ok(()),
             Some((name, _)) => Err(ApiError::invalid(
                 Some(name),
-                format!("`{name}` is not supported here, with this value or at all: leave it out"),
+                format!("`{name}` is not supported, or not with this value: remove it"),
             )),
         }
     }

@@ -104,7 +104,7 @@ fn requests_that_cannot_be_answered_are_refused() {
         "`stream_options.include_usage` = 1 is not supported",
     );
     refused(options(json!(true)), 400, "`stream_options` is true, expected an object");
-    refused(json!([]), 400, "the body is no JSON object");
+    refused(json!([]), 400, "the request body is not a JSON object");
     assert_eq!(server.get("/v2").0, 400);
     // What is the default may be said.
     let polite =
@@ -198,7 +198,7 @@ fn a_chat_goes_on_from_what_was_said() {
     let (undone, _) = talk("the quick\n/undo\nbrown fox\n");
     assert_eq!(undone, reset);
     let (_, said) = talk("/rest\n/help\n");
-    assert!(said.contains("/rest is no command.") && said.contains("/undo"), "{said}");
+    assert!(said.contains("unknown command /rest.") && said.contains("/undo"), "{said}");
     let (_, said) = talk(&format!("{}\n", "the quick ".repeat(200)));
-    assert!(said.contains("there is room for 200: /reset begins a new one"), "{said}");
+    assert!(said.contains("but only 200 fit: /reset starts a new one"), "{said}");
 }
