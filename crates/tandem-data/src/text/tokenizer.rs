@@ -30,6 +30,9 @@ impl Tokenizer {
     pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self, DataError> {
         let folder = folder.as_ref().to_path_buf();
         let path = folder.join("tokenizer.json");
+        if !folder.is_dir() {
+            return Err(DataError::Tokenizer { path: folder, reason: "no such folder".into() });
+        }
         let json = std::fs::read(&path).map_err(DataError::io("reading", &path))?;
         let broken = |reason: String| DataError::Tokenizer { path: path.clone(), reason };
         let mut inner = tokenizers::Tokenizer::from_bytes(&json).map_err(|e| broken(e.to_string()))?;

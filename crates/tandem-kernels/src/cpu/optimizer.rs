@@ -190,9 +190,9 @@ vector_kernel! {
             unsafe {
                 let g = V::load(g_start.add(start), count).mul(V::splat(s.grad_scale));
                 let m = V::load(m_start.add(start), count);
-                let m = g.sub(m).mul_add(V::splat(s.one_minus_beta1), m);
+                let m = g.sub(m).fused_mul_add(V::splat(s.one_minus_beta1), m);
                 let v = V::load(v_start.add(start), count).mul(V::splat(s.beta2));
-                let v = g.mul(V::splat(s.one_minus_beta2)).mul_add(g, v);
+                let v = g.mul(V::splat(s.one_minus_beta2)).fused_mul_add(g, v);
                 let root = v.sqrt().div(V::splat(s.root_correction2)).add(V::splat(s.eps));
                 let w = V::load(w_start.add(start), count).mul(V::splat(s.decay));
                 w.add(m.mul(V::splat(s.minus_step_size)).div(root)).store(w_start.add(start), count);
@@ -235,9 +235,9 @@ vector_kernel! {
             unsafe {
                 let w = V::load(w_start.add(start), count);
                 let g = V::load(g_start.add(start), count).mul(V::splat(s.grad_scale));
-                let g = w.mul_add(V::splat(s.weight_decay), g);
+                let g = w.fused_mul_add(V::splat(s.weight_decay), g);
                 let v = V::load(v_start.add(start), count).mul(V::splat(s.alpha));
-                let v = g.mul(V::splat(s.one_minus_alpha)).mul_add(g, v);
+                let v = g.mul(V::splat(s.one_minus_alpha)).fused_mul_add(g, v);
                 let root = v.sqrt().add(V::splat(s.eps));
                 w.add(g.mul(V::splat(s.minus_learning_rate)).div(root)).store(w_start.add(start), count);
                 v.store(v_start.add(start), count);

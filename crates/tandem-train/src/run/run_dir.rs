@@ -42,7 +42,20 @@ pub enum RunDirPolicy {
 pub struct RunDir {
     path: PathBuf,
     start: RunDirPolicy,
-    _lock: File,
+    _lock: Lock,
+}
+
+/// Lock of a run folder.
+#[derive(Debug)]
+struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing is not enough: a process that another thread is starting has a copy of the file
+        // until it runs its program, and the lock would stay with the copy. Without an unlock the
+        // system drops the lock with the last copy.
+        let _ = self.0.unlock();
+    }
 }
 
 /// Path of the trained model.
@@ -189,7 +202,7 @@ fn is_model_file(name: &str) -> bool {
     NAMES.contains(&name) || (name.starts_with("model-") && name.ends_with(".safetensors"))
 }
 
-fn lock(folder: &Path) -> Result<File> {
+fn lock(folder: &Path) -> Result<Lock> {
     let path = folder.join(".lock");
     let mut options = OpenOptions::new();
     let mut file = options
@@ -215,7 +228,7 @@ fn lock(folder: &Path) -> Result<File> {
         .and_then(|()| file.rewind())
         .and_then(|()| file.write_all(name.as_bytes()))
         .map_err(TrainError::io("write", &path))?;
-    Ok(file)
+    Ok(Lock(file))
 }
 
 fn remove_file(path: &Path) -> Result<()> {
@@ -338,6 +351,15 @@ mod tests {
             let error = RunDir::open(folder.path(), start).expect_err("a locked folder").to_string();
             assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
         }
+        drop(first);
+        RunDir::open(folder.path(), RunDirPolicy::Fresh).expect("the lock went with its holder");
+    }
+
+    #[test]
+    fn a_copy_of_the_lock_in_a_starting_process_does_not_hold_it() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let first = RunDir::open(folder.path(), RunDirPolicy::Fresh).expect("a new folder");
+        let _copy = first._lock.0.try_clone().expect("a copy");
         drop(first);
         RunDir::open(folder.path(), RunDirPolicy::Fresh).expect("the lock went with its holder");
     }

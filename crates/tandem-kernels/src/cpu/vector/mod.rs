@@ -184,8 +184,13 @@ pub(crate) trait Vector: Copy {
     /// Returns the larger lane; `other` if one is NaN.
     fn max(self, other: Self) -> Self;
     fn sqrt(self) -> Self;
-    /// Computes `self · factor + addend`.
+    /// Computes `self · factor + addend`, rounded once where the level has the instruction.
     fn mul_add(self, factor: Self, addend: Self) -> Self;
+    /// Computes `self · factor + addend` with one rounding at every level, as `f32::mul_add`.
+    #[inline(always)]
+    fn fused_mul_add(self, factor: Self, addend: Self) -> Self {
+        self.mul_add(factor, addend)
+    }
     /// Rounds to nearest integers, ties to even.
     fn round(self) -> Self;
     /// Computes `2^self` for integers in -126..=127; unspecified for NaN.

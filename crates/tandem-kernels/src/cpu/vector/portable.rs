@@ -99,6 +99,10 @@ impl Vector for Portable {
         }
     }
     #[inline(always)]
+    fn fused_mul_add(self, factor: Self, addend: Self) -> Self {
+        Self(std::array::from_fn(|i| fused(self.0[i], factor.0[i], addend.0[i])))
+    }
+    #[inline(always)]
     fn round(self) -> Self {
         // Adding and subtracting 1.5·2^23 rounds numbers below 2^22; `round_ties_even` is a
         // function before SSE4.1.
@@ -148,6 +152,55 @@ impl Vector for Portable {
             for j in 0..i {
                 (square[i].0[j], square[j].0[i]) = (square[j].0[i], square[i].0[j]);
             }
+        }
+    }
+}
+
+/// Computes `a · b + c` with one rounding, without a fused instruction.
+///
+/// In f64 the product is exact. The sum is rounded to odd: if it is inexact and its last bit is
+/// even, it moves one step towards the exact value. Rounding an odd sum to f32 is then correct,
+/// for f64 has more than two bits to spare (Boldo and Melquiond, IEEE Trans. Comput. 57, 2008).
+#[inline(always)]
+fn fused(a: f32, b: f32, c: f32) -> f32 {
+    let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
+    let sum = product + c;
+    // Knuth's TwoSum: `sum + error` is exact.
+    let part = sum - product;
+    let error = (product - (sum - part)) + (c - part);
+    let bits = sum.to_bits();
+    // The error of an infinite sum is NaN, whose comparison is false.
+    let step = u64::from(error.abs() > 0.0) & !bits & 1;
+    let towards = if (error > 0.0) == (sum > 0.0) { step } else { step.wrapping_neg() };
+    f64::from_bits(bits.wrapping_add(towards)) as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fused;
+    use crate::numerics::random::mix;
+
+    #[test]
+    fn a_fused_sum_is_rounded_once() {
+        let ties =
+            [(1.0 + f32::EPSILON, 1.0 + f32::EPSILON, -1.0), (4097.0, 4097.0, 1.0), (1e-30, 1e-15, 1e-45)];
+        let special =
+            [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 0.0, -0.0, f32::MAX, f32::MIN_POSITIVE, 1e-45];
+        let special =
+            special.iter().flat_map(|&a| special.iter().flat_map(move |&b| special.map(|c| (a, b, c))));
+        // Numbers of near exponents, so that products and addends meet, or one rounds the other.
+        let number = |i| {
+            let bits = mix(i);
+            f32::from_bits((bits as u32 & 0x807f_ffff) | ((96 + ((bits >> 32) as u32 & 63)) << 23))
+        };
+        let drawn: Vec<_> =
+            (0..1_000_000).map(|i| (number(3 * i), number(3 * i + 1), number(3 * i + 2))).collect();
+        for (a, b, c) in drawn.into_iter().chain(ties).chain(special) {
+            let (found, expected) = (fused(a, b, c), a.mul_add(b, c));
+            assert!(
+                found.to_bits() == expected.to_bits() || (found.is_nan() && expected.is_nan()),
+                "{a} · {b} + {c}: {found}, not {expected}"
+            );
         }
     }
 }

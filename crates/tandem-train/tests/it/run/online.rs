@@ -207,7 +207,7 @@ fn a_stopped_run_goes_on_as_if_it_had_not_been() {
             assert_eq!(matches!(outcome, Outcome::Finished(_)), until.is_none());
             start = RunDirPolicy::Resume;
         }
-        assert_same(&left(&small, "parts"), &whole, &own);
+        assert_same(&left(&small, "parts"), &whole, own);
     }
 }
 

@@ -13,7 +13,6 @@ mod nvrtc;
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use super::cache::Cache;
@@ -126,9 +125,10 @@ pub(super) struct Fake {
 
 impl Fake {
     pub(super) fn new(kind: Kind) -> Self {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let ordinal = NEXT.fetch_add(1, Ordering::Relaxed);
-        gpus().insert(ordinal, Gpu { kind, next: 1000, ..Gpu::default() });
+        // No GPU is ever removed: a test may list all up to its own.
+        let mut gpus = gpus();
+        let ordinal = gpus.len();
+        gpus.insert(ordinal, Gpu { kind, next: 1000, ..Gpu::default() });
         Self { ordinal }
     }
 
