@@ -232,7 +232,7 @@ fn options_go_with_what_they_are_for() {
         .says(&["--prompts", "--against"]);
     eval(&shop, &["--against", "other", "--against-column", "gold"]).expect(2).says(&["cannot be used with"]);
     for more in [&["--set", "train.steps=1"][..], &["--checkpoint", "model"], &["dpo.toml"]] {
-        let text = "RUN.TOML, --set and --checkpoint are for the held-out data of a run";
+        let text = "RUN.TOML, --set and --checkpoint apply to the held-out data of a run";
         eval(&shop, &[&["--against", "other"], more].concat()).expect(2).says(&[text]);
     }
     shop.run(&["eval"]).expect(2).says(&["RUN.TOML"]);

@@ -115,7 +115,7 @@ fn a_missing_file_or_template_is_named() {
     assert!(text.starts_with("reading ") && text.ends_with("none.jsonl"), "{text}");
     assert!(std::error::Error::source(&error).is_some(), "the system's answer is the cause");
     let error = Tokenizer::from_folder(Path::new("/nowhere")).err().unwrap().to_string();
-    assert!(error.contains("/nowhere/tokenizer.json"), "{error}");
+    assert_eq!(error, "tokenizer /nowhere: no such folder");
 
     std::fs::remove_file(folder.path().join("chat_template.jinja")).unwrap();
     let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();

@@ -183,7 +183,7 @@ fn the_fast_sum_differs_in_the_last_bits_only() {
 fn replicas_that_cannot_be_are_refused_before_any_rank_starts() {
     let small = Small::new("dpo");
     for (settings, expected) in [
-        (["compute.devices=cpu:4", "compute.sharding=ddp", "compute.replicate=2"], "\"ddp\" divides nothing"),
+        (["compute.devices=cpu:4", "compute.sharding=ddp", "compute.replicate=2"], "\"ddp\" shards nothing"),
         (
             ["compute.devices=cpu:4", "compute.sharding=zero3", "compute.replicate=3"],
             "compute.replicate = 3, but there are 4 ranks: their number must be a multiple of 3",
