@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes goldens/models: logits, log-probs and the gradient of every parameter of tiny models, from transformers.
 
-Per architecture and option, NAME.json holds config.json, the tokens of a prompt with two answers
+Reads the config of each NAME.json there, which is all that a new one needs. Per architecture and option, NAME.json holds
+config.json, the tokens of a prompt with two answers
 and the weight of each log-prob in the objective; NAME.safetensors holds what transformers makes of them in float64
 (stored as f32). Weights come from formula.py.
 
@@ -22,49 +23,8 @@ from formula import fnv1a32, weight
 FOLDER = Path(__file__).parent / "models"
 VOCAB, PROMPT, CHOSEN, REJECTED = 64, 9, 7, 5
 
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24, "vocab_size": VOCAB,
-    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "eos_token_id": 2,
-}
-TWO_WIDE_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
-CONFIGS = {
-    "llama": LLAMA,
-    "llama-tied": LLAMA | {"tie_word_embeddings": True},
-    # Waves of 6, 20, 63 and 199 positions: one kept, one interpolated, two divided.
-    "llama-llama3": LLAMA | TWO_WIDE_HEADS | {"rope_parameters": {
-        "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0, "original_max_position_embeddings": 32}},
-    # The keys of transformers 4.
-    "llama-linear": {k: v for k, v in LLAMA.items() if k != "rope_parameters"} | {
-        "rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}},
-    "llama-biases": LLAMA | {"attention_bias": True, "mlp_bias": True, "head_dim": 6},
-    "phi": {
-        "architectures": ["PhiForCausalLM"], "model_type": "phi", "hidden_size": 16, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 24, "vocab_size": VOCAB,
-        "max_position_embeddings": 64, "layer_norm_eps": 1e-5, "hidden_act": "gelu_new", "resid_pdrop": 0.1,
-        "partial_rotary_factor": 0.5, "rope_theta": 10000.0, "tie_word_embeddings": False, "qk_layernorm": False,
-        "eos_token_id": 2},
-    "gpt2": {
-        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2,
-        "n_inner": None, "n_positions": 32, "vocab_size": VOCAB, "layer_norm_epsilon": 1e-5,
-        "activation_function": "gelu_new", "attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1,
-        "bos_token_id": 1, "eos_token_id": 2},
-    "gpt-neox": {
-        "architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "hidden_size": 16, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": VOCAB, "max_position_embeddings": 64,
-        "layer_norm_eps": 1e-5, "hidden_act": "gelu", "rotary_pct": 0.5, "rotary_emb_base": 10000,
-        "use_parallel_residual": True, "tie_word_embeddings": False, "eos_token_id": 2},
-    "qwen2-window": LLAMA | {
-        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": True, "sliding_window": 5,
-        "max_window_layers": 1},
-    "qwen3": LLAMA | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 6},
-    "gemma": LLAMA | {
-        "architectures": ["GemmaForCausalLM"], "model_type": "gemma", "num_key_value_heads": 1, "head_dim": 8,
-        "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True},
-}
-CONFIGS["gpt-neox-sequential"] = CONFIGS["gpt-neox"] | {"use_parallel_residual": False, "attention_bias": False}
+# A new golden begins as NAME.json with a config alone: {"config": {…}}.
+CONFIGS = {path.stem: json.loads(path.read_text())["config"] for path in sorted(FOLDER.glob("*.json"))}
 
 
 def tokens(name: str, count: int) -> list[int]:

@@ -131,12 +131,12 @@ fn a_disk_that_is_too_small_for_the_plan_is_told_after_it() {
         told.expect(if plan["fits"].as_bool().unwrap() { 0 } else { 2 });
         return skip(&format!("{free} bytes are free, more than a plan of {needed}"));
     }
-    let sentence = format!("there takes {needed} bytes, and ");
+    let sentence = format!("offloaded tensors take {needed} bytes in ");
     told.expect(1)
-        .says(&[&sentence, "are free there: make room, or give compute.offload_dir another folder"]);
+        .says(&[&sentence, "bytes are free: make room, or set compute.offload_dir to another folder"]);
     // The disk of other devices is not this one. Their memory is too small for the model.
     let elsewhere = shop.run(&[&settings[..], &more, &["--devices", "2xA10"]].concat()).expect(2);
-    assert!(!elsewhere.stderr.contains("are free there"), "{elsewhere:?}");
+    assert!(!elsewhere.stderr.contains("offloaded tensors take"), "{elsewhere:?}");
 }
 
 #[test]

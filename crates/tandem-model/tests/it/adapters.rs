@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::support::adapted::{Adapted, RANK, adapter_weights, config};
-use crate::support::{ALL, GRADIENTS, Golden, SCORES, relative_error, step, train};
+use crate::support::{GRADIENTS, Golden, SCORES, all, relative_error, step, train};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Forest, MemoryKind};
 use tandem_model::{
@@ -192,14 +192,14 @@ fn run(
 
 #[test]
 fn lora_is_the_merged_model_in_every_family() {
-    for name in ALL {
+    for &name in all() {
         check(name, config(AdapterKind::Lora, Targets::AllLinear, &[]));
     }
 }
 
 #[test]
 fn dora_is_the_merged_model_in_every_family() {
-    for name in ALL {
+    for &name in all() {
         check(name, config(AdapterKind::Dora, Targets::AllLinear, &[]));
     }
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::support::{ALL, Golden, bits, cpu, formula, goldens, tensor_shapes, tensors};
+use crate::support::{Golden, all, bits, cpu, formula, goldens, tensor_shapes, tensors};
 use serde_json::{Map, Value, json};
 use tandem_kernels::{DType, MemoryKind};
 use tandem_model::save::SHARD_BYTES;
@@ -33,7 +33,7 @@ fn set(golden: &Golden, key: &str, value: Value) {
 
 #[test]
 fn what_is_saved_is_what_was_loaded() {
-    for name in ALL {
+    for &name in all() {
         let golden = Golden::new(name);
         fs::write(golden.folder.path().join("tokenizer.json"), "{}").unwrap();
         let device = cpu();

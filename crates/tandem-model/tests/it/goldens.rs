@@ -1,14 +1,14 @@
 //! Every architecture against transformers in f64: logits, log-probs, and the gradient of every parameter.
 //! The numbers come from `goldens/model_golden.py`.
 
-use crate::support::{ALL, GRADIENTS, Golden, SCORES, by_sequence, cpu, relative_error, tensors, train};
+use crate::support::{GRADIENTS, Golden, SCORES, all, by_sequence, cpu, relative_error, tensors, train};
 
 use tandem_kernels::{DType, MemoryKind};
 use tandem_model::{Checkpointing, LayerExecutor, ResidentWeights};
 
 /// Runs `check` on every golden and reports all that fail at once.
 fn each(mut check: impl FnMut(&Golden) -> Vec<String>) {
-    let failures: Vec<String> = ALL.into_iter().flat_map(|name| check(&Golden::new(name))).collect();
+    let failures: Vec<String> = all().iter().flat_map(|name| check(&Golden::new(name))).collect();
     assert!(failures.is_empty(), "\n{}", failures.join("\n"));
 }
 

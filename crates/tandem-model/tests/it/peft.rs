@@ -50,7 +50,7 @@ impl Adapted {
         let file = support::goldens().join("../adapters").join(name).with_extension("json");
         let golden: Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
         let model = golden["model"].as_str().unwrap();
-        let base = Golden::new(support::ALL.into_iter().find(|name| *name == model).unwrap());
+        let base = Golden::new(support::all().iter().find(|name| **name == model).unwrap());
         let adapted = Self { base, folder: TempDir::new().unwrap(), golden };
         fs::write(adapted.path().join("adapter_config.json"), adapted.golden["adapter_config"].to_string())
             .unwrap();

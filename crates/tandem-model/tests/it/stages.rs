@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::support::{self, ALL, Golden, relative_error, train};
+use crate::support::{self, Golden, all, relative_error, train};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, MemoryKind, Tensor};
 use tandem_model::{
@@ -51,7 +51,7 @@ fn numbers(tensor: &Tensor) -> &[f32] {
 
 #[test]
 fn stages_score_and_differentiate_as_the_whole_does() {
-    for name in ALL {
+    for &name in all() {
         let golden = Golden::new(name);
         let (device, forest) = (support::cpu(), golden.forest());
         let d_log_prob = golden.forest_weights(&forest);

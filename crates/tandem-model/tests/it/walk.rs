@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use crate::support::{
-    self, ALL, GRADIENTS, Golden, SCORES, backward, bits, by_sequence, cpu, forward_keep, relative_error,
+    self, GRADIENTS, Golden, SCORES, all, backward, bits, by_sequence, cpu, forward_keep, relative_error,
     tensors, train,
 };
 use tandem_kernels::ops::HeadScores;
@@ -17,7 +17,7 @@ const DTYPES: [DType; 2] = [DType::F32, DType::Bf16];
 
 #[test]
 fn a_shared_prompt_scores_and_trains_like_two_sequences() {
-    for name in ALL {
+    for &name in all() {
         let (golden, device, weights) = Golden::loaded(name);
         let decoder = &golden.decoder;
         let run = |forest: &Forest, d: &[f32]| {
@@ -47,7 +47,7 @@ fn a_shared_prompt_scores_and_trains_like_two_sequences() {
 
 #[test]
 fn checkpointing_changes_no_bit() {
-    for name in ALL {
+    for &name in all() {
         let (golden, device, weights) = Golden::loaded(name);
         let forest = golden.forest();
         let d_log_prob = golden.forest_weights(&forest);
@@ -150,7 +150,7 @@ impl<T: GradientSink> GradientSink for Witness<'_, T> {
 /// Ranks meet in these calls: one that has no batch must make those of one that has.
 #[test]
 fn an_idle_walk_makes_the_calls_of_one_that_computes_and_every_announced_layer_is_fetched() {
-    for name in ALL {
+    for &name in all() {
         let (golden, device, weights) = Golden::loaded(name);
         let decoder = &golden.decoder;
         let (dtype, checkpointing) = (DType::F32, Checkpointing::None);
@@ -205,7 +205,7 @@ fn step(device: &Device, decoder: &Decoder, weights: &FlatWeights, mode: Checkpo
 
 #[test]
 fn a_dry_run_counts_the_memory_that_a_run_takes() {
-    for name in ALL {
+    for &name in all() {
         let golden = Golden::new(name);
         let forest = golden.forest();
         for mode in [Checkpointing::None, Checkpointing::Selective, Checkpointing::Block] {
@@ -267,7 +267,7 @@ fn in_room(
 
 #[test]
 fn a_forest_takes_the_memory_of_the_largest_and_gives_the_same_bits() {
-    for name in ALL {
+    for &name in all() {
         let golden = Golden::new(name);
         let large = golden.forest();
         let small = Forest::sequence(large.tokens[..3].to_vec()).unwrap();

@@ -7,7 +7,7 @@ mod slices;
 
 use std::collections::BTreeMap;
 
-use crate::support::{ALL, Golden, cpu};
+use crate::support::{Golden, all, cpu};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Forest, MemoryKind, Prediction, Segment, ops};
 use tandem_model::decode::{Answer, Finish, Flow, NewToken};
@@ -58,7 +58,7 @@ fn generate(
 
 #[test]
 fn greedy_text_is_the_argmax_of_a_full_forward_at_each_token() {
-    for name in ALL {
+    for &name in all() {
         check_greedy(name, &cpu());
     }
     for name in ["llama", "gpt2", "qwen2-window", "gemma"] {
@@ -196,7 +196,7 @@ fn requests_come_and_go_while_others_are_under_way() {
 /// Generation records the log-probabilities that a training pass computes: both use one model.
 #[test]
 fn log_probs_are_those_of_a_training_pass() {
-    for name in ALL {
+    for &name in all() {
         let (golden, device, weights) = Golden::loaded(name);
         let copy = weights.compute_copy(&golden.decoder, &device, MemoryKind::Weights, DType::Bf16).unwrap();
         let (decoder, device) = (&golden.decoder, &device);

@@ -6,7 +6,7 @@ use tandem_model::{Adapter, AdapterConfig, AdapterKind, Decoder, FlatWeights, Re
 use super::check_log_probs;
 use crate::support::adapted::{Adapted, adapter_weights, config};
 use crate::support::packed::Packed;
-use crate::support::{ALL, Golden, cpu};
+use crate::support::{Golden, all, cpu};
 
 /// A policy of which no factor is zero: its decoder, and what trains.
 fn policy(
@@ -39,7 +39,7 @@ fn check(name: &'static str, config: AdapterConfig) {
 
 #[test]
 fn an_adapters_log_probs_are_those_of_a_training_pass() {
-    for name in ALL {
+    for &name in all() {
         for kind in [AdapterKind::Lora, AdapterKind::Dora] {
             check(name, config(kind, Targets::AllLinear, &[]));
         }

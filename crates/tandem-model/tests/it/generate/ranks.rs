@@ -12,7 +12,7 @@ use tandem_model::{
 
 use super::{OPTIONS, requests, sampling};
 use crate::support::table::on_ranks;
-use crate::support::{ALL, Golden, cpu};
+use crate::support::{Golden, all, cpu};
 
 /// Meeting of ranks, as threads: each says its next action, and none continues before all have.
 pub struct Meeting {
@@ -187,7 +187,7 @@ impl WeightSource for Recorder<'_> {
 
 #[test]
 fn a_walk_of_generation_asks_for_what_an_idle_one_does() {
-    for name in ALL {
+    for &name in all() {
         let (golden, device) = (Golden::new(name), cpu());
         let (decoder, weights) = (&golden.decoder, golden.load(&device));
         let record = |run: &mut dyn FnMut(&mut Recorder)| {

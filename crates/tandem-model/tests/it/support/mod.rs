@@ -9,6 +9,7 @@ pub mod packed;
 pub mod table;
 
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -43,20 +44,19 @@ pub const SCORES: f64 = 1.0 / 32_768.0;
 /// activations that the way back reads, and of the sum over tokens.
 pub const GRADIENTS: f64 = 4.0 * SCORES;
 
-pub const ALL: [&str; 12] = [
-    "llama",
-    "llama-tied",
-    "llama-llama3",
-    "llama-linear",
-    "llama-biases",
-    "phi",
-    "gpt2",
-    "gpt-neox",
-    "gpt-neox-sequential",
-    "qwen2-window",
-    "qwen3",
-    "gemma",
-];
+/// Names of all goldens: the JSON files of their folder.
+pub fn all() -> &'static [&'static str] {
+    static ALL: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
+        let files = std::fs::read_dir(goldens()).unwrap().map(|file| file.unwrap().path());
+        let files = files.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
+        let mut names: Vec<_> =
+            files.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()).collect();
+        names.sort();
+        assert!(!names.is_empty(), "there are no goldens");
+        names.into_iter().map(|name| &*name.leak()).collect()
+    });
+    &ALL
+}
 
 pub fn goldens() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens/models")
