@@ -11,4 +11,4 @@ mod processes;
 mod store;
 mod threads;
 #[cfg(feature = "gloo")]
-mod vigil;
+mod watchdog;

@@ -129,7 +129,7 @@ mod tests {
 
     /// The bits of `x.mean()` with torch 2.15.0 on one thread, for
     /// `i = torch.arange(n); x = (i * i * 7919 % 16_777_213).float() / 2**24; x = x * x * 3.0`.
-    /// Where the number of scales grows, sums go up more levels.
+    /// More scales are added up in more levels.
     #[test]
     fn the_mean_has_the_bits_of_torch() {
         let expected = [

@@ -8,7 +8,7 @@
 //! global batch. Cutting a batch into micro-batches therefore does not change the loss. The `sft`
 //! term is a mean over tokens and needs [`BatchTotals`] before the first forward pass.
 //!
-//! A new loss is one file here and one line in `losses`.
+//! A new loss is one file in `losses` and its two lines in the list there.
 
 mod divergence;
 pub(crate) mod losses;

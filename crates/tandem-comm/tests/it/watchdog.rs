@@ -11,7 +11,7 @@ use tandem_comm::{CommError, Phase, ProcessGroup, Reduction, Result};
 const MISSED: Duration = Duration::from_secs(3);
 
 /// The test that ranks run.
-const CHILD: &str = "vigil::child";
+const CHILD: &str = "watchdog::child";
 
 /// Runs a rank in its role; in the test process this is an empty test.
 #[test]
