@@ -2,8 +2,8 @@
 """Writes goldens/models: logits, log-probs and the gradient of every parameter of tiny models, from transformers.
 
 Reads the config of each NAME.json there, which is all that a new one needs. Per architecture and option, NAME.json holds
-config.json, the tokens of a prompt with two answers
-and the weight of each log-prob in the objective; NAME.safetensors holds what transformers makes of them in float64
+config.json, the tokens of a prompt with two answers,
+the weight of each log-prob in the objective, and how far torch's own bf16 (autocast) is from float64; NAME.safetensors holds what transformers makes of them in float64
 (stored as f32). Weights come from formula.py.
 
 Made with torch 2.15.0 and transformers 5.23.0:  OMP_NUM_THREADS=1 python goldens/model_golden.py
@@ -45,6 +45,22 @@ def set_weights(model):
     return model
 
 
+def scores_and_gradients(model, prompt, answers, weights) -> dict:
+    """Logits and log-probs of the answers, and the gradients of the weighted sum of log-probs."""
+    model.zero_grad()
+    log_probs, out = [], {}
+    for side, answer in zip(("chosen", "rejected"), answers):
+        ids = torch.tensor([prompt + answer])
+        logits = model(ids).logits[0]
+        out[f"logits/{side}"] = logits.detach().double()
+        table = logits.double().log_softmax(-1)
+        log_probs += [table[t - 1, ids[0, t]] for t in range(PROMPT, len(prompt + answer))]
+    log_probs = torch.stack(log_probs)
+    (log_probs * torch.tensor(weights, dtype=torch.float64)).sum().backward()
+    out["log_prob"] = log_probs.detach()
+    return out | {f"gradient/{key}": value.grad.double() for key, value in stored_parameters(model)}
+
+
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     prompt, chosen, rejected = tokens("prompt", PROMPT), tokens("chosen", CHOSEN), tokens("rejected", REJECTED)
@@ -52,23 +68,23 @@ def main() -> None:
     weights = [(i * 5 % 9 - 4) / 4 for i in range(CHOSEN + REJECTED)]
     for name, config in CONFIGS.items():
         parsed = AutoConfig.for_model(**copy.deepcopy(config))
-        model = AutoModelForCausalLM.from_config(parsed, attn_implementation="sdpa").eval()
+        # sdpa leaves out the soft cap of scores.
+        attention = "eager" if getattr(parsed, "attn_logit_softcapping", None) else "sdpa"
+        model = AutoModelForCausalLM.from_config(parsed, attn_implementation=attention).eval()
         model = set_weights(model).double()
-        log_probs, out = [], {}
-        for side, answer in (("chosen", chosen), ("rejected", rejected)):
-            ids = torch.tensor([prompt + answer])
-            logits = model(ids).logits[0]
-            out[f"logits/{side}"] = logits.detach()
-            table = logits.log_softmax(-1)
-            log_probs += [table[t - 1, ids[0, t]] for t in range(PROMPT, len(prompt + answer))]
-        log_probs = torch.stack(log_probs)
-        (log_probs * torch.tensor(weights, dtype=torch.float64)).sum().backward()
-        out["log_prob"] = log_probs.detach()
-        out |= {f"gradient/{key}": value.grad for key, value in stored_parameters(model)}
+        out = scores_and_gradients(model, prompt, [chosen, rejected], weights)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            half = scores_and_gradients(model.float(), prompt, [chosen, rejected], weights)
+        errors = {key: float((half[key] - out[key]).abs().max() / out[key].abs().max()) for key in out}
+        autocast = {
+            "log_prob": errors["log_prob"],
+            "gradient": max(error for key, error in errors.items() if key.startswith("gradient/")),
+        }
         (FOLDER / f"{name}.safetensors").write_bytes(save({k: v.float().contiguous() for k, v in out.items()}))
         golden = {"config": config, "prompt": prompt, "chosen": chosen, "rejected": rejected, "weights": weights}
+        golden["autocast"] = {key: float(f"{error:.2g}") for key, error in autocast.items()}
         (FOLDER / f"{name}.json").write_text(json.dumps(golden) + "\n")
-        print(name, round(log_probs.sum().item(), 4))
+        print(name, round(out["log_prob"].sum().item(), 4), golden["autocast"])
         if name == "llama-tied":
             write_policies(model.float())
 

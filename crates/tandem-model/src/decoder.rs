@@ -3,13 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tandem_kernels::ops::RopeTable;
-
 use crate::layout::PipelineStage;
 use crate::layout::slice::{self, Run, TensorParallelShard};
 use crate::layout::{LayerId, LayerLayout, ParamSpec};
 use crate::lora::Adapter;
-use crate::spec::DecoderSpec;
+use crate::spec::{DecoderSpec, Rope, RotaryScaling, RotarySpec};
 use crate::{ModelError, Result};
 
 /// Decoder without weights, or one rank's part of it: a tensor-parallel shard of a pipeline stage's
@@ -22,7 +20,8 @@ pub struct Decoder {
     head: LayerLayout,
     /// Adapter, if the base is frozen.
     adapter: Option<Arc<Adapted>>,
-    rope: Option<RopeTable>,
+    /// Rotary tables of each block; blocks that rotate alike share them.
+    rope: Vec<Option<Arc<Rope>>>,
     positions: usize,
     slice: TensorParallelShard,
     stage: PipelineStage,
@@ -48,7 +47,8 @@ impl Decoder {
     /// where it ends.
     ///
     /// # Errors
-    /// If positions are learned and fewer than `positions`.
+    /// If positions are learned and fewer than `positions`, or the rotary embedding of longer texts
+    /// depends on each text.
     pub fn new(spec: DecoderSpec, positions: usize) -> Result<Self> {
         if let Some(learned) = spec.embedding.learned_positions
             && positions > learned
@@ -63,7 +63,7 @@ impl Decoder {
             block: LayerLayout::from_spec(&spec, LayerId::Block(0)),
             head: LayerLayout::from_spec(&spec, LayerId::Head),
             adapter: None,
-            rope: spec.rotary.map(|r| RopeTable::new(&r.inverse_frequencies(), positions)),
+            rope: rope_tables(&spec.rotary, positions)?,
             layers: PipelineStage::WHOLE.layers(&spec)?,
             blocks: 0..spec.num_layers,
             spec,
@@ -299,8 +299,38 @@ impl Decoder {
         self.layers().iter().map(|&l| self.trained(l).num_parameters()).sum()
     }
 
-    /// Returns the rotary table, if the model rotates.
-    pub(crate) fn rope(&self) -> Option<&RopeTable> {
-        self.rope.as_ref()
+    /// Returns the rotary tables of a block, if it rotates.
+    pub(crate) fn rope(&self, block: usize) -> Option<&Rope> {
+        self.rope.get(block)?.as_deref()
     }
+}
+
+/// Makes the rotary tables of all blocks, equal ones once.
+fn rope_tables(specs: &[Option<RotarySpec>], positions: usize) -> Result<Vec<Option<Arc<Rope>>>> {
+    let mut made: Vec<(&RotarySpec, Arc<Rope>)> = Vec::new();
+    let mut tables = Vec::with_capacity(specs.len());
+    for spec in specs {
+        let Some(spec) = spec else {
+            tables.push(None);
+            continue;
+        };
+        if let RotaryScaling::Dynamic { max_positions } = spec.scaling
+            && positions > max_positions
+        {
+            return Err(ModelError::Invalid(format!(
+                "sequences of {positions} tokens are longer than the model's max_position_embeddings, {max_positions}: \
+                 beyond it the rope_type \"dynamic\" gives each length another rotation; lower max_length"
+            )));
+        }
+        let table = match made.iter().find(|(known, _)| *known == spec) {
+            Some((_, table)) => table.clone(),
+            None => {
+                let table = Arc::new(spec.tables(positions));
+                made.push((spec, table.clone()));
+                table
+            }
+        };
+        tables.push(Some(table));
+    }
+    Ok(tables)
 }

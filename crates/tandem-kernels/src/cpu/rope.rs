@@ -3,7 +3,7 @@
 use super::Cpu;
 use super::rows::RowsMut;
 use super::vector::{for_lanes, vector_kernel};
-use crate::ops::RopeTable;
+use crate::ops::{RopePairs, RopeTable};
 use crate::{Element, ViewMut, with_element};
 
 pub(crate) fn rope(
@@ -26,11 +26,23 @@ pub(crate) fn rope(
             // part.
             unsafe {
                 for head in x.row(t).chunks_exact_mut(head_dim) {
-                    rotate::<E>(cpu.isa(), head, cos, sin, sign);
+                    match table.pairs() {
+                        RopePairs::Halves => rotate::<E>(cpu.isa(), head, cos, sin, sign),
+                        RopePairs::Interleaved => rotate_neighbours(head, cos, sin, sign),
+                    }
                 }
             }
         });
     });
+}
+
+/// Rotates dimensions `2i` and `2i + 1` of a head, by the same operations as [`rotate`].
+fn rotate_neighbours<E: Element>(head: &mut [E], cos: &[f32], sin: &[f32], sign: f32) {
+    for ((pair, cos), sin) in head.chunks_exact_mut(2).zip(cos).zip(sin) {
+        let (a, b, sin) = (pair[0].to_f32(), pair[1].to_f32(), sin * sign);
+        pair[0] = E::from_f32(a * cos - b * sin);
+        pair[1] = E::from_f32(b * cos + a * sin);
+    }
 }
 
 vector_kernel! {

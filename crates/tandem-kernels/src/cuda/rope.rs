@@ -3,7 +3,7 @@
 use super::driver::Grid;
 use super::elements::are_aligned;
 use super::{Cuda, args, by_type, driver, source};
-use crate::ops::RopeTable;
+use crate::ops::{RopePairs, RopeTable};
 use crate::{DType, Result, ViewMut};
 
 pub(super) static SOURCE: driver::Source = source!("rope.cu");
@@ -23,7 +23,10 @@ pub(crate) fn rope(
     let Some(&last) = positions.iter().max().filter(|_| heads * half > 0) else { return Ok(()) };
     let at_once = if x.dtype() == DType::Bf16 { 8 } else { 4 };
     let parts = [head_dim, half].iter().all(|n| n.is_multiple_of(at_once));
-    let wide = parts && are_aligned(at_once, &[x.view()]);
+    let halves = table.pairs() == RopePairs::Halves;
+    let wide = halves && parts && are_aligned(at_once, &[x.view()]);
+    // From one pair to the next, and from a pair's first element to its second.
+    let (step, gap) = if halves { (1i32, half as i32) } else { (2, 1) };
     // Heads per thread, and vectors per head.
     let (heads_at_once, vectors) = if wide { (16 / at_once, half / at_once) } else { (4, half) };
     let threads = rows * heads.div_ceil(heads_at_once) * vectors;
@@ -31,7 +34,7 @@ pub(crate) fn rope(
     let positions = cuda.table(positions)?;
     let operands = args![&x, x.stride(), positions, angles, table_rows, rows];
     let sign = if inverse { -1.0f32 } else { 1.0 };
-    let shape = args![heads as i32, head_dim as i32, half as i32, sign, wide];
+    let shape = args![heads as i32, head_dim as i32, half as i32, step, gap, sign, wide];
     let grid = Grid::new(threads.div_ceil(THREADS as usize), THREADS);
     let name = by_type!("rope", x.dtype());
     // SAFETY: the operation has checked that heads are as wide as the view, and positions in the

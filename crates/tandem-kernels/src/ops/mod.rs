@@ -64,5 +64,5 @@ pub use optimizer::{
 };
 pub(crate) use pack::rows_of_block;
 pub use pack::{pack, unpack};
-pub use rope::{RopeTable, rope};
+pub use rope::{RopePairs, RopeTable, rope};
 pub use sampling::{relative_weights, shape_logits};

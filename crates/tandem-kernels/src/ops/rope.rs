@@ -1,5 +1,5 @@
-//! Rotary position embedding (RoFormer, arXiv 2104.09864) in the half-split layout that HF models
-//! use.
+//! Rotary position embedding (RoFormer, arXiv 2104.09864), in the half-split layout of most HF models
+//! or over interleaved pairs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,13 +8,24 @@ use crate::device::launch;
 use crate::ops::check;
 use crate::{Device, KernelError, Result, ViewMut, cuda};
 
-/// Cosines and sines by position. RoPE scaling (linear, llama3) is applied when the table is
+/// Which dimensions of a head rotate together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RopePairs {
+    /// Dimension `i` pairs with `i + rotary/2`, as in Llama's HF folders.
+    #[default]
+    Halves,
+    /// Dimension `2i` pairs with `2i + 1` (GLM-4, Ernie 4.5).
+    Interleaved,
+}
+
+/// Cosines and sines by position. RoPE scaling (linear, llama3, yarn, …) is applied when the table is
 /// created.
 #[derive(Clone, Debug)]
 pub struct RopeTable {
     cos: Vec<f32>,
     sin: Vec<f32>,
     rotary: usize,
+    pairs: RopePairs,
     /// Identifies the contents, which never change; copies share it.
     name: u64,
 }
@@ -23,11 +34,30 @@ impl RopeTable {
     /// Creates a table for `positions` positions from inverse frequencies (one per rotated pair).
     /// As in transformers, angle = position · frequency in f32.
     pub fn new(inverse_frequencies: &[f32], positions: usize) -> Self {
-        static NAMES: AtomicU64 = AtomicU64::new(0);
         let angles = (0..positions).flat_map(|p| inverse_frequencies.iter().map(move |f| p as f32 * f));
         let (sin, cos) = angles.map(f32::sin_cos).unzip();
-        let name = NAMES.fetch_add(1, Ordering::Relaxed);
-        Self { cos, sin, rotary: 2 * inverse_frequencies.len(), name }
+        let rotary = 2 * inverse_frequencies.len();
+        Self { cos, sin, rotary, pairs: RopePairs::Halves, name: next_name() }
+    }
+
+    /// Returns the table for heads whose dimensions pair in this way.
+    #[must_use]
+    pub fn with_pairs(self, pairs: RopePairs) -> Self {
+        Self { pairs, ..self }
+    }
+
+    /// Multiplies cosines and sines of each position by `factor(position)`: the rotated dimensions are
+    /// scaled (yarn's and longrope's attention factor, Llama 4's scale of queries).
+    #[must_use]
+    pub fn scaled(mut self, factor: impl Fn(usize) -> f32) -> Self {
+        let half = (self.rotary / 2).max(1);
+        for angles in [&mut self.cos, &mut self.sin] {
+            for (position, row) in angles.chunks_mut(half).enumerate() {
+                let factor = factor(position);
+                row.iter_mut().for_each(|value| *value *= factor);
+            }
+        }
+        Self { name: next_name(), ..self }
     }
 
     /// Returns the table `[positions, rotary/2]`.
@@ -45,6 +75,11 @@ impl RopeTable {
         self.rotary
     }
 
+    /// Returns which dimensions rotate together.
+    pub fn pairs(&self) -> RopePairs {
+        self.pairs
+    }
+
     /// Returns the number of positions in the table.
     pub fn positions(&self) -> usize {
         self.cos.len() / (self.rotary / 2).max(1)
@@ -56,8 +91,14 @@ impl RopeTable {
     }
 }
 
-/// Rotates `x` `[T, heads·head_dim]` in place: dimension `i < rotary/2` of a head pairs with `i +
-/// rotary/2`. `inverse` rotates back, for backward. A position beyond the table is an error.
+/// Returns a name that no table has.
+fn next_name() -> u64 {
+    static NAMES: AtomicU64 = AtomicU64::new(0);
+    NAMES.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Rotates `x` `[T, heads·head_dim]` in place; [`RopePairs`] says which dimensions of a head rotate
+/// together. `inverse` rotates back, for backward. A position beyond the table is an error.
 pub fn rope(
     device: &Device,
     x: ViewMut,

@@ -10,18 +10,24 @@ pub(super) const FAMILY: Family =
     Family { model_type: "gemma", architecture: "GemmaForCausalLM", read, ..llama::FAMILY };
 
 fn read(config: &Config) -> Result<DecoderSpec> {
-    config.refuse_flag("use_bidirectional_attention")?;
     let mut spec = llama::descendant(config, Some(256))?;
+    common(config, &mut spec, "hidden_act")?;
+    Ok(spec)
+}
+
+/// Reads what all Gemmas share, into a description of Llama.
+pub(super) fn common(config: &Config, spec: &mut DecoderSpec, activation: &str) -> Result<()> {
+    config.refuse_flag("use_bidirectional_attention")?;
     spec.norm.kind = NormKind::Rms { offset: 1.0 };
     spec.embedding.scale = (spec.hidden_size as f32).sqrt();
     spec.head.tied = config.flag("tie_word_embeddings", true)?;
     // The official folders say "gelu" and mean the tanh approximation, as transformers takes it
     // too.
-    spec.mlp.activation = match config.activation("hidden_act", "gelu_pytorch_tanh")? {
+    spec.mlp.activation = match config.activation(activation, "gelu_pytorch_tanh")? {
         Activation::Gelu => Activation::GeluTanh,
         other => other,
     };
     let bias = config.flag("attention_bias", false)?;
     (spec.attention.qkv_bias, spec.attention.out_bias) = (bias, bias);
-    Ok(spec)
+    Ok(())
 }

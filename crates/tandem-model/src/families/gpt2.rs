@@ -40,7 +40,7 @@ fn read(config: &Config) -> Result<DecoderSpec> {
     }
     let sizes = Sizes {
         hidden,
-        num_layers: config.count("n_layer")?,
+        num_layers: config.num_layers("n_layer")?,
         heads,
         kv_heads: heads,
         head_dim: hidden / heads,

@@ -4,7 +4,7 @@
 use super::{Family, HfLayout, Sizes, decoder};
 use crate::Result;
 use crate::layout::ParamKind::*;
-use crate::spec::{Config, DecoderSpec, NormKind, NormSpec, Residual};
+use crate::spec::{Config, DecoderSpec, NormKind, NormSpec, Residual, RotaryKeys};
 
 pub(super) const FAMILY: Family = Family {
     model_type: "gpt_neox",
@@ -33,7 +33,7 @@ fn read(config: &Config) -> Result<DecoderSpec> {
     if config.flag("use_parallel_residual", true)? {
         spec.residual = Residual::Parallel { shared_norm: false };
     }
-    spec.rotary = Some(config.rotary(spec.attention.head_dim, 0.25)?);
+    spec.rotate_all(&config.rotary(spec.attention.head_dim, RotaryKeys::partial(0.25))?);
     let attention_bias = config.flag("attention_bias", true)?;
     (spec.attention.qkv_bias, spec.attention.out_bias) = (attention_bias, attention_bias);
     Ok(spec)

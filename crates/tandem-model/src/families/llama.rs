@@ -1,9 +1,9 @@
-//! Llama 1–3: RMSNorm, grouped-query attention, gated feed-forward, Llama-3 rotary scaling.
+//! Llama 1–3: RMSNorm, grouped-query attention, gated feed-forward, every rotary scaling.
 
 use super::{Family, SEPARATE_QKV, Sizes, decoder};
 use crate::Result;
 use crate::layout::ParamKind::{self, *};
-use crate::spec::{Config, DecoderSpec, NormKind, NormSpec};
+use crate::spec::{Config, DecoderSpec, NormKind, NormSpec, RotaryKeys};
 
 pub(super) const FAMILY: Family = Family {
     model_type: "llama",
@@ -16,6 +16,11 @@ pub(super) const FAMILY: Family = Family {
 };
 
 fn read(config: &Config) -> Result<DecoderSpec> {
+    with_biases(config)
+}
+
+/// Reads a [`descendant`] with the biases that `attention_bias` and `mlp_bias` name.
+pub(super) fn with_biases(config: &Config) -> Result<DecoderSpec> {
     let mut spec = descendant(config, None)?;
     let (attention_bias, mlp_bias) = (config.flag("attention_bias", false)?, config.flag("mlp_bias", false)?);
     (spec.attention.qkv_bias, spec.attention.out_bias) = (attention_bias, attention_bias);
@@ -23,13 +28,24 @@ fn read(config: &Config) -> Result<DecoderSpec> {
     Ok(spec)
 }
 
-/// Reads the keys that Llama and its descendants share: no biases, full attention, untied head.
+/// Reads the keys that Llama and its descendants share: no biases, full attention, untied head, heads
+/// that rotate whole.
 pub(super) fn descendant(config: &Config, default_head_dim: Option<usize>) -> Result<DecoderSpec> {
+    let mut spec = unrotated(config, default_head_dim, 1e-6)?;
+    spec.rotate_all(&config.rotary(spec.attention.head_dim, RotaryKeys::whole(10_000.0))?);
+    Ok(spec)
+}
+
+/// Reads what [`descendant`] reads but the rotary embedding.
+pub(super) fn unrotated(
+    config: &Config,
+    default_head_dim: Option<usize>,
+    default_eps: f64,
+) -> Result<DecoderSpec> {
     let sizes = Sizes::read(config, default_head_dim)?;
-    let eps = config.number("rms_norm_eps", 1e-6)? as f32;
+    let eps = config.number("rms_norm_eps", default_eps)? as f32;
     let norm = NormSpec { kind: NormKind::Rms { offset: 0.0 }, eps };
     let mut spec = decoder(config, sizes, norm, config.activation("hidden_act", "silu")?)?;
-    spec.rotary = Some(config.rotary(spec.attention.head_dim, 1.0)?);
     spec.mlp.gated = true;
     Ok(spec)
 }

@@ -3,13 +3,27 @@
 //! A [`Family`] declares how its `config.json` is read and which HF modules hold our parameters. It
 //! contains no mathematics: that follows from the [`DecoderSpec`].
 
+mod ernie4_5;
+mod exaone4;
 mod gemma;
+mod gemma2;
+mod gemma3;
+mod glm4;
 mod gpt2;
 mod gpt_neox;
+mod granite;
 mod llama;
+mod ministral3;
+mod mistral;
+mod olmo2;
+mod olmo3;
 mod phi;
+mod phi3;
 mod qwen2;
 mod qwen3;
+mod seed_oss;
+mod smollm3;
+mod starcoder2;
 
 use serde_json::Value;
 use tandem_kernels::ops::{Activation, HeadShape};
@@ -22,8 +36,29 @@ use crate::spec::{
 };
 
 /// Every supported architecture.
-pub static FAMILIES: [Family; 7] =
-    [llama::FAMILY, phi::FAMILY, gpt2::FAMILY, gpt_neox::FAMILY, qwen2::FAMILY, qwen3::FAMILY, gemma::FAMILY];
+pub static FAMILIES: [Family; 21] = [
+    llama::FAMILY,
+    mistral::FAMILY,
+    ministral3::FAMILY,
+    qwen2::FAMILY,
+    qwen3::FAMILY,
+    gemma::FAMILY,
+    gemma2::FAMILY,
+    gemma3::FAMILY,
+    phi::FAMILY,
+    phi3::FAMILY,
+    olmo2::FAMILY,
+    olmo3::FAMILY,
+    smollm3::FAMILY,
+    granite::FAMILY,
+    glm4::FAMILY,
+    ernie4_5::FAMILY,
+    seed_oss::FAMILY,
+    exaone4::FAMILY,
+    starcoder2::FAMILY,
+    gpt2::FAMILY,
+    gpt_neox::FAMILY,
+];
 
 /// An architecture: its config and its modules.
 pub struct Family {
@@ -111,7 +146,7 @@ impl Sizes {
         let (heads, kv_heads, head_dim) = config.heads(default_head_dim)?;
         Ok(Self {
             hidden: config.count("hidden_size")?,
-            num_layers: config.count("num_hidden_layers")?,
+            num_layers: config.num_layers("num_hidden_layers")?,
             heads,
             kv_heads,
             head_dim,
@@ -133,7 +168,7 @@ fn decoder(config: &Config, sizes: Sizes, norm: NormSpec, activation: Activation
         num_layers,
         max_positions: positions,
         norm,
-        residual: Residual::Sequential,
+        residual: Residual::PRE_NORM,
         attention: AttentionSpec {
             heads,
             kv_heads,
@@ -141,11 +176,11 @@ fn decoder(config: &Config, sizes: Sizes, norm: NormSpec, activation: Activation
             scale: (1.0 / (head_dim as f64).sqrt()) as f32,
             qkv_bias: false,
             out_bias: false,
-            qk_norm: false,
+            qk_norm: None,
             windows: vec![None; num_layers],
             softcap: None,
         },
-        rotary: None,
+        rotary: vec![None; num_layers],
         mlp: MlpSpec { width: mlp, gated: false, activation, up_bias: false, down_bias: false },
         embedding: EmbeddingSpec { scale: 1.0, learned_positions: None },
         head: HeadSpec {

@@ -4,7 +4,7 @@
 use super::{Family, SEPARATE_QKV, Sizes, decoder};
 use crate::Result;
 use crate::layout::ParamKind::*;
-use crate::spec::{Config, DecoderSpec, NormKind, NormSpec, Residual};
+use crate::spec::{Config, DecoderSpec, NormKind, NormSpec, Residual, RotaryKeys};
 
 pub(super) const FAMILY: Family = Family {
     model_type: "phi",
@@ -33,7 +33,7 @@ fn read(config: &Config) -> Result<DecoderSpec> {
     let activation = config.activation("hidden_act", "gelu_new")?;
     let mut spec = decoder(config, Sizes::read(config, None)?, norm, activation)?.with_biases();
     spec.residual = Residual::Parallel { shared_norm: true };
-    spec.rotary = Some(config.rotary(spec.attention.head_dim, 0.5)?);
+    spec.rotate_all(&config.rotary(spec.attention.head_dim, RotaryKeys::partial(0.5))?);
     spec.head.bias = true;
     Ok(spec)
 }

@@ -1,5 +1,7 @@
 //! Attention of a block: project, normalise heads, rotate, attend, project back.
 
+use std::ops::Range;
+
 use tandem_kernels::ops::AttentionShape;
 use tandem_kernels::{DType, Device, Forest, MemoryKind, Tensor, View, ViewMut, ops};
 
@@ -8,7 +10,7 @@ use super::low_rank::LoraIntermediate;
 use super::rows::SomeRows;
 use crate::Result;
 use crate::layout::ParamKind;
-use crate::spec::{AttentionSpec, NormKind};
+use crate::spec::{AttentionSpec, NormKind, QkNorm};
 use crate::weights::{LayerGradients, LayerWeights};
 
 /// Attention over the forest itself, or over a key/value cache.
@@ -113,12 +115,12 @@ pub(super) fn forward(
 ) -> Result<(Attended, Option<Tensor>)> {
     let spec = &walk.decoder.spec().attention;
     let (mut qkv, reduced) = walk.linear(weights, ParamKind::QkvWeight, ParamKind::QkvBias, input)?;
-    let mut normed = if spec.qk_norm { Some(norm_heads(walk, weights, qkv.view())?) } else { None };
-    if let Some(table) = walk.decoder.rope() {
-        let qk = normed.as_mut().map_or_else(|| qkv.view_mut(), |(qk, _)| qk.view_mut());
-        let qk = qk.col_range(0..spec.query_width() + spec.kv_width());
-        ops::rope(walk.device, qk, spec.head_dim, attend.positions(), table, false)?;
-    }
+    let mut normed = match spec.qk_norm {
+        Some(kind) => Some(norm_heads(walk, weights, kind, qkv.view())?),
+        None => None,
+    };
+    let qk = normed.as_mut().map_or_else(|| qkv.view_mut(), |(qk, _)| qk.view_mut());
+    rotate(walk, layer, qk, attend.positions(), false)?;
     let mut output = walk.alloc(input.extent(), spec.query_width(), walk.dtype)?;
     let mut log_sum_exp = walk.alloc(input.extent(), spec.heads, DType::F32)?;
     let (q, k, v) = query_key_value(spec, &qkv, normed.as_ref());
@@ -180,13 +182,10 @@ pub(super) fn backward(
         ops::attention_backward(walk.device, call)?;
     }
     drop((d_output, output, log_sum_exp));
-    if let Some(table) = walk.decoder.rope() {
-        let d_qk = d_qkv.view_mut().col_range(0..spec.query_width() + spec.kv_width());
-        ops::rope(walk.device, d_qk, spec.head_dim, &forest.positions, table, true)?;
-    }
-    if let Some((normed, inverse_rms)) = normed {
+    rotate(walk, layer, d_qkv.view_mut(), &forest.positions, true)?;
+    if let Some(((normed, inverse_rms), kind)) = normed.zip(spec.qk_norm) {
         drop(normed);
-        norm_heads_backward(walk, weights, qkv.view(), inverse_rms.view(), &mut d_qkv, gradients)?;
+        norm_heads_backward(walk, weights, kind, qkv.view(), inverse_rms.view(), &mut d_qkv, gradients)?;
     }
     drop(qkv);
     let (weight, bias) = (ParamKind::QkvWeight, ParamKind::QkvBias);
@@ -195,9 +194,42 @@ pub(super) fn backward(
     walk.linear_input(weights, weight, d_qkv.view(), low_rank, d_input, accumulate)
 }
 
-/// Returns the norm weight of head `head`: query heads first, then key heads.
-fn head_norm(spec: &AttentionSpec, head: usize) -> ParamKind {
-    if head < spec.heads { ParamKind::QNormWeight } else { ParamKind::KNormWeight }
+/// Rotates the queries and keys of a block, the first columns of `qk`, in place; `inverse` rotates
+/// their gradient back.
+fn rotate(walk: &LayerExecutor, layer: usize, qk: ViewMut, positions: &[u32], inverse: bool) -> Result<()> {
+    let spec = &walk.decoder.spec().attention;
+    let Some(rope) = walk.decoder.rope(layer) else { return Ok(()) };
+    let [queries, keys, _] = {
+        let rest = qk.cols() - spec.query_width() - spec.kv_width();
+        match rope.keys {
+            None => qk.split_cols([spec.query_width() + spec.kv_width(), 0, rest]),
+            Some(_) => qk.split_cols([spec.query_width(), spec.kv_width(), rest]),
+        }
+    };
+    ops::rope(walk.device, queries, spec.head_dim, positions, &rope.queries, inverse)?;
+    if let Some(table) = &rope.keys {
+        ops::rope(walk.device, keys, spec.head_dim, positions, table, inverse)?;
+    }
+    Ok(())
+}
+
+/// Lists the parts of queries and keys that are normalised together, by columns of the projection,
+/// with their norm's weight: each query head, then each key head, or all query heads, then all key
+/// heads.
+fn norm_groups(
+    spec: &AttentionSpec,
+    kind: QkNorm,
+) -> impl Iterator<Item = (ParamKind, Range<usize>)> + use<> {
+    let (query, both) = (spec.query_width(), spec.query_width() + spec.kv_width());
+    let (query_step, key_step) = match kind {
+        QkNorm::PerHead => (spec.head_dim, spec.head_dim),
+        QkNorm::Full => (query, both - query),
+    };
+    let groups = |part, range: Range<usize>, step| {
+        range.step_by(step).map(move |start: usize| (part, start..start + step))
+    };
+    let queries = groups(ParamKind::QNormWeight, 0..query, query_step);
+    queries.chain(groups(ParamKind::KNormWeight, query..both, key_step))
 }
 
 fn rms_offset(walk: &LayerExecutor) -> f32 {
@@ -207,55 +239,60 @@ fn rms_offset(walk: &LayerExecutor) -> f32 {
     }
 }
 
-/// Normalises each query and key head of `qkv` by its own rms: `([T, (H+K)·d], inverse rms [H+K,
+/// Normalises queries and keys of `qkv` by the rms of each group: `([T, (H+K)·d], inverse rms [groups,
 /// T])`.
-fn norm_heads(walk: &LayerExecutor, weights: &LayerWeights, qkv: View) -> Result<(Tensor, Tensor)> {
+fn norm_heads(
+    walk: &LayerExecutor,
+    weights: &LayerWeights,
+    kind: QkNorm,
+    qkv: View,
+) -> Result<(Tensor, Tensor)> {
     let (spec, eps, offset) =
         (&walk.decoder.spec().attention, walk.decoder.spec().norm.eps, rms_offset(walk));
-    let (heads, d) = (spec.heads + spec.kv_heads, spec.head_dim);
-    let mut qk = walk.alloc(qkv.extent(), heads * d, walk.dtype)?;
-    let mut inverse = walk.alloc_turned(heads, qkv.extent())?;
-    for head in 0..heads {
-        let weight = weights.require(head_norm(spec, head))?;
-        let cols = head * d..(head + 1) * d;
-        let (y, r) = (qk.view_mut().col_range(cols.clone()), inverse.view_mut().row_range(head..head + 1));
+    let mut qk = walk.alloc(qkv.extent(), spec.query_width() + spec.kv_width(), walk.dtype)?;
+    let mut inverse = walk.alloc_turned(norm_groups(spec, kind).count(), qkv.extent())?;
+    for (group, (part, cols)) in norm_groups(spec, kind).enumerate() {
+        let weight = weights.require(part)?;
+        let (y, r) = (qk.view_mut().col_range(cols.clone()), inverse.view_mut().row_range(group..group + 1));
         let call = ops::RmsNorm { x: qkv.col_range(cols), w: weight, offset, eps, y, inverse_rms: r };
         ops::rms_norm(walk.device, call)?;
     }
     Ok((qk, inverse))
 }
 
-/// Turns the gradient of the normalised heads in `d_qkv` into that of the projected ones, in place.
+/// Turns the gradient of the normalised queries and keys in `d_qkv` into that of the projected ones, in
+/// place.
 fn norm_heads_backward(
     walk: &LayerExecutor,
     weights: &LayerWeights,
+    kind: QkNorm,
     qkv: View,
     inverse: View,
     d_qkv: &mut Tensor,
     gradients: &mut LayerGradients,
 ) -> Result<()> {
     let (spec, offset) = (&walk.decoder.spec().attention, rms_offset(walk));
-    let d = spec.head_dim;
-    let mut d_head = walk.alloc(qkv.extent(), d, DType::F32)?;
+    let widest = norm_groups(spec, kind).map(|(_, cols)| cols.len()).max().expect("a model has heads");
+    let mut d_group = walk.alloc(qkv.extent(), widest, DType::F32)?;
     // One weight serves the heads of all ranks, so its gradient is summed over ranks.
     let mut d_weights = match walk.split {
-        Some(_) => Some(walk.device.zeros(MemoryKind::Activations, 2, d, DType::F32)?),
+        Some(_) => Some(walk.device.zeros(MemoryKind::Activations, 2, widest, DType::F32)?),
         None => None,
     };
-    for head in 0..spec.heads + spec.kv_heads {
-        let (part, cols) = (head_norm(spec, head), head * d..(head + 1) * d);
-        let (weight, r) = (weights.require(part)?, inverse.row_range(head..head + 1));
-        ops::fill_zero(walk.device, d_head.view_mut())?;
+    for (group, (part, cols)) in norm_groups(spec, kind).enumerate() {
+        let (weight, r) = (weights.require(part)?, inverse.row_range(group..group + 1));
+        let width = cols.len();
+        ops::fill_zero(walk.device, d_group.view_mut().col_range(0..width))?;
         let dy = d_qkv.view().col_range(cols.clone());
         let row = usize::from(part == ParamKind::KNormWeight);
         let (x, dw) = match &mut d_weights {
             Some(terms) => (qkv.col_range(cols.clone()), Some(terms.view_mut().row_range(row..row + 1))),
             None => (qkv.col_range(cols.clone()), gradients.get_mut(part)),
         };
-        let call =
-            ops::RmsNormBackward { x, w: weight, offset, inverse_rms: r, dy, dx: d_head.view_mut(), dw };
+        let dx = d_group.view_mut().col_range(0..width);
+        let call = ops::RmsNormBackward { x, w: weight, offset, inverse_rms: r, dy, dx, dw };
         ops::rms_norm_backward(walk.device, call)?;
-        ops::cast(walk.device, d_head.view(), d_qkv.view_mut().col_range(cols))?;
+        ops::cast(walk.device, d_group.view().col_range(0..width), d_qkv.view_mut().col_range(cols))?;
     }
     d_weights.map_or(Ok(()), |terms| {
         walk.add_terms(terms, &[ParamKind::QNormWeight, ParamKind::KNormWeight], gradients)

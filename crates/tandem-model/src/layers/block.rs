@@ -17,6 +17,9 @@
 //!
 //! In a parallel block `n2 = norm2(x)`, or `n1` where one norm serves both halves.
 //!
+//! A sequential block may normalise what a half gives before or instead of what it takes, and scale
+//! it: `m = x + s · post1(a · Woutᵀ + b)`, and so for `y`. Without norms before, `n1 = x` and `n2 = m`.
+//!
 //! Backward, from `dy_RD` to `dx_TD`. Each product `z = x · Wᵀ + b` also adds `dW += dzᵀ · x` and
 //! `db += Σ_rows dz`:
 //!
@@ -32,7 +35,8 @@
 //! ```
 //!
 //! In a parallel block `dm = dy`, and both norms' gradients are added to `dx`; a shared norm's are
-//! summed first.
+//! summed first. Where a half's output is normalised or scaled, `dy` and `dm` go through `post′` and
+//! `s` on their way into its products.
 //!
 //! Tensor parallelism: a rank holds some heads and channels, and its own rows of the residual
 //! stream. `norm` gathers the rows of all ranks, [`LayerExecutor::join`] sums the ranks' terms where a half
@@ -42,12 +46,14 @@
 //! Memory: [`SavePolicy`] says which tensors stay for backward; the others are dropped as soon as nothing
 //! reads them.
 
-use tandem_kernels::{DType, Extent, Forest, Tensor, View};
+use tandem_kernels::{DType, Extent, Forest, Tensor, View, ops};
 
 use super::attention::{self, Attended, AttentionKernel, ForestAttention};
 use super::away::OffloadedActivation;
 use super::low_rank::LoraIntermediate;
-use super::norm::{NORM1, NORM2, NormParts, Normed, norm, norm_backward, restore};
+use super::norm::{
+    NORM1, NORM2, NormParts, Normed, POST_NORM1, POST_NORM2, norm, norm_after, norm_backward, restore,
+};
 use super::rows::{BlockRows, SequenceParallelRows, SomeRows};
 use super::{LayerExecutor, SelectedRows, mlp};
 use crate::Result;
@@ -94,7 +100,17 @@ struct Inner {
     up: Option<Tensor>,
     /// `h`.
     hidden: Option<Tensor>,
+    /// What attention gave, before its norm.
+    attention_term: Option<HalfTerm>,
+    /// What the feed-forward gave, before its norm.
+    mlp_term: Option<HalfTerm>,
     reduced: LoraIntermediate,
+}
+
+/// Output of a half before the norm that follows it, `[R,D]` f32, and that norm's statistics.
+struct HalfTerm {
+    output: Tensor,
+    normed: Normed,
 }
 
 impl Inner {
@@ -114,6 +130,7 @@ impl Inner {
         if keep < SavePolicy::Selective {
             self.attended.drop_output();
             self.reduced.out = None;
+            self.attention_term = None;
         }
     }
 
@@ -153,26 +170,103 @@ impl Block<'_> {
     ) -> Result<(Tensor, SavedBlock)> {
         let mut input = Some(x);
         let mut inner = self.inner(&mut input, attend, &rows, keep)?;
-        let (hidden, middle) = inner.hidden.as_ref().zip(inner.middle.as_ref()).expect("inner() leaves both");
-        // Beside a parallel feed-forward the middle is this rank's term: the block is summed over
-        // ranks once, here.
-        let (walk, weight, bias) = (self.walk, ParamKind::DownWeight, ParamKind::DownBias);
-        let (hidden, middle) = (hidden.view(), middle.view());
-        let (y, reduced) = walk.linear_term(self.weights, weight, bias, hidden, middle, rows.after())?;
-        let y = walk.join(y, rows.after())?;
+        let y = self.last_product(&mut inner, &rows)?;
         if keep < SavePolicy::AllButNorms {
             inner.hidden = None;
         }
-        inner.reduced.down = reduced;
-        if self.residual() != Residual::Sequential {
+        if !matches!(self.residual(), Residual::Sequential { .. }) {
             inner.middle = None;
         }
         let inner = (keep >= SavePolicy::Selective).then_some(inner);
         Ok((y, SavedBlock { input, away: None, rows, inner }))
     }
 
+    /// Computes the residual stream after the block from `h` and `m`.
+    fn last_product(&self, inner: &mut Inner, rows: &BlockRows) -> Result<Tensor> {
+        let (hidden, middle) = inner.hidden.as_ref().zip(inner.middle.as_ref()).expect("inner() leaves both");
+        // Beside a parallel feed-forward the middle is this rank's term: the block is summed over
+        // ranks once, here.
+        let (walk, weight, bias) = (self.walk, ParamKind::DownWeight, ParamKind::DownBias);
+        let (hidden, middle) = (hidden.view(), middle.view());
+        let residual = (!self.changes_terms()).then_some(middle);
+        let (y, reduced) = walk.linear_term(self.weights, weight, bias, hidden, residual, rows.after())?;
+        let y = walk.join(y, rows.after())?;
+        let (y, term) = self.add_term(y, middle, POST_NORM2, rows.after())?;
+        (inner.reduced.down, inner.mlp_term) = (reduced, term);
+        Ok(y)
+    }
+
     fn residual(&self) -> Residual {
         self.walk.decoder.spec().residual
+    }
+
+    /// Returns the factor on what a half adds to the residual stream.
+    fn residual_scale(&self) -> f32 {
+        match self.residual() {
+            Residual::Sequential { scale, .. } => scale,
+            Residual::Parallel { .. } => 1.0,
+        }
+    }
+
+    /// Returns whether a half's output is normalised or scaled before it joins the residual stream.
+    fn changes_terms(&self) -> bool {
+        self.walk.decoder.spec().norms_after() || self.residual_scale() != 1.0
+    }
+
+    /// Adds a half's output to this rank's rows of the residual stream. `output` contains the stream
+    /// already unless the output is normalised or scaled first.
+    fn add_term(
+        &self,
+        output: Tensor,
+        stream: View,
+        post_norm: NormParts,
+        rows: &SequenceParallelRows,
+    ) -> Result<(Tensor, Option<HalfTerm>)> {
+        if !self.changes_terms() {
+            return Ok((output, None));
+        }
+        let (walk, scale) = (self.walk, self.residual_scale());
+        let (mut sum, term) = if walk.decoder.spec().norms_after() {
+            let (y, normed) = norm_after(walk, self.weights, post_norm, output.view(), rows.own_extent())?;
+            (y, Some(HalfTerm { output, normed }))
+        } else {
+            (output, None)
+        };
+        if scale != 1.0 {
+            ops::scale(walk.device, sum.view_mut(), scale)?;
+        }
+        ops::add(walk.device, stream, sum.view_mut())?;
+        Ok((sum, term))
+    }
+
+    /// Computes the gradient of a half's output from `dy`, that of the residual stream after it, this
+    /// rank's rows. `None` if they are the same.
+    fn term_backward(
+        &self,
+        term: Option<HalfTerm>,
+        post_norm: NormParts,
+        dy: View,
+        gradients: &mut LayerGradients,
+    ) -> Result<Option<Tensor>> {
+        let (walk, scale) = (self.walk, self.residual_scale());
+        let scaled = if scale == 1.0 { None } else { Some(self.scaled(dy, scale)?) };
+        if !walk.decoder.spec().norms_after() {
+            return Ok(scaled);
+        }
+        let dy = scaled.as_ref().map_or(dy, Tensor::view);
+        let HalfTerm { output, normed } = term.expect("forward kept the half's output");
+        let mut d_term = walk.alloc(dy.extent(), dy.cols(), DType::F32)?;
+        ops::fill_zero(walk.device, d_term.view_mut())?;
+        self.norm_backward(post_norm, output.view(), &normed, dy, &mut d_term, gradients)?;
+        Ok(Some(d_term))
+    }
+
+    /// Computes `scale · x`, f32.
+    fn scaled(&self, x: View, scale: f32) -> Result<Tensor> {
+        let mut y = self.walk.alloc(x.extent(), x.cols(), DType::F32)?;
+        ops::cast(self.walk.device, x, y.view_mut())?;
+        ops::scale(self.walk.device, y.view_mut(), scale)?;
+        Ok(y)
     }
 
     /// Computes all but the last product; `hidden` and `middle` stay whatever `keep` says. Backward
@@ -191,23 +285,36 @@ impl Block<'_> {
         let norm1 = norm(walk, weights, NORM1, x, &rows.tokens)?;
         let (attended, qkv) = attention::forward(walk, weights, self.index, norm1.output(), attend)?;
         let reduced = LoraIntermediate { qkv, ..LoraIntermediate::default() };
-        let mut inner = Inner { norm1, attended, middle: None, norm2: None, up: None, hidden: None, reduced };
+        let mut inner = Inner {
+            norm1,
+            attended,
+            middle: None,
+            norm2: None,
+            up: None,
+            hidden: None,
+            attention_term: None,
+            mlp_term: None,
+            reduced,
+        };
         inner.after_attention(keep, residual);
 
         let x_picked = walk.pick(x, rows.own_picked())?;
         let (mut middle, out) = {
             let heads = walk.pick(inner.attended.output(), rows.picked())?;
             let (weight, bias) = (ParamKind::OutWeight, ParamKind::OutBias);
-            walk.linear_term(weights, weight, bias, heads.view(), x_picked.view(), rows.after())?
+            let stream = (!self.changes_terms()).then_some(x_picked.view());
+            walk.linear_term(weights, weight, bias, heads.view(), stream, rows.after())?
         };
-        if residual == Residual::Sequential {
-            middle = walk.join(middle, rows.after())?;
+        if matches!(residual, Residual::Sequential { .. }) {
+            let joined = walk.join(middle, rows.after())?;
+            (middle, inner.attention_term) =
+                self.add_term(joined, x_picked.view(), POST_NORM1, rows.after())?;
         }
         inner.reduced.out = out;
         inner.after_projection(keep);
 
         inner.norm2 = match residual {
-            Residual::Sequential => Some(norm(walk, weights, NORM2, middle.view(), rows.after())?),
+            Residual::Sequential { .. } => Some(norm(walk, weights, NORM2, middle.view(), rows.after())?),
             Residual::Parallel { shared_norm: false } => {
                 Some(norm(walk, weights, NORM2, x_picked.view(), rows.after())?)
             }
@@ -247,12 +354,16 @@ impl Block<'_> {
             Some(inner) => inner,
             None => {
                 let mut attend = ForestAttention { device: self.walk.device, forest };
-                self.inner(&mut input, &mut attend, &rows, SavePolicy::All)?
+                let mut inner = self.inner(&mut input, &mut attend, &rows, SavePolicy::All)?;
+                if self.walk.decoder.spec().norms_after() {
+                    self.last_product(&mut inner, &rows)?;
+                }
+                inner
             }
         };
         let x = input.expect("forward kept the block's input");
         match self.residual() {
-            Residual::Sequential => {
+            Residual::Sequential { .. } => {
                 let middle = inner.middle.take().expect("forward kept the middle");
                 self.mlp_half(&mut inner, middle.view(), rows.after(), dx, gradients)?;
                 drop(middle);
@@ -278,8 +389,10 @@ impl Block<'_> {
         restore(walk, weights, NORM2, middle, shares, &mut norm2)?;
         let mut dn = walk.alloc(shares.all(), dx.cols(), DType::F32)?;
         {
-            let whole = walk.whole(dx.view(), shares, walk.dtype)?;
-            let dy = whole.as_ref().map_or_else(|| dx.view(), Tensor::view);
+            let d_term = self.term_backward(inner.mlp_term.take(), POST_NORM2, dx.view(), gradients)?;
+            let d_own = d_term.as_ref().map_or_else(|| dx.view(), Tensor::view);
+            let whole = walk.whole(d_own, shares, walk.dtype)?;
+            let dy = whole.as_ref().map_or(d_own, Tensor::view);
             let (up, hidden) = (inner.up.take(), inner.hidden.take());
             self.mlp_backward(up, hidden, &mut inner.reduced, norm2.output(), dy, &mut dn, gradients)?;
         }
@@ -299,12 +412,14 @@ impl Block<'_> {
         gradients: &mut LayerGradients,
     ) -> Result<()> {
         let (walk, weights) = (self.walk, self.weights);
-        let Inner { mut norm1, attended, reduced, .. } = inner;
+        let Inner { mut norm1, attended, reduced, attention_term, .. } = inner;
         restore(walk, weights, NORM1, x, &rows.tokens, &mut norm1)?;
         let mut dn = walk.alloc(rows.tokens.all(), x.cols(), DType::F32)?;
         {
-            let whole = walk.whole(dx.view(), rows.after(), walk.dtype)?;
-            let dy = whole.as_ref().map_or_else(|| dx.view(), Tensor::view);
+            let d_term = self.term_backward(attention_term, POST_NORM1, dx.view(), gradients)?;
+            let d_own = d_term.as_ref().map_or_else(|| dx.view(), Tensor::view);
+            let whole = walk.whole(d_own, rows.after(), walk.dtype)?;
+            let dy = whole.as_ref().map_or(d_own, Tensor::view);
             let (n, dn, picked) = (norm1.output(), dn.view_mut(), rows.picked());
             attention::backward(
                 walk, weights, self.index, n, attended, reduced, picked, forest, dy, dn, false, gradients,

@@ -224,7 +224,7 @@ impl LayerExecutor<'_> {
         Ok((y, reduced))
     }
 
-    /// Computes this rank's term of `x · wᵀ (+ bias) + residual`, f32, and returns it with the
+    /// Computes this rank's term of `x · wᵀ (+ bias) (+ residual)`, f32, and returns it with the
     /// result of [`LayerExecutor::linear_into`]. `residual` is a term of all rows, or this rank's rows of
     /// the stream.
     fn linear_term(
@@ -233,15 +233,17 @@ impl LayerExecutor<'_> {
         weight: ParamKind,
         bias: ParamKind,
         x: View,
-        residual: View,
+        residual: Option<View>,
         shares: &SequenceParallelRows,
     ) -> Result<(Tensor, Option<Tensor>)> {
         let bias = weights.get(bias).filter(|_| self.leads());
         let mut y = self.alloc(x.extent(), weights.require(weight)?.rows(), DType::F32)?;
-        let has_all_rows = residual.rows() == y.rows();
-        let residual_of_all = has_all_rows.then_some(residual);
-        let reduced = self.linear_into(weights, (weight, bias), x, residual_of_all, &mut y)?;
-        if !has_all_rows {
+        let (of_all, own) = match residual {
+            Some(residual) if residual.rows() == y.rows() => (Some(residual), None),
+            own => (None, own),
+        };
+        let reduced = self.linear_into(weights, (weight, bias), x, of_all, &mut y)?;
+        if let Some(residual) = own {
             ops::add(self.device, residual, y.view_mut().row_range(shares.own()))?;
         }
         Ok((y, reduced))

@@ -1,7 +1,7 @@
 //! Norm over the hidden dimension, forward and backward. A rank normalises its own rows and gathers
 //! the others'.
 
-use tandem_kernels::{DType, MemoryKind, Tensor, View, ViewMut, ops};
+use tandem_kernels::{DType, Extent, MemoryKind, Tensor, View, ViewMut, ops};
 
 use super::LayerExecutor;
 use super::rows::SequenceParallelRows;
@@ -12,8 +12,9 @@ use crate::weights::{LayerGradients, LayerWeights};
 
 /// Statistics of a norm, and its output unless it is computed again.
 pub(crate) struct Normed {
-    /// `[1,T]` inverse rms, or `[T,2]` mean and inverse deviation, of this rank's rows.
-    statistics: Tensor,
+    /// `[1,T]` inverse rms, or `[T,2]` mean and inverse deviation, of this rank's rows. `None` where the
+    /// model has no norm, and the output is the input.
+    statistics: Option<Tensor>,
     /// `[T,D]` in the compute type, of all rows.
     output: Option<Tensor>,
 }
@@ -33,9 +34,13 @@ impl Normed {
 pub(crate) type NormParts = (ParamKind, ParamKind);
 pub(crate) const NORM1: NormParts = (ParamKind::Norm1Weight, ParamKind::Norm1Bias);
 pub(crate) const NORM2: NormParts = (ParamKind::Norm2Weight, ParamKind::Norm2Bias);
+/// The norms after a half; no family's has a bias.
+pub(crate) const POST_NORM1: NormParts = (ParamKind::PostNorm1Weight, ParamKind::PostNorm1Weight);
+pub(crate) const POST_NORM2: NormParts = (ParamKind::PostNorm2Weight, ParamKind::PostNorm2Weight);
 pub(crate) const FINAL_NORM: NormParts = (ParamKind::FinalNormWeight, ParamKind::FinalNormBias);
 
-/// Normalises `x` `[T,D]` f32, this rank's rows, into the compute type; gathers all rows.
+/// Normalises `x` `[T,D]` f32, this rank's rows, into the compute type; gathers all rows. Where the
+/// model has no norm, the rows themselves are cast and gathered.
 pub(crate) fn norm(
     walk: &LayerExecutor,
     weights: &LayerWeights,
@@ -43,13 +48,45 @@ pub(crate) fn norm(
     x: View,
     shares: &SequenceParallelRows,
 ) -> Result<Normed> {
-    let spec = walk.decoder.spec().norm;
-    let weight = weights.require(parts.0)?;
     let mut output = walk.alloc(shares.all(), x.cols(), walk.dtype)?;
     let y = output.view_mut().row_range(shares.own());
-    let statistics = match spec.kind {
+    let statistics = if parts == FINAL_NORM || walk.decoder.spec().norms_before() {
+        Some(normalise(walk, weights, parts, x, y, shares.own_extent())?)
+    } else {
+        ops::cast(walk.device, x, y)?;
+        None
+    };
+    walk.gather_rows(&mut output, shares)?;
+    Ok(Normed { statistics, output: Some(output) })
+}
+
+/// Normalises the output `x` `[R,D]` f32 of a half, this rank's rows, in f32.
+pub(crate) fn norm_after(
+    walk: &LayerExecutor,
+    weights: &LayerWeights,
+    parts: NormParts,
+    x: View,
+    rows: Extent,
+) -> Result<(Tensor, Normed)> {
+    let mut y = walk.alloc(rows, x.cols(), DType::F32)?;
+    let statistics = Some(normalise(walk, weights, parts, x, y.view_mut(), rows)?);
+    Ok((y, Normed { statistics, output: None }))
+}
+
+/// Normalises rows of `x` into `y`; returns the statistics.
+fn normalise(
+    walk: &LayerExecutor,
+    weights: &LayerWeights,
+    parts: NormParts,
+    x: View,
+    y: ViewMut,
+    rows: Extent,
+) -> Result<Tensor> {
+    let spec = walk.decoder.spec().norm;
+    let weight = weights.require(parts.0)?;
+    Ok(match spec.kind {
         NormKind::Rms { offset } => {
-            let mut inverse = walk.alloc_turned(1, shares.own_extent())?;
+            let mut inverse = walk.alloc_turned(1, rows)?;
             let call =
                 ops::RmsNorm { x, w: weight, offset, eps: spec.eps, y, inverse_rms: inverse.view_mut() };
             ops::rms_norm(walk.device, call)?;
@@ -57,15 +94,13 @@ pub(crate) fn norm(
         }
         NormKind::Layer => {
             let bias = weights.require(parts.1)?;
-            let mut moments = walk.alloc(shares.own_extent(), 2, DType::F32)?;
+            let mut moments = walk.alloc(rows, 2, DType::F32)?;
             let call =
                 ops::LayerNorm { x, w: weight, b: bias, eps: spec.eps, y, mean_inverse: moments.view_mut() };
             ops::layer_norm(walk.device, call)?;
             moments
         }
-    };
-    walk.gather_rows(&mut output, shares)?;
-    Ok(Normed { statistics, output: Some(output) })
+    })
 }
 
 /// Computes the output again if it was dropped: the same operation on the same input gives the same
@@ -96,12 +131,13 @@ pub(crate) fn norm_backward(
     dx: ViewMut,
     gradients: &mut LayerGradients,
 ) -> Result<()> {
+    let Some(statistics) = &normed.statistics else { return Ok(ops::add(walk.device, dy, dx)?) };
+    let statistics = statistics.view();
     let weight = weights.require(parts.0)?;
-    let statistics = normed.statistics.view();
     // A rank's rows give a term of the gradient of weights that every rank holds.
     let mut terms = match walk.split {
         Some(_) if gradients.trains(parts.0) => {
-            let num_parts = 1 + usize::from(gradients.trains(parts.1));
+            let num_parts = 1 + usize::from(parts.1 != parts.0 && gradients.trains(parts.1));
             Some(walk.device.zeros(MemoryKind::Activations, num_parts, x.cols(), DType::F32)?)
         }
         _ => None,
@@ -111,6 +147,7 @@ pub(crate) fn norm_backward(
             let [dw, db] = terms.view_mut().split_rows(1);
             (Some(dw), Some(db).filter(|db| db.rows() > 0))
         }
+        None if parts.0 == parts.1 => (gradients.get_mut(parts.0), None),
         None => gradients.each_mut(parts.0, parts.1),
     };
     match walk.decoder.spec().norm.kind {

@@ -9,7 +9,7 @@ pub use stage::PipelineStage;
 
 use tandem_kernels::STATE_BLOCK;
 
-use crate::spec::{DecoderSpec, NormKind, Residual};
+use crate::spec::{DecoderSpec, NormKind, QkNorm, Residual};
 
 /// Layer: the unit in which weights are fetched and gradients are emitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -53,9 +53,9 @@ pub enum ParamKind {
     OutWeight,
     /// `[1, D]`.
     OutBias,
-    /// `[1, d]`: one norm for every query head.
+    /// `[1, d]`: one norm for every query head; `[1, H·d]` if they are normalised together.
     QNormWeight,
-    /// `[1, d]`: one norm for every key head.
+    /// `[1, d]`: one norm for every key head; `[1, K·d]` if they are normalised together.
     KNormWeight,
     /// `[1, D]`: the norm before the feed-forward.
     Norm2Weight,
@@ -112,6 +112,10 @@ pub enum ParamKind {
     HeadLoraB,
     /// `[1, D]`: weight of a score head, in f32.
     ScoreWeight,
+    /// `[1, D]`: the norm after attention.
+    PostNorm1Weight,
+    /// `[1, D]`: the norm after the feed-forward.
+    PostNorm2Weight,
 }
 
 /// Parts of a matrix's low-rank terms.
@@ -234,6 +238,8 @@ impl ParamKind {
             Self::HeadLoraA => "head_lora_a",
             Self::HeadLoraB => "head_lora_b",
             Self::ScoreWeight => "score_weight",
+            Self::PostNorm1Weight => "post_norm1_weight",
+            Self::PostNorm2Weight => "post_norm2_weight",
         }
     }
 
@@ -265,6 +271,8 @@ impl ParamKind {
                 | Self::FinalNormWeight
                 | Self::QNormWeight
                 | Self::KNormWeight
+                | Self::PostNorm1Weight
+                | Self::PostNorm2Weight
         )
     }
 }
@@ -376,22 +384,30 @@ impl LayerLayout {
     fn block(spec: &DecoderSpec) -> Self {
         let (hidden, attention, mlp) = (spec.hidden_size, &spec.attention, &spec.mlp);
         let layer_norm = spec.norm.kind == NormKind::Layer;
-        let second_norm = spec.residual != Residual::Parallel { shared_norm: true };
+        let (before, after) = (spec.norms_before(), spec.norms_after());
+        let second_norm = before && spec.residual != Residual::Parallel { shared_norm: true };
+        let (qk_norm, [q_norm, k_norm]) = match attention.qk_norm {
+            Some(QkNorm::Full) => (true, [attention.query_width(), attention.kv_width()]),
+            Some(QkNorm::PerHead) => (true, [attention.head_dim; 2]),
+            None => (false, [0; 2]),
+        };
         let parts = [
-            (true, ParamKind::Norm1Weight, 1, hidden),
-            (layer_norm, ParamKind::Norm1Bias, 1, hidden),
+            (before, ParamKind::Norm1Weight, 1, hidden),
+            (before && layer_norm, ParamKind::Norm1Bias, 1, hidden),
             (true, ParamKind::QkvWeight, attention.qkv_width(), hidden),
             (attention.qkv_bias, ParamKind::QkvBias, 1, attention.qkv_width()),
             (true, ParamKind::OutWeight, hidden, attention.query_width()),
             (attention.out_bias, ParamKind::OutBias, 1, hidden),
-            (attention.qk_norm, ParamKind::QNormWeight, 1, attention.head_dim),
-            (attention.qk_norm, ParamKind::KNormWeight, 1, attention.head_dim),
+            (qk_norm, ParamKind::QNormWeight, 1, q_norm),
+            (qk_norm, ParamKind::KNormWeight, 1, k_norm),
+            (after, ParamKind::PostNorm1Weight, 1, hidden),
             (second_norm, ParamKind::Norm2Weight, 1, hidden),
             (second_norm && layer_norm, ParamKind::Norm2Bias, 1, hidden),
             (true, ParamKind::UpWeight, mlp.up_width(), hidden),
             (mlp.up_bias, ParamKind::UpBias, 1, mlp.up_width()),
             (true, ParamKind::DownWeight, hidden, mlp.width),
             (mlp.down_bias, ParamKind::DownBias, 1, hidden),
+            (after, ParamKind::PostNorm2Weight, 1, hidden),
         ];
         let present: Vec<_> = parts.into_iter().filter(|p| p.0).map(|(_, part, r, c)| (part, r, c)).collect();
         Self::new(&present, None)

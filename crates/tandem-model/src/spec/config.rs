@@ -5,8 +5,14 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 use tandem_kernels::ops::Activation;
 
-use super::{RotaryScaling, RotarySpec};
+use super::{QueryScale, RotaryScaling, RotarySpec};
 use crate::{ModelError, Result};
+
+/// Largest size that a config may name. Products of two sizes then fit 64 bits.
+const LARGEST_COUNT: u64 = i32::MAX as u64;
+
+/// Most blocks that a config may name. Lists by block are made before any weight is read.
+const MOST_LAYERS: usize = 16_384;
 
 /// Parsed `config.json`. A key that is `null` counts as absent.
 #[derive(Clone, Debug)]
@@ -58,7 +64,10 @@ impl Config {
     pub fn count_if(&self, key: &str) -> Result<Option<usize>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         match value.as_u64() {
-            Some(n) if n > 0 => Ok(Some(n as usize)),
+            Some(n) if n > 0 && n <= LARGEST_COUNT => Ok(Some(n as usize)),
+            Some(n) if n > LARGEST_COUNT => {
+                Err(self.expected(key, &format!("at most {LARGEST_COUNT}"), value))
+            }
             _ => Err(self.expected(key, "a positive integer", value)),
         }
     }
@@ -66,6 +75,22 @@ impl Config {
     /// Returns a positive integer that must be present.
     pub fn count(&self, key: &str) -> Result<usize> {
         self.count_if(key)?.ok_or_else(|| self.error(format!("{key} is missing")))
+    }
+
+    /// Returns the number of blocks.
+    pub fn num_layers(&self, key: &str) -> Result<usize> {
+        match self.count(key)? {
+            layers if layers <= MOST_LAYERS => Ok(layers),
+            layers => Err(self.error(format!("{key} is {layers}, expected at most {MOST_LAYERS}"))),
+        }
+    }
+
+    /// Returns an integer that may be zero, if the key is present.
+    pub fn count_or_zero(&self, key: &str) -> Result<Option<usize>> {
+        match self.value(key) {
+            Some(value) if value.as_u64() == Some(0) => Ok(Some(0)),
+            _ => self.count_if(key),
+        }
     }
 
     /// Returns a token's id, if the key is present.
@@ -80,6 +105,37 @@ impl Config {
     pub fn number(&self, key: &str, default: f64) -> Result<f64> {
         let Some(value) = self.value(key) else { return Ok(default) };
         value.as_f64().ok_or_else(|| self.expected(key, "a number", value))
+    }
+
+    /// Returns a positive number, or the default.
+    pub fn positive(&self, key: &str, default: f64) -> Result<f64> {
+        match self.number(key, default)? {
+            n if n.is_finite() && n > 0.0 => Ok(n),
+            n => Err(self.error(format!("{key} is {n}, expected a positive number"))),
+        }
+    }
+
+    /// Returns a soft cap: the default where the key is absent, none where it is `null`.
+    pub fn cap(&self, key: &str, default: Option<f64>) -> Result<Option<f32>> {
+        Ok(match self.map.get(key) {
+            None => default.map(|cap| cap as f32),
+            Some(Value::Null) => None,
+            Some(_) => Some(self.positive(key, 1.0)? as f32),
+        })
+    }
+
+    /// Returns a flag for each layer, written as 0 and 1 or as booleans, if the key is present.
+    pub fn flags_by_layer(&self, key: &str, layers: usize) -> Result<Option<Vec<bool>>> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        let one = |v: &Value| v.as_bool().or_else(|| v.as_u64().filter(|n| *n < 2).map(|n| n == 1));
+        let list = value.as_array().filter(|list| list.len() == layers);
+        let list = list.and_then(|list| list.iter().map(one).collect::<Option<Vec<_>>>());
+        list.map(Some).ok_or_else(|| self.expected(key, &format!("a list of {layers} times 0 or 1"), value))
+    }
+
+    /// Returns whether the config has rotary parameters.
+    pub fn has_rotary(&self) -> bool {
+        self.value("rope_parameters").or_else(|| self.value("rope_scaling")).is_some()
     }
 
     /// Returns a flag, or the default.
@@ -148,72 +204,341 @@ impl Config {
         ids.ok_or_else(|| self.expected("eos_token_id", "a token id or a list of them", value))
     }
 
-    /// Returns each block's window, from `sliding_window`, `use_sliding_window`,
-    /// `max_window_layers` and `layer_types`.
-    pub fn windows(&self, layers: usize) -> Result<Vec<Option<u32>>> {
-        let used = self.flag("use_sliding_window", false)?;
-        let window = self.count_if("sliding_window")?.filter(|_| used).map(|w| w as u32);
-        let first = self.count_if("max_window_layers")?.unwrap_or(28);
-        let Some(types) = self.value("layer_types") else {
-            return Ok((0..layers).map(|i| window.filter(|_| i >= first)).collect());
+    /// Returns the sliding window: the default where the key is absent, none where it is `null`.
+    pub fn sliding_window(&self, default: Option<u32>) -> Result<Option<u32>> {
+        match self.map.get("sliding_window") {
+            None => Ok(default),
+            Some(Value::Null) => Ok(None),
+            Some(_) => Ok(self.count_if("sliding_window")?.map(|window| window as u32)),
+        }
+    }
+
+    /// Returns each block's window: that of `sliding_window` where `layer_types`, or else `slides`, says
+    /// so.
+    pub fn windows(
+        &self,
+        layers: usize,
+        window: Option<u32>,
+        slides: impl Fn(usize) -> bool,
+    ) -> Result<Vec<Option<u32>>> {
+        let types = match self.value("layer_types") {
+            None => (0..layers).map(slides).collect(),
+            Some(types) => self.layer_types(types, layers)?,
         };
-        let types = types.as_array().filter(|t| t.len() == layers);
-        let types = types.ok_or_else(|| self.error(format!("layer_types does not list {layers} layers")))?;
-        types
-            .iter()
+        let window_of = |slides: bool| match (slides, window) {
+            (false, _) => Ok(None),
+            (true, Some(window)) => Ok(Some(window)),
+            (true, None) => {
+                Err(self.error("layers have sliding_attention, but sliding_window is absent or null"))
+            }
+        };
+        types.into_iter().map(window_of).collect()
+    }
+
+    /// Returns for each layer whether its attention slides.
+    fn layer_types(&self, types: &Value, layers: usize) -> Result<Vec<bool>> {
+        let list = types.as_array().filter(|list| list.len() == layers);
+        let list = list.ok_or_else(|| self.error(format!("layer_types does not list {layers} layers")))?;
+        list.iter()
             .map(|kind| match kind.as_str() {
-                Some("full_attention") => Ok(None),
-                Some("sliding_attention") if window.is_some() => Ok(window),
+                Some("full_attention") => Ok(false),
+                Some("sliding_attention") => Ok(true),
                 _ => Err(self.error(format!("layer_types contains {kind}, which is not supported here"))),
             })
             .collect()
     }
 
+    /// Refuses keys of the config that change the model in a way that is not supported.
+    pub fn refuse_key(&self, key: &str) -> Result<()> {
+        match self.value(key) {
+            None => Ok(()),
+            Some(value) => {
+                Err(self.error(format!("{key} is {value}, which is not supported in this family")))
+            }
+        }
+    }
+
     /// Returns the rotary embedding, from `rope_parameters` (transformers 5) or the older keys.
-    pub fn rotary(&self, head_dim: usize, default_fraction: f64) -> Result<RotarySpec> {
-        let empty = Map::new();
-        let table = match self.value("rope_parameters").or_else(|| self.value("rope_scaling")) {
-            None => &empty,
-            Some(Value::Object(table)) => table,
-            Some(other) => return Err(self.expected("rope_parameters", "an object", other)),
-        };
+    pub(crate) fn rotary(&self, head_dim: usize, keys: RotaryKeys) -> Result<RotarySpec> {
+        let (name, table) = self.rotary_table()?;
         if let Some((layer_type, _)) = table.iter().find(|(_, v)| v.is_object()) {
             return Err(self.error(format!(
-                "rope_parameters differ by layer (\"{layer_type}\"), which is not supported"
+                "{name} differ by layer (\"{layer_type}\"), which is not supported in this family"
             )));
         }
-        let inner = |key: &str| table.get(key).and_then(Value::as_f64);
-        let older = |keys: &[&str]| keys.iter().find_map(|k| self.value(k)?.as_f64());
-        let theta =
-            inner("rope_theta").or_else(|| older(&["rope_theta", "rotary_emb_base"])).unwrap_or(10_000.0);
-        let fraction = inner("partial_rotary_factor")
-            .or_else(|| older(&["partial_rotary_factor", "rotary_pct"]))
-            .unwrap_or(default_fraction);
-        let dims = (head_dim as f64 * fraction) as usize;
-        if dims == 0 || !dims.is_multiple_of(2) || dims > head_dim {
-            return Err(self.error(format!("{fraction} of a head of {head_dim} is {dims} rotary dimensions")));
+        RotaryTable { config: self, name, table }.spec(head_dim, keys)
+    }
+
+    /// Returns the rotary embeddings of full and of sliding attention: from `rope_parameters` by layer
+    /// type, or from the older keys, which scale full attention alone; `local_theta` names the older key
+    /// of the base of sliding attention.
+    pub(crate) fn rotary_by_type(
+        &self,
+        head_dim: usize,
+        [full, sliding]: [RotaryKeys; 2],
+        local_theta: Option<&str>,
+    ) -> Result<[RotarySpec; 2]> {
+        let (name, table) = self.rotary_table()?;
+        let by_type = table.keys().any(|key| key == "full_attention" || key == "sliding_attention");
+        if name == "rope_parameters" && !by_type && !table.is_empty() {
+            return Err(self.error(
+                "rope_parameters are expected by layer type here: {\"full_attention\": {…}, \"sliding_attention\": {…}}",
+            ));
         }
-        let required = |key: &str| {
-            inner(key).ok_or_else(|| self.error(format!("rope_parameters has no number for {key}")))
+        let empty = Map::new();
+        let of = |key: &str| match table.get(key) {
+            None | Some(Value::Null) => Ok(&empty),
+            Some(Value::Object(table)) => Ok(table),
+            Some(other) => Err(self.expected(&format!("{name}.{key}"), "an object", other)),
         };
-        let kind = table.get("rope_type").or_else(|| table.get("type")).and_then(Value::as_str);
-        let scaling = match kind.unwrap_or("default") {
-            "default" => RotaryScaling::Default,
-            "linear" => RotaryScaling::Linear { factor: required("factor")? },
-            "llama3" => RotaryScaling::Llama3 {
-                factor: required("factor")?,
-                low_frequency: required("low_freq_factor")?,
-                high_frequency: required("high_freq_factor")?,
-                original_positions: inner("original_max_position_embeddings")
-                    .or_else(|| older(&["original_max_position_embeddings", "max_position_embeddings"]))
-                    .ok_or_else(|| self.error("original_max_position_embeddings is missing"))?,
-            },
-            other => {
-                return Err(self.error(format!(
-                    "rope_type is \"{other}\", which is not supported; known: default, linear, llama3"
+        let full_table = if by_type { of("full_attention")? } else { table };
+        let sliding_table = if by_type { of("sliding_attention")? } else { &empty };
+        let full = RotaryTable { config: self, name, table: full_table }.spec(head_dim, full)?;
+        let theta = match local_theta {
+            Some(key) => self.number(key, sliding.theta)?,
+            None => sliding.theta,
+        };
+        let sliding = RotaryKeys { theta, theta_beside: false, ..sliding };
+        let sliding = RotaryTable { config: self, name, table: sliding_table }.spec(head_dim, sliding)?;
+        Ok([full, sliding])
+    }
+
+    /// Returns the scale of queries by position, which lies among the rotary parameters.
+    pub(crate) fn query_scale(&self) -> Result<Option<QueryScale>> {
+        let (name, table) = self.rotary_table()?;
+        RotaryTable { config: self, name, table }.query_scale()
+    }
+
+    /// Returns the table of rotary parameters and its key. As in transformers the older key wins.
+    fn rotary_table(&self) -> Result<(&'static str, &Map<String, Value>)> {
+        static EMPTY: std::sync::LazyLock<Map<String, Value>> = std::sync::LazyLock::new(Map::new);
+        for key in ["rope_scaling", "rope_parameters"] {
+            match self.value(key) {
+                None => {}
+                Some(Value::Object(table)) if table.is_empty() => {}
+                Some(Value::Object(table)) => return Ok((key, table)),
+                Some(other) => return Err(self.expected(key, "an object", other)),
+            }
+        }
+        Ok(("rope_parameters", &EMPTY))
+    }
+}
+
+/// How a family reads its rotary embedding.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RotaryKeys {
+    /// `rope_theta` where it is absent.
+    pub(crate) theta: f64,
+    /// Whether `rope_theta` may lie beside the table, as in older folders.
+    pub(crate) theta_beside: bool,
+    /// Part of a head that rotates where `partial_rotary_factor` is absent. `None` if the family's
+    /// heads always rotate whole, as those of Llama in transformers 5.
+    pub(crate) fraction: Option<f64>,
+    /// Whether "su" and "yarn" mean longrope, as in older folders of Phi-3.
+    pub(crate) old_names_mean_longrope: bool,
+}
+
+impl RotaryKeys {
+    /// Heads that rotate whole, with this base.
+    pub(crate) const fn whole(theta: f64) -> Self {
+        Self { theta, theta_beside: true, fraction: None, old_names_mean_longrope: false }
+    }
+
+    /// Heads of which this fraction rotates unless the config says otherwise.
+    pub(crate) const fn partial(fraction: f64) -> Self {
+        Self { fraction: Some(fraction), ..Self::whole(10_000.0) }
+    }
+}
+
+/// Rotary parameters in a config.
+struct RotaryTable<'a> {
+    config: &'a Config,
+    /// Key of the table.
+    name: &'static str,
+    table: &'a Map<String, Value>,
+}
+
+impl RotaryTable<'_> {
+    fn value(&self, key: &str) -> Option<&Value> {
+        self.table.get(key).filter(|v| !v.is_null())
+    }
+
+    fn expected(&self, key: &str, what: &str, found: &Value) -> ModelError {
+        self.config.expected(&format!("{}.{key}", self.name), what, found)
+    }
+
+    /// Returns a positive finite number, if the key is present.
+    fn number(&self, key: &str) -> Result<Option<f64>> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        match value.as_f64().filter(|n| n.is_finite() && *n > 0.0) {
+            Some(n) => Ok(Some(n)),
+            None => Err(self.expected(key, "a positive number", value)),
+        }
+    }
+
+    /// Returns a number that lies in the table, or beside it in older folders.
+    fn number_or_older(&self, key: &str, older: &[&str]) -> Result<Option<f64>> {
+        if let Some(number) = self.number(key)? {
+            return Ok(Some(number));
+        }
+        let Some((older, value)) = older.iter().find_map(|k| Some((k, self.config.value(k)?))) else {
+            return Ok(None);
+        };
+        match value.as_f64().filter(|n| n.is_finite() && *n > 0.0) {
+            Some(n) => Ok(Some(n)),
+            None => Err(self.config.expected(older, "a positive number", value)),
+        }
+    }
+
+    fn required(&self, key: &str) -> Result<f64> {
+        self.number(key)?.ok_or_else(|| self.config.error(format!("{} has no number for {key}", self.name)))
+    }
+
+    fn flag(&self, key: &str, default: bool) -> Result<bool> {
+        let Some(value) = self.value(key) else { return Ok(default) };
+        value.as_bool().ok_or_else(|| self.expected(key, "true or false", value))
+    }
+
+    /// Returns one divisor for each rotated pair.
+    fn divisors(&self, key: &str, pairs: usize) -> Result<Vec<f64>> {
+        let missing = || self.config.error(format!("{} has no list for {key}", self.name));
+        let value = self.value(key).ok_or_else(missing)?;
+        let one = |v: &Value| v.as_f64().filter(|n| n.is_finite() && *n > 0.0);
+        let list = value.as_array().filter(|list| list.len() == pairs);
+        let list = list.and_then(|list| list.iter().map(one).collect::<Option<Vec<_>>>());
+        list.ok_or_else(|| self.expected(key, &format!("a list of {pairs} positive numbers"), value))
+    }
+
+    /// Returns the positions of the first training: beside the table, in it, or the model's own.
+    fn original_positions(&self) -> Result<f64> {
+        let own = self.config.count_if("original_max_position_embeddings")?.map(|n| n as f64);
+        let found = match own {
+            Some(positions) => Some(positions),
+            None => self.number("original_max_position_embeddings")?,
+        };
+        let found = match found {
+            Some(positions) => Some(positions),
+            None => self.config.count_if("max_position_embeddings")?.map(|n| n as f64),
+        };
+        found.ok_or_else(|| self.config.error("original_max_position_embeddings is missing"))
+    }
+
+    fn spec(&self, head_dim: usize, keys: RotaryKeys) -> Result<RotarySpec> {
+        let older: &[&str] = if keys.theta_beside { &["rope_theta", "rotary_emb_base"] } else { &[] };
+        let theta = self.number_or_older("rope_theta", older)?.unwrap_or(keys.theta);
+        let kind = match self.value("rope_type").map(|v| ("rope_type", v)) {
+            Some(found) => Some(found),
+            None => self.value("type").map(|v| ("type", v)),
+        };
+        let kind = match kind {
+            None => "default",
+            Some((key, value)) => value.as_str().ok_or_else(|| self.expected(key, "a string", value))?,
+        };
+        let given =
+            self.number_or_older("partial_rotary_factor", &["partial_rotary_factor", "rotary_pct"])?;
+        let fraction = match (keys.fraction, given) {
+            (Some(default), given) => given.unwrap_or(default),
+            // transformers 5 rotates whole heads of the default kind, and fails with the others.
+            (None, Some(given)) if kind != "default" && given != 1.0 => {
+                return Err(self.config.error(format!(
+                    "partial_rotary_factor is {given}, but heads of this family rotate whole"
                 )));
             }
+            (None, _) => 1.0,
         };
-        Ok(RotarySpec { theta, dims, scaling })
+        let dims = (head_dim as f64 * fraction) as usize;
+        if dims == 0 || !dims.is_multiple_of(2) || dims > head_dim {
+            return Err(self
+                .config
+                .error(format!("{fraction} of a head of {head_dim} is {dims} rotary dimensions")));
+        }
+        let kind = match kind {
+            "su" | "yarn" if keys.old_names_mean_longrope => "longrope",
+            kind => kind,
+        };
+        let scaling = self.scaling(kind, dims)?;
+        Ok(RotarySpec { scaling, ..RotarySpec::plain(theta, dims) })
+    }
+
+    fn scaling(&self, kind: &str, dims: usize) -> Result<RotaryScaling> {
+        let max_positions = || self.config.count("max_position_embeddings");
+        Ok(match kind {
+            "default" => RotaryScaling::Default,
+            "linear" => RotaryScaling::Linear { factor: self.required("factor")? },
+            "dynamic" => {
+                self.required("factor")?;
+                RotaryScaling::Dynamic { max_positions: max_positions()? }
+            }
+            "llama3" => RotaryScaling::Llama3 {
+                factor: self.required("factor")?,
+                low_frequency: self.required("low_freq_factor")?,
+                high_frequency: self.required("high_freq_factor")?,
+                original_positions: self.original_positions()?,
+            },
+            "yarn" => {
+                let original_positions = self.original_positions()?;
+                let factor = match self.number("factor")? {
+                    Some(factor) => factor,
+                    None => max_positions()? as f64 / original_positions,
+                };
+                // YaRN's equation 22, with DeepSeek's two factors on its logarithm.
+                let scale = |times: f64| if factor <= 1.0 { 1.0 } else { 0.1 * times * factor.ln() + 1.0 };
+                let own = (self.zero_or_more("mscale")?, self.zero_or_more("mscale_all_dim")?);
+                let attention_factor = match (self.number("attention_factor")?, own) {
+                    (Some(given), _) => given,
+                    (None, (Some(some), Some(all))) if some != 0.0 && all != 0.0 => scale(some) / scale(all),
+                    _ => scale(1.0),
+                };
+                RotaryScaling::Yarn {
+                    factor,
+                    beta_fast: self.number("beta_fast")?.unwrap_or(32.0),
+                    beta_slow: self.number("beta_slow")?.unwrap_or(1.0),
+                    original_positions,
+                    truncate: self.flag("truncate", true)?,
+                    attention_factor,
+                }
+            }
+            "longrope" => {
+                let original_positions = self.original_positions()?;
+                let factor = match self.number("factor")? {
+                    Some(factor) => factor,
+                    None => max_positions()? as f64 / original_positions,
+                };
+                let attention_factor = match self.number("attention_factor")? {
+                    Some(given) => given,
+                    None if factor <= 1.0 => 1.0,
+                    None => (1.0 + factor.ln() / original_positions.ln()).sqrt(),
+                };
+                RotaryScaling::Long {
+                    short: self.divisors("short_factor", dims / 2)?,
+                    long: self.divisors("long_factor", dims / 2)?,
+                    original_positions: original_positions as usize,
+                    attention_factor,
+                }
+            }
+            other => {
+                return Err(self.config.error(format!(
+                    "rope_type is \"{other}\", which is not supported; known: default, linear, dynamic, llama3, \
+                     yarn, longrope"
+                )));
+            }
+        })
+    }
+
+    /// Returns a number that is not negative, if the key is present.
+    fn zero_or_more(&self, key: &str) -> Result<Option<f64>> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        match value.as_f64().filter(|n| n.is_finite() && *n >= 0.0) {
+            Some(n) => Ok(Some(n)),
+            None => Err(self.expected(key, "a number that is not negative", value)),
+        }
+    }
+
+    /// Returns the scale of queries by position.
+    fn query_scale(&self) -> Result<Option<QueryScale>> {
+        let Some(beta) = self.zero_or_more("llama_4_scaling_beta")?.filter(|beta| *beta > 0.0) else {
+            return Ok(None);
+        };
+        Ok(Some(QueryScale { beta, original_positions: self.original_positions()? }))
     }
 }

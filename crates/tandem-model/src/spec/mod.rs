@@ -6,7 +6,9 @@ mod rotary;
 use tandem_kernels::ops::{Activation, AttentionShape, HeadShape};
 
 pub use config::Config;
-pub use rotary::{RotaryScaling, RotarySpec};
+pub(crate) use config::RotaryKeys;
+pub(crate) use rotary::Rope;
+pub use rotary::{QueryScale, RotaryScaling, RotarySpec};
 
 /// Causal decoder, described by its parts. [`crate::families`] makes one from a `config.json`.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,8 +29,9 @@ pub struct DecoderSpec {
     pub residual: Residual,
     /// Attention.
     pub attention: AttentionSpec,
-    /// Rotary embedding of queries and keys; `None` where positions are learned.
-    pub rotary: Option<RotarySpec>,
+    /// Rotary embedding of each block's queries and keys; `None` where a block has none, or positions
+    /// are learned.
+    pub rotary: Vec<Option<RotarySpec>>,
     /// Feed-forward.
     pub mlp: MlpSpec,
     /// Token and position tables.
@@ -42,6 +45,24 @@ pub struct DecoderSpec {
 }
 
 impl DecoderSpec {
+    /// Rotates every block's queries and keys in the same way.
+    pub(crate) fn rotate_all(&mut self, rotary: &RotarySpec) {
+        self.rotary = vec![Some(rotary.clone()); self.num_layers];
+    }
+
+    /// Returns whether a half's output, before it joins the residual stream, is normalised.
+    pub(crate) fn norms_after(&self) -> bool {
+        matches!(
+            self.residual,
+            Residual::Sequential { norms: NormPlacement::After | NormPlacement::Both, .. }
+        )
+    }
+
+    /// Returns whether a half's input is normalised.
+    pub(crate) fn norms_before(&self) -> bool {
+        !matches!(self.residual, Residual::Sequential { norms: NormPlacement::After, .. })
+    }
+
     /// Gives every projection of attention and feed-forward a bias.
     pub(crate) fn with_biases(mut self) -> Self {
         (self.attention.qkv_bias, self.attention.out_bias) = (true, true);
@@ -71,16 +92,46 @@ pub struct NormSpec {
     pub eps: f32,
 }
 
-/// Join of a block's two halves with the residual stream.
+/// Place of the norms of a sequential block's halves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormPlacement {
+    /// On a half's input: `x + f(norm(x))`.
+    Before,
+    /// On a half's output: `x + norm(f(x))` (OLMo 2).
+    After,
+    /// On both, with weights of their own: `x + norm′(f(norm(x)))` (Gemma 2, GLM-4).
+    Both,
+}
+
+/// Join of a block's two halves with the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Residual {
-    /// `y = x + attention(norm1(x))`, then `y + mlp(norm2(y))`.
-    Sequential,
+    /// `y = x + scale · attention(norm1(x))`, then `y + scale · mlp(norm2(y))`.
+    Sequential {
+        /// Place of the norms.
+        norms: NormPlacement,
+        /// Factor on what a half adds (Granite's `residual_multiplier`, else 1).
+        scale: f32,
+    },
     /// `x + attention(norm1(x)) + mlp(norm2(x))`.
     Parallel {
         /// True if one norm serves both halves (Phi).
         shared_norm: bool,
     },
+}
+
+impl Residual {
+    /// Norms before both halves of a sequential block, no factor.
+    pub const PRE_NORM: Self = Self::Sequential { norms: NormPlacement::Before, scale: 1.0 };
+}
+
+/// Norm of queries and keys, before they rotate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNorm {
+    /// Each head by its own rms, one weight for all query heads and one for all key heads (Qwen 3).
+    PerHead,
+    /// All query heads together, and all key heads (OLMo 2).
+    Full,
 }
 
 /// Attention.
@@ -98,8 +149,8 @@ pub struct AttentionSpec {
     pub qkv_bias: bool,
     /// True if the output projection has a bias.
     pub out_bias: bool,
-    /// True if each query and key head is normalised before rotation (Qwen 3).
-    pub qk_norm: bool,
+    /// Norm of queries and keys.
+    pub qk_norm: Option<QkNorm>,
     /// Sliding window of each block; `None` is full attention.
     pub windows: Vec<Option<u32>>,
     /// `s ← cap · tanh(s / cap)` on the scores.

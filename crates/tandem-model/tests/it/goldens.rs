@@ -3,7 +3,7 @@
 
 use crate::support::{GRADIENTS, Golden, SCORES, all, by_sequence, cpu, relative_error, tensors, train};
 
-use tandem_kernels::{DType, MemoryKind};
+use tandem_kernels::{DType, MemoryKind, ops};
 use tandem_model::{Checkpointing, LayerExecutor, ResidentWeights};
 
 /// Runs `check` on every golden and reports all that fail at once.
@@ -29,7 +29,9 @@ fn logits_in_f32() {
             let forest = golden.sequence(answer);
             let rows: Vec<u32> = (0..forest.num_tokens() as u32).collect();
             let logits = walk.logits(&mut source, &forest, &rows).unwrap();
-            let error = relative_error(logits.view().as_slice(), &golden.expected(&format!("logits/{side}")));
+            let mut logits = ops::read_f32(&device, logits.view()).unwrap();
+            ops::shape_logits(&device, &mut logits, &decoder.spec().head.shape).unwrap();
+            let error = relative_error(&logits, &golden.expected(&format!("logits/{side}")));
             failures.extend(beyond(golden, &format!("logits of {side}"), error, SCORES));
         }
         failures
@@ -48,8 +50,11 @@ fn gradients(dtype: DType, log_prob_tolerance: f64, gradient_tolerance: f64) {
             train(&device, decoder, &weights, dtype, Checkpointing::None, &forest, &d_log_prob);
         let log_prob = by_sequence(&forest, &scores.log_prob);
         let error = relative_error(&log_prob, &golden.expected("log_prob"));
+        // Models whose residual stream no norm bounds are worse in anybody's bf16.
+        let least = if dtype == DType::Bf16 { golden.autocast.map(|error| 1.5 * error) } else { [0.0; 2] };
+        let gradient_tolerance = gradient_tolerance.max(least[1]);
         let mut failures: Vec<String> =
-            beyond(golden, "log-probs", error, log_prob_tolerance).into_iter().collect();
+            beyond(golden, "log-probs", error, log_prob_tolerance.max(least[0])).into_iter().collect();
         let mut found: Vec<(String, Vec<f32>)> = tensors(decoder, &sums);
         found.sort_by(|a, b| a.0.cmp(&b.0));
         let names: Vec<&String> = found.iter().map(|(name, _)| name).collect();

@@ -214,7 +214,7 @@ fn what_is_no_reward_model_is_refused() {
     config["architectures"] = json!(["BertForSequenceClassification"]);
     std::fs::write(path.join("config.json"), config.to_string()).unwrap();
     let text = error(ModelFolder::open_reward(path, 0));
-    assert!(text.contains("known: LlamaForSequenceClassification, PhiFor"), "{text}");
+    assert!(text.contains("known: LlamaForSequenceClassification, MistralFor"), "{text}");
 
     let slice = TensorParallelShard { index: 0, count: 2 };
     let text = slice.spec(golden.decoder.spec()).unwrap_err().to_string();

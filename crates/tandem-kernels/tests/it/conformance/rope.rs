@@ -1,5 +1,5 @@
 use tandem_kernels::DType;
-use tandem_kernels::ops::{self, RopeTable};
+use tandem_kernels::ops::{self, RopePairs, RopeTable};
 
 use super::matrix::{F32, Matrix, Random, cases, same_at_every_thread_count};
 use crate::places::Place;
@@ -20,7 +20,11 @@ fn rotate(
             for i in 0..half {
                 let at = position as usize * half + i;
                 let (cos, sin) = (f64::from(table.cos()[at]), sign * f64::from(table.sin()[at]));
-                let (low, high) = (head * head_dim + i, head * head_dim + i + half);
+                let (low, high) = match table.pairs() {
+                    RopePairs::Halves => (i, i + half),
+                    RopePairs::Interleaved => (2 * i, 2 * i + 1),
+                };
+                let (low, high) = (head * head_dim + low, head * head_dim + high);
                 let (a, b) = (x.row(t)[low], x.row(t)[high]);
                 *y.at(t, low) = a * cos - b * sin;
                 *y.at(t, high) = b * cos + a * sin;
@@ -45,7 +49,8 @@ fn rotates_a_column_range_in_place_and_back() {
                 let extra = 5;
                 let x = random.matrix(tokens, heads * head_dim + extra, dtype);
                 let positions: Vec<u32> = (0..tokens).map(|_| random.below(50) as u32).collect();
-                let table = table(rotary, 50);
+                let pairs = if tokens == 13 { RopePairs::Interleaved } else { RopePairs::Halves };
+                let table = table(rotary, 50).with_pairs(pairs);
                 let [there, back] = same_at_every_thread_count(place, |device| {
                     [false, true].map(|inverse| {
                         let mut x = x.tensor(device, dtype);
@@ -80,6 +85,23 @@ fn tables_are_told_apart() {
             let expected = rotate(&x, 1, 16, &positions, table, 1.0);
             Matrix::read(&device, found.view()).assert_close(&expected, F32, &what);
         }
+    }
+}
+
+#[test]
+fn a_scaled_table_rotates_and_scales_by_position() {
+    for place in Place::all() {
+        let device = place.device(1, 1 << 28);
+        let x = Random(13).matrix(3, 16, DType::F32);
+        let plain = table(8, 50);
+        // The plain table is used first: a device that keeps tables must not take it for the other.
+        for table in [plain.clone(), plain.clone().scaled(|position| 1.0 + position as f32)] {
+            let mut found = x.tensor(&device, DType::F32);
+            ops::rope(&device, found.view_mut(), 8, &[0, 1, 40], &table, false).unwrap();
+            let expected = rotate(&x, 2, 8, &[0, 1, 40], &table, 1.0);
+            Matrix::read(&device, found.view()).assert_close(&expected, F32, &format!("{place:?}"));
+        }
+        assert_eq!(plain.clone().scaled(|_| 3.0).cos()[4], 3.0 * plain.cos()[4]);
     }
 }
 

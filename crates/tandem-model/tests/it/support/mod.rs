@@ -32,6 +32,8 @@ pub struct Golden {
     pub rejected: Vec<u32>,
     /// The objective's weight of each answer token's log-prob, chosen first.
     pub weights: Vec<f32>,
+    /// Largest relative errors of torch's bf16 autocast: of log-probs, and of gradients.
+    pub autocast: [f64; 2],
     expected: Vec<u8>,
 }
 
@@ -56,6 +58,13 @@ pub fn all() -> &'static [&'static str] {
         names.into_iter().map(|name| &*name.leak()).collect()
     });
     &ALL
+}
+
+/// Names of the goldens that tensor parallelism divides. A norm over all query heads cannot be divided.
+pub fn divisible() -> impl Iterator<Item = &'static str> {
+    all().iter().copied().filter(|name| {
+        Golden::new(name).decoder.spec().attention.qk_norm != Some(tandem_model::spec::QkNorm::Full)
+    })
 }
 
 pub fn goldens() -> PathBuf {
@@ -167,6 +176,7 @@ impl Golden {
             chosen: ids("chosen"),
             rejected: ids("rejected"),
             weights: list("weights").iter().map(|v| v.as_f64().unwrap() as f32).collect(),
+            autocast: ["log_prob", "gradient"].map(|key| golden["autocast"][key].as_f64().unwrap()),
             expected: std::fs::read(goldens().join(format!("{name}.safetensors"))).unwrap(),
             decoder,
             folder,

@@ -1,0 +1,41 @@
+//! OLMo 2: Llama with norms after each half instead of before, and one norm over all query heads and
+//! one over all key heads.
+
+use super::{Family, SEPARATE_QKV, llama};
+use crate::Result;
+use crate::layout::ParamKind::{self, *};
+use crate::spec::{Config, DecoderSpec, NormPlacement, QkNorm, Residual, RotaryKeys};
+
+pub(super) const FAMILY: Family =
+    Family { model_type: "olmo2", architecture: "Olmo2ForCausalLM", read, modules: MODULES, ..llama::FAMILY };
+
+/// OLMo 2's modules, which OLMo 3 and Exaone 4 share.
+pub(super) const MODULES: &[(ParamKind, &[&str])] = &[
+    (TokenTable, &["model.embed_tokens"]),
+    (QkvWeight, SEPARATE_QKV),
+    (OutWeight, &["model.layers.{}.self_attn.o_proj"]),
+    (QNormWeight, &["model.layers.{}.self_attn.q_norm"]),
+    (KNormWeight, &["model.layers.{}.self_attn.k_norm"]),
+    (PostNorm1Weight, &["model.layers.{}.post_attention_layernorm"]),
+    (UpWeight, &["model.layers.{}.mlp.gate_proj", "model.layers.{}.mlp.up_proj"]),
+    (DownWeight, &["model.layers.{}.mlp.down_proj"]),
+    (PostNorm2Weight, &["model.layers.{}.post_feedforward_layernorm"]),
+    (FinalNormWeight, &["model.norm"]),
+    (HeadWeight, &["lm_head"]),
+];
+
+fn read(config: &Config) -> Result<DecoderSpec> {
+    let mut spec = unrotated(config)?;
+    spec.rotate_all(&config.rotary(spec.attention.head_dim, RotaryKeys::whole(10_000.0))?);
+    Ok(spec)
+}
+
+/// Reads all but the rotary embedding.
+pub(super) fn unrotated(config: &Config) -> Result<DecoderSpec> {
+    let mut spec = llama::unrotated(config, None, 1e-5)?;
+    spec.residual = Residual::Sequential { norms: NormPlacement::After, scale: 1.0 };
+    spec.attention.qk_norm = Some(QkNorm::Full);
+    let bias = config.flag("attention_bias", false)?;
+    (spec.attention.qkv_bias, spec.attention.out_bias) = (bias, bias);
+    Ok(spec)
+}

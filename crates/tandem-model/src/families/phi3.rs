@@ -1,0 +1,32 @@
+//! Phi 3, 3.5, 4 and their minis: Llama with fused matrices and LongRoPE.
+
+use super::{Family, llama};
+use crate::Result;
+use crate::layout::ParamKind::*;
+use crate::spec::{Config, DecoderSpec, RotaryKeys};
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "phi3",
+    architecture: "Phi3ForCausalLM",
+    read,
+    modules: &[
+        (TokenTable, &["model.embed_tokens"]),
+        (Norm1Weight, &["model.layers.{}.input_layernorm"]),
+        (QkvWeight, &["model.layers.{}.self_attn.qkv_proj"]),
+        (OutWeight, &["model.layers.{}.self_attn.o_proj"]),
+        (Norm2Weight, &["model.layers.{}.post_attention_layernorm"]),
+        (UpWeight, &["model.layers.{}.mlp.gate_up_proj"]),
+        (DownWeight, &["model.layers.{}.mlp.down_proj"]),
+        (FinalNormWeight, &["model.norm"]),
+        (HeadWeight, &["lm_head"]),
+    ],
+    ..llama::FAMILY
+};
+
+fn read(config: &Config) -> Result<DecoderSpec> {
+    let mut spec = llama::unrotated(config, None, 1e-5)?;
+    let keys = RotaryKeys { old_names_mean_longrope: true, ..RotaryKeys::partial(1.0) };
+    spec.rotate_all(&config.rotary(spec.attention.head_dim, keys)?);
+    spec.attention.windows = vec![config.sliding_window(None)?; spec.num_layers];
+    Ok(spec)
+}
