@@ -69,7 +69,7 @@ def main() -> None:
     for name, config in CONFIGS.items():
         parsed = AutoConfig.for_model(**copy.deepcopy(config))
         # sdpa leaves out the soft cap of scores.
-        attention = "eager" if getattr(parsed, "attn_logit_softcapping", None) else "sdpa"
+        attention = "eager" if hasattr(parsed, "attn_logit_softcapping") else "sdpa"
         model = AutoModelForCausalLM.from_config(parsed, attn_implementation=attention).eval()
         model = set_weights(model).double()
         out = scores_and_gradients(model, prompt, [chosen, rejected], weights)

@@ -16,6 +16,8 @@ pub(super) const FAMILY: Family = Family {
 fn read(config: &Config) -> Result<DecoderSpec> {
     let mut spec = llama::unrotated(config, Some(256), 1e-6)?;
     gemma2::common(config, &mut spec, [None, None])?;
+    // transformers reads attn_logit_softcapping in this family and does not apply it.
+    spec.attention.softcap = None;
     spec.attention.qk_norm = Some(QkNorm::PerHead);
     let pattern = config.count_if("sliding_window_pattern")?.unwrap_or(6);
     let window = config.sliding_window(Some(4096))?;

@@ -266,7 +266,7 @@ impl Config {
                 "{name} differ by layer (\"{layer_type}\"), which is not supported in this family"
             )));
         }
-        RotaryTable { config: self, name, table }.spec(head_dim, keys)
+        RotaryTable { config: self, name, table, outer: table }.spec(head_dim, keys)
     }
 
     /// Returns the rotary embeddings of full and of sliding attention: from `rope_parameters` by layer
@@ -293,20 +293,22 @@ impl Config {
         };
         let full_table = if by_type { of("full_attention")? } else { table };
         let sliding_table = if by_type { of("sliding_attention")? } else { &empty };
-        let full = RotaryTable { config: self, name, table: full_table }.spec(head_dim, full)?;
+        let full =
+            RotaryTable { config: self, name, table: full_table, outer: table }.spec(head_dim, full)?;
         let theta = match local_theta {
             Some(key) => self.number(key, sliding.theta)?,
             None => sliding.theta,
         };
         let sliding = RotaryKeys { theta, theta_beside: false, ..sliding };
-        let sliding = RotaryTable { config: self, name, table: sliding_table }.spec(head_dim, sliding)?;
+        let sliding =
+            RotaryTable { config: self, name, table: sliding_table, outer: table }.spec(head_dim, sliding)?;
         Ok([full, sliding])
     }
 
     /// Returns the scale of queries by position, which lies among the rotary parameters.
     pub(crate) fn query_scale(&self) -> Result<Option<QueryScale>> {
         let (name, table) = self.rotary_table()?;
-        RotaryTable { config: self, name, table }.query_scale()
+        RotaryTable { config: self, name, table, outer: table }.query_scale()
     }
 
     /// Returns the table of rotary parameters and its key. As in transformers the older key wins.
@@ -356,6 +358,8 @@ struct RotaryTable<'a> {
     /// Key of the table.
     name: &'static str,
     table: &'a Map<String, Value>,
+    /// Table that `table` is an entry of; itself where layers do not differ.
+    outer: &'a Map<String, Value>,
 }
 
 impl RotaryTable<'_> {
@@ -394,9 +398,11 @@ impl RotaryTable<'_> {
         self.number(key)?.ok_or_else(|| self.config.error(format!("{} has no number for {key}", self.name)))
     }
 
-    fn flag(&self, key: &str, default: bool) -> Result<bool> {
-        let Some(value) = self.value(key) else { return Ok(default) };
-        value.as_bool().ok_or_else(|| self.expected(key, "true or false", value))
+    /// Returns whether the ends of YaRN's ramp are whole dimensions. transformers looks for the key
+    /// outside of the entries by layer type, and so must whoever wants its numbers.
+    fn truncate(&self) -> Result<bool> {
+        let Some(value) = self.outer.get("truncate").filter(|v| !v.is_null()) else { return Ok(true) };
+        value.as_bool().ok_or_else(|| self.expected("truncate", "true or false", value))
     }
 
     /// Returns one divisor for each rotated pair.
@@ -494,7 +500,7 @@ impl RotaryTable<'_> {
                     beta_fast: self.number("beta_fast")?.unwrap_or(32.0),
                     beta_slow: self.number("beta_slow")?.unwrap_or(1.0),
                     original_positions,
-                    truncate: self.flag("truncate", true)?,
+                    truncate: self.truncate()?,
                     attention_factor,
                 }
             }
