@@ -4,6 +4,7 @@ mod adapters;
 mod folders;
 mod generate;
 mod goldens;
+mod models_page;
 mod peft;
 mod quantised;
 mod rewards;
