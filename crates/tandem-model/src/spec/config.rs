@@ -150,6 +150,22 @@ impl Config {
         value.as_str().ok_or_else(|| self.expected(key, "a string", value))
     }
 
+    /// Lists the keys that ask for dropout in training, with their rates.
+    pub fn dropout(&self) -> Vec<(&str, f64)> {
+        const KEYS: [&str; 8] = [
+            "attention_dropout",
+            "attn_pdrop",
+            "embd_pdrop",
+            "embedding_dropout",
+            "embd_dropout",
+            "hidden_dropout",
+            "resid_pdrop",
+            "residual_dropout",
+        ];
+        let rate = |key: &&'static str| Some((*key, self.value(key)?.as_f64().filter(|rate| *rate > 0.0)?));
+        KEYS.iter().filter_map(rate).collect()
+    }
+
     /// Refuses a flag that turns on something that is not supported.
     pub fn refuse_flag(&self, key: &str) -> Result<()> {
         if self.flag(key, false)? {

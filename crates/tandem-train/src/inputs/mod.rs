@@ -11,7 +11,7 @@ use tandem_data::tokenizer::Tokenizer;
 use tandem_model::adapter::PeftFolder;
 use tandem_model::{Adapter, AdapterConfig, Decoder, ModelFolder, ParamKind};
 
-use crate::config::{self, AdapterSection, AdapterStart, Config, DataConfig, DataSource, Weights};
+use crate::config::{self, AdapterSection, AdapterStart, Config, DataConfig, DataSource, Method, Weights};
 use crate::events::{Event, Observer};
 use crate::metrics::Split;
 use crate::recipe::{self, MicroBatcher};
@@ -87,6 +87,21 @@ impl ModelSpecs {
     }
 }
 
+/// Says that the dropout of a model's config is not applied, where TRL would apply it: in SFT alone.
+fn warn_of_dropout(config: &Config, folder: &ModelFolder, observer: &mut dyn Observer) {
+    let keys = folder.config().dropout();
+    if config.method != Method::Sft || keys.is_empty() {
+        return;
+    }
+    let keys: Vec<_> = keys.iter().map(|(key, rate)| format!("{key} {rate}")).collect();
+    observer.event(&Event::Warning(&format!(
+        "{} asks for dropout ({}), which TRL's SFT applies; here the base trains without. adapter.dropout drops inputs \
+         of an adapter",
+        folder.config().path().display(),
+        keys.join(", "),
+    )));
+}
+
 impl RunInputs {
     /// Opens the model folder, checks the reference's against it, and tokenises uncached data.
     pub fn open(config: &Config, observer: &mut dyn Observer) -> Result<Self> {
@@ -113,6 +128,7 @@ impl RunInputs {
                 config.seed,
             )));
         }
+        warn_of_dropout(config, &folder, observer);
         let spec = folder.spec().clone();
         if let Some(path) = &config.reference.model {
             let reference = ModelFolder::open(path)?;
