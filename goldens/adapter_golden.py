@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from formula import weight
-from model_golden import CHOSEN, CONFIGS, PROMPT, REJECTED, set_weights, tokens
+from model_golden import CHOSEN, CONFIGS, PROMPT, REJECTED, attention, set_weights, tokens
 
 FOLDER = Path(__file__).parent / "adapters"
 PREFIX = "base_model.model."
@@ -51,7 +51,7 @@ ADAPTERS = {
 def base_model(name: str):
     """A golden model with the weights of the formula."""
     config = AutoConfig.for_model(**copy.deepcopy(CONFIGS[name]))
-    return set_weights(AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval())
+    return set_weights(AutoModelForCausalLM.from_config(config, attn_implementation=attention(CONFIGS[name])).eval())
 
 
 def source(name: str, names, model: str) -> str:

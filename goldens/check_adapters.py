@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks that peft loads what Tandem writes. Each golden adapter is saved by peft, read and written again by Tandem, loaded by
+"""Checks that peft loads what Tandem writes. Each golden adapter, and one on all linear layers
+of each golden model, is saved by peft, read and written again by Tandem, loaded by
 peft and compared: every tensor, and the log-probs, bit for bit. Merged by Tandem and loaded by transformers, it must have the
 log-probs of base and adapter, and, where the head is a matrix of its own, the tensors of peft's merge_and_unload.
 
@@ -21,6 +22,10 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from adapter_golden import ADAPTERS, base_model, log_probs, with_adapter
+from model_golden import CONFIGS, attention
+
+# Every adapter golden, and LoRA on all linear layers of each model golden.
+CHECKED = ADAPTERS | {name: (name, {"target_modules": "all-linear"}) for name in CONFIGS}
 
 
 def tensors(model) -> dict[str, torch.Tensor]:
@@ -29,12 +34,12 @@ def tensors(model) -> dict[str, torch.Tensor]:
 
 
 def check(name: str, binary: str, folder: str) -> str:
-    model_name, options = ADAPTERS[name]
+    model_name, options = CHECKED[name]
     base, theirs, ours, merged = (f"{folder}/{part}" for part in ("base", "theirs", "ours", "merged"))
     base_model(model_name).save_pretrained(base)
 
     def fresh():
-        return AutoModelForCausalLM.from_pretrained(base, attn_implementation="sdpa").eval()
+        return AutoModelForCausalLM.from_pretrained(base, attn_implementation=attention(CONFIGS[model_name])).eval()
 
     # peft saves an adapter that it has trained; its tables go along where they are targets.
     model, _, _ = with_adapter(fresh(), model_name, options, theirs)
@@ -63,7 +68,7 @@ def check(name: str, binary: str, folder: str) -> str:
         assert torch.equal(found[key], tensor), key
     assert torch.equal(log_probs(loaded), expected), (log_probs(loaded) - expected).abs().max()
 
-    ordinary, report = AutoModelForCausalLM.from_pretrained(merged, output_loading_info=True, attn_implementation="sdpa")
+    ordinary, report = AutoModelForCausalLM.from_pretrained(merged, output_loading_info=True, attn_implementation=attention(CONFIGS[model_name]))
     assert not any(report.values()), report
     off = ((log_probs(ordinary.eval()) - expected).abs().max() / expected.abs().max()).item()
     assert off < 1e-5, off
@@ -79,7 +84,7 @@ def check(name: str, binary: str, folder: str) -> str:
 def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable_progress_bar()
-    for name in ADAPTERS:
+    for name in CHECKED:
         with tempfile.TemporaryDirectory() as folder:
             print(f"{name}: equal; {check(name, sys.argv[1], folder)}", flush=True)
 

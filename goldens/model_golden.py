@@ -45,6 +45,11 @@ def set_weights(model):
     return model
 
 
+def attention(config: dict) -> str:
+    """Implementation of attention: sdpa leaves out the soft cap of scores."""
+    return "eager" if config["model_type"] in ("gemma2", "gemma3_text") else "sdpa"
+
+
 def scores_and_gradients(model, prompt, answers, weights) -> dict:
     """Logits and log-probs of the answers, and the gradients of the weighted sum of log-probs."""
     model.zero_grad()
@@ -68,9 +73,7 @@ def main() -> None:
     weights = [(i * 5 % 9 - 4) / 4 for i in range(CHOSEN + REJECTED)]
     for name, config in CONFIGS.items():
         parsed = AutoConfig.for_model(**copy.deepcopy(config))
-        # sdpa leaves out the soft cap of scores.
-        attention = "eager" if hasattr(parsed, "attn_logit_softcapping") else "sdpa"
-        model = AutoModelForCausalLM.from_config(parsed, attn_implementation=attention).eval()
+        model = AutoModelForCausalLM.from_config(parsed, attn_implementation=attention(config)).eval()
         model = set_weights(model).double()
         out = scores_and_gradients(model, prompt, [chosen, rejected], weights)
         with torch.autocast("cpu", dtype=torch.bfloat16):
