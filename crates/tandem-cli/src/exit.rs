@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use std::{fmt, io};
 
 use tandem_comm::LaunchError;
+use tandem_hub::HubError;
 use tandem_train::config::ConfigError;
 use tandem_train::{Fault, TrainError};
 
@@ -40,6 +41,8 @@ impl Exit {
             Some(Self::UserMistake)
         } else if let Some(error) = cause.downcast_ref::<TrainError>() {
             Some(error.fault().into())
+        } else if let Some(error) = cause.downcast_ref::<HubError>() {
+            Some(if error.is_mistake() { Self::UserMistake } else { Self::OwnFault })
         } else {
             cause.downcast_ref::<io::Error>().map(Self::from_io)
         }

@@ -123,12 +123,15 @@ impl RepoCache {
                     waiting();
                     file.lock().map_err(HubError::io("lock", &path))?;
                 }
-                Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => return Ok(None),
+                Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {
+                    return Ok(None);
+                }
                 Err(TryLockError::Error(error)) => return Err(HubError::io("lock", &path)(error)),
             }
             // Its last holder may have deleted the file, so that others lock a new one.
             let (mine, now) = (file.metadata(), fs::metadata(&path));
-            let is_same = mine.ok().zip(now.ok()).is_some_and(|(a, b)| (a.dev(), a.ino()) == (b.dev(), b.ino()));
+            let is_same =
+                mine.ok().zip(now.ok()).is_some_and(|(a, b)| (a.dev(), a.ino()) == (b.dev(), b.ino()));
             if is_same {
                 return Ok(Some(file));
             }

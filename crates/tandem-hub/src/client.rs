@@ -114,7 +114,8 @@ impl Client {
                 request = request.header("Authorization", format!("Bearer {token}"));
             }
             let request = request.config().timeout_recv_body(limit).build();
-            let mut response = request.call().map_err(|error| Failure::Network(self.hide(&error.to_string())))?;
+            let mut response =
+                request.call().map_err(|error| Failure::Network(self.hide(&error.to_string())))?;
             let status = response.status().as_u16();
             if status >= 400 {
                 return Err(self.failure(status, method, &mut response));
@@ -124,7 +125,10 @@ impl Client {
             }
             let location = header(&response, "location").unwrap_or_default();
             let Some(next) = join(&url, &location) else {
-                return Err(Failure::Redirect(format!("redirected to {:?}, which is no address", self.hide(&location))));
+                return Err(Failure::Redirect(format!(
+                    "redirected to {:?}, which is no address",
+                    self.hide(&location)
+                )));
             };
             if method == Method::Head && origin(&next) != origin(&url) {
                 return Ok(response);
@@ -138,7 +142,11 @@ impl Client {
     }
 
     /// Sends a request, again where that may help.
-    pub(crate) fn send_with_retries(&self, method: Method, url: &str) -> Result<Response<Body>, (usize, Failure)> {
+    pub(crate) fn send_with_retries(
+        &self,
+        method: Method,
+        url: &str,
+    ) -> Result<Response<Body>, (usize, Failure)> {
         let mut attempt = 1;
         loop {
             match self.send(method, url, 0, Some(Duration::from_secs(60))) {
@@ -174,7 +182,9 @@ impl Client {
         let message = header(response, "x-error-message").unwrap_or_else(|| {
             let body = match method {
                 Method::Head => None,
-                Method::Get => response.body_mut().with_config().limit(1 << 16).lossy_utf8(true).read_to_string().ok(),
+                Method::Get => {
+                    response.body_mut().with_config().limit(1 << 16).lossy_utf8(true).read_to_string().ok()
+                }
             };
             let json = body.and_then(|body| serde_json::from_str::<serde_json::Value>(&body).ok());
             json.and_then(|json| Some(json.get("error")?.as_str()?.to_owned())).unwrap_or_default()

@@ -41,7 +41,9 @@ pub(crate) fn choose(files: &mut Files<'_>, rest: &str, is_cache: bool) -> Choic
     if data.is_empty() {
         let script = files.names().iter().any(|name| name.ends_with(".py"));
         let advice = match script {
-            true => "a Python script makes its rows; its Parquet copy may be at @refs/convert/parquet".to_owned(),
+            true => {
+                "a Python script makes its rows; its Parquet copy may be at @refs/convert/parquet".to_owned()
+            }
             false => files.found(),
         };
         return Err(files.missing(format!("it has no Parquet, JSON, Arrow or CSV file; {advice}")));
@@ -158,7 +160,8 @@ fn listed(readme: &str, data: &[String]) -> Result<Vec<Config>, String> {
     let Some(header) = text.strip_prefix("---\n").and_then(|text| text.split("\n---").next()) else {
         return Ok(Vec::new());
     };
-    let documents = YamlLoader::load_from_str(header).map_err(|error| format!("its header is not YAML ({error})"))?;
+    let documents =
+        YamlLoader::load_from_str(header).map_err(|error| format!("its header is not YAML ({error})"))?;
     let Some(list) = documents.first().and_then(|document| document["configs"].as_vec()) else {
         return Ok(Vec::new());
     };
@@ -166,7 +169,8 @@ fn listed(readme: &str, data: &[String]) -> Result<Vec<Config>, String> {
     for entry in list {
         let name = entry["config_name"].as_str().unwrap_or("default").to_owned();
         let is_default = entry["default"].as_bool().unwrap_or(false);
-        let folder = entry["data_dir"].as_str().map(|folder| folder.trim_start_matches("./").trim_matches('/'));
+        let folder =
+            entry["data_dir"].as_str().map(|folder| folder.trim_start_matches("./").trim_matches('/'));
         let splits = match (&entry["data_files"], folder) {
             (Yaml::BadValue | Yaml::Null, None) => splits(data),
             (Yaml::BadValue | Yaml::Null, Some(folder)) => folder_splits(data, folder),
@@ -185,8 +189,7 @@ fn data_files(value: &Yaml, folder: &str, data: &[String]) -> Result<Vec<Split>,
         for pattern in patterns.as_vec().map_or(one, Vec::as_slice) {
             let pattern = pattern.as_str().ok_or("a pattern in data_files is no string")?;
             let pattern = pattern.trim_start_matches("./");
-            let pattern =
-                if folder.is_empty() { pattern.to_owned() } else { format!("{folder}/{pattern}") };
+            let pattern = if folder.is_empty() { pattern.to_owned() } else { format!("{folder}/{pattern}") };
             for name in matching(data, &pattern)? {
                 if !found.contains(&name) {
                     found.push(name);
@@ -223,7 +226,8 @@ fn matching(data: &[String], pattern: &str) -> Result<Vec<String>, String> {
 /// Splits of the files in a folder.
 fn folder_splits(data: &[String], folder: &str) -> Vec<Split> {
     let prefix = format!("{folder}/");
-    let inner: Vec<String> = data.iter().filter_map(|name| Some(name.strip_prefix(&prefix)?.to_owned())).collect();
+    let inner: Vec<String> =
+        data.iter().filter_map(|name| Some(name.strip_prefix(&prefix)?.to_owned())).collect();
     let outer = |(split, files): Split| (split, files.iter().map(|name| format!("{prefix}{name}")).collect());
     splits(&inner).into_iter().map(outer).collect()
 }
@@ -235,7 +239,9 @@ fn splits(data: &[String]) -> Vec<Split> {
     }
     let mut sharded: Vec<Split> = Vec::new();
     for name in data {
-        let split = shard(name).and_then(|(start, ..)| start.strip_prefix("data/")).filter(|split| !split.contains('/'));
+        let split = shard(name)
+            .and_then(|(start, ..)| start.strip_prefix("data/"))
+            .filter(|split| !split.contains('/'));
         let Some(split) = split else { continue };
         match sharded.iter_mut().find(|(other, _)| other == split) {
             Some((_, files)) => files.push(name.clone()),
@@ -286,10 +292,14 @@ mod tests {
     use super::*;
 
     fn of(names: &[&str], readme: &str) -> BTreeMap<String, Vec<String>> {
-        let data: Vec<String> = names.iter().filter(|name| is_data(name)).map(|name| (*name).to_owned()).collect();
+        let data: Vec<String> =
+            names.iter().filter(|name| is_data(name)).map(|name| (*name).to_owned()).collect();
         let configs = configs(readme, &data).expect("configs");
         let named = |config: &Config| {
-            names_of(config).into_iter().zip(config.splits.iter().map(|(_, files)| one_format(files.clone()))).collect::<Vec<_>>()
+            names_of(config)
+                .into_iter()
+                .zip(config.splits.iter().map(|(_, files)| one_format(files.clone())))
+                .collect::<Vec<_>>()
         };
         configs.iter().flat_map(named).collect()
     }
@@ -300,7 +310,15 @@ mod tests {
 
     #[test]
     fn shards_name_their_splits() {
-        let found = of(&["data/train_sft-00000-of-00002.parquet", "data/train_sft-00001-of-00002.parquet", "data/test-00000-of-00001-ab12.parquet", "README.md"], "");
+        let found = of(
+            &[
+                "data/train_sft-00000-of-00002.parquet",
+                "data/train_sft-00001-of-00002.parquet",
+                "data/test-00000-of-00001-ab12.parquet",
+                "README.md",
+            ],
+            "",
+        );
         assert_eq!(found["train_sft"].len(), 2);
         assert_eq!(found["test"], ["data/test-00000-of-00001-ab12.parquet"]);
     }
@@ -313,14 +331,20 @@ mod tests {
         assert_eq!(found["test"], ["my-test.jsonl.gz"]);
         let found = of(&["a/train/1.csv", "a/valid/2.csv"], "");
         assert_eq!((found["train"].len(), found["validation"].len()), (1, 1));
-        assert_eq!(of(&["x.parquet", "y.parquet", "dataset_infos.json"], "")["train"], ["x.parquet", "y.parquet"]);
+        assert_eq!(
+            of(&["x.parquet", "y.parquet", "dataset_infos.json"], "")["train"],
+            ["x.parquet", "y.parquet"]
+        );
         assert_eq!(of(&["train.jsonl", "train.parquet"], "")["train"], ["train.parquet"]);
     }
 
     #[test]
     fn readme_lists_configs() {
         let readme = "---\nlicense: mit\nconfigs:\n- config_name: en\n  default: true\n  data_files:\n  - split: train\n    path: en/train-*\n  - split: dev\n    path: [en/dev.jsonl, extra/**]\n- config_name: de\n  data_dir: de\n---\n# Title\n";
-        let found = of(&["en/train-1.jsonl", "en/train-2.jsonl", "en/dev.jsonl", "extra/a/b.jsonl", "de/test.csv"], readme);
+        let found = of(
+            &["en/train-1.jsonl", "en/train-2.jsonl", "en/dev.jsonl", "extra/a/b.jsonl", "de/test.csv"],
+            readme,
+        );
         assert_eq!(found["train"], ["en/train-1.jsonl", "en/train-2.jsonl"]);
         assert_eq!(found["dev"], ["en/dev.jsonl", "extra/a/b.jsonl"]);
         assert_eq!(found["de/test"], ["de/test.csv"]);

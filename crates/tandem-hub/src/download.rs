@@ -39,7 +39,8 @@ impl Metadata {
         let is_redirect = response.status().is_redirection();
         let own = || if is_redirect { None } else { header(response, "content-length") };
         let size = header(response, "x-linked-size").or_else(own);
-        let size = size.map(|size| size.trim().parse().map_err(|_| format!("the size {size:?} is no number")));
+        let size =
+            size.map(|size| size.trim().parse().map_err(|_| format!("the size {size:?} is no number")));
         Ok(Self { etag, size: size.transpose()? })
     }
 }
@@ -162,9 +163,12 @@ impl Download<'_> {
         let (needed, free) = (size.saturating_sub(done), disk.f_bavail.saturating_mul(disk.f_frsize));
         match needed > free {
             false => Ok(()),
-            true => {
-                Err(HubError::NoRoom { file: self.file.to_owned(), needed, free, cache: folder.to_path_buf() })
-            }
+            true => Err(HubError::NoRoom {
+                file: self.file.to_owned(),
+                needed,
+                free,
+                cache: folder.to_path_buf(),
+            }),
         }
     }
 
@@ -206,6 +210,7 @@ fn first_byte(response: &Response<Body>) -> u64 {
         return 0;
     }
     let range = header(response, "content-range").unwrap_or_default();
-    let start = range.trim().strip_prefix("bytes").and_then(|range| range.trim().split('-').next()?.parse().ok());
+    let start =
+        range.trim().strip_prefix("bytes").and_then(|range| range.trim().split('-').next()?.parse().ok());
     start.unwrap_or(u64::MAX)
 }

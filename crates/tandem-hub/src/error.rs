@@ -41,7 +41,9 @@ pub enum HubError {
         token: &'static str,
     },
     /// The repository has no such branch, tag or commit.
-    #[error("{repo} has no revision {revision:?}: give a branch, a tag or a commit after @, or leave it out for main")]
+    #[error(
+        "{repo} has no revision {revision:?}: give a branch, a tag or a commit after @, or leave it out for main"
+    )]
     NoRevision {
         /// Owner and name.
         repo: String,
@@ -149,7 +151,9 @@ impl HubError {
             | Self::Offline { .. }
             | Self::Setting { .. } => true,
             Self::Io { source, .. } => source.kind() == io::ErrorKind::PermissionDenied,
-            Self::Network { .. } | Self::Protocol { .. } | Self::Corrupt { .. } | Self::NoRoom { .. } => false,
+            Self::Network { .. } | Self::Protocol { .. } | Self::Corrupt { .. } | Self::NoRoom { .. } => {
+                false
+            }
         }
     }
 }

@@ -99,7 +99,12 @@ impl Hub {
     /// fails or is forbidden, or the cache cannot be written.
     pub fn model(&self, name: &HubName, files: ModelFiles, progress: &mut dyn Progress) -> Result<PathBuf> {
         if name.rest.is_empty() {
-            let (snapshot, _) = self.fetch(Kind::Model, name, &|listing, is_cache| files.choose(listing, is_cache), progress)?;
+            let (snapshot, _) = self.fetch(
+                Kind::Model,
+                name,
+                &|listing, is_cache| files.choose(listing, is_cache),
+                progress,
+            )?;
             return Ok(snapshot);
         }
         let choose = |listing: &mut Files<'_>, _: bool| match listing.has(&name.rest) {
@@ -161,7 +166,8 @@ impl Hub {
         let repository = Repository { hub: self, kind, name, cache: &cache, commit: &commit };
         let chosen = {
             let mut fetch = |file: &str| repository.file(file, progress);
-            let mut files = Files { names, repo: name.repo.clone(), commit: commit.clone(), fetch: &mut fetch };
+            let mut files =
+                Files { names, repo: name.repo.clone(), commit: commit.clone(), fetch: &mut fetch };
             choose(&mut files, false)?
         };
         for file in &chosen {
@@ -182,7 +188,8 @@ impl Hub {
         );
         let text = self.client.text(&url).map_err(|failure| self.error(kind, name, &name.repo, failure))?;
         let wrong = |reason: &str| HubError::Protocol { url: url.clone(), reason: reason.to_owned() };
-        let info: Value = serde_json::from_str(&text).map_err(|_| wrong("the response is not the hub's JSON"))?;
+        let info: Value =
+            serde_json::from_str(&text).map_err(|_| wrong("the response is not the hub's JSON"))?;
         let commit = info.get("sha").and_then(Value::as_str).filter(|sha| is_commit(sha));
         let commit = commit.ok_or_else(|| wrong("the response names no commit (`sha`)"))?;
         let siblings = info.get("siblings").and_then(Value::as_array);
@@ -198,7 +205,13 @@ impl Hub {
     }
 
     /// Explains a failed request for `what`.
-    fn error(&self, kind: Kind, name: &HubName, what: &str, (attempts, failure): (usize, Failure)) -> HubError {
+    fn error(
+        &self,
+        kind: Kind,
+        name: &HubName,
+        what: &str,
+        (attempts, failure): (usize, Failure),
+    ) -> HubError {
         let Failure::Status { status, ref code, .. } = failure else {
             return match failure {
                 Failure::Redirect(reason) => HubError::Protocol { url: what.to_owned(), reason },
@@ -278,7 +291,8 @@ impl Repository<'_> {
         let blob = self.cache.blob(&metadata.etag);
         create(parent(&blob))?;
         if !blob.exists() {
-            let mut waiting = || progress.notice(&format!("another process downloads {file}; waiting for it"));
+            let mut waiting =
+                || progress.notice(&format!("another process downloads {file}; waiting for it"));
             let _lock = self.cache.lock(&metadata.etag, &mut waiting)?;
             if !blob.exists() {
                 Download { client, url: &url, file, metadata: &metadata, blob: &blob }.run(progress)?;

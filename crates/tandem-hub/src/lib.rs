@@ -32,4 +32,4 @@ pub use error::{HubError, Result};
 pub use hub::{Hub, Progress};
 pub use model::ModelFiles;
 pub use name::HubName;
-pub use settings::Settings;
+pub use settings::{LAUNCHED, Settings};

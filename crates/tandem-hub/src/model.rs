@@ -42,7 +42,9 @@ impl ModelFiles {
             let names = ["adapter_config.json", "adapter_model.safetensors"];
             return match names.iter().find(|name| !files.has(name)) {
                 None => Ok(names.map(str::to_owned).to_vec()),
-                Some(name) => Err(files.missing(format!("it has no {name}, so it is no adapter; {}", files.found()))),
+                Some(name) => {
+                    Err(files.missing(format!("it has no {name}, so it is no adapter; {}", files.found())))
+                }
             };
         }
         if !files.has("config.json") {
@@ -83,7 +85,8 @@ fn weights(files: &mut Files<'_>) -> Choice {
     let index: serde_json::Value = serde_json::from_str(&files.read(INDEX)?)
         .map_err(|error| files.missing(format!("{INDEX} is not JSON ({error})")))?;
     let map = index.get("weight_map").and_then(serde_json::Value::as_object);
-    let shards = map.map(|map| map.values().map(|shard| shard.as_str().map(str::to_owned)).collect::<Option<Vec<_>>>());
+    let shards = map
+        .map(|map| map.values().map(|shard| shard.as_str().map(str::to_owned)).collect::<Option<Vec<_>>>());
     let Some(Some(mut shards)) = shards else {
         return Err(files.missing(format!("{INDEX} has no weight_map of names")));
     };

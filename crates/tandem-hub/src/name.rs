@@ -125,7 +125,8 @@ mod tests {
     use super::*;
 
     fn parts(text: &str) -> (String, String, String) {
-        let HubName { repo, revision, rest } = HubName::explicit(text).unwrap_or_else(|e| panic!("{text}: {e}"));
+        let HubName { repo, revision, rest } =
+            HubName::explicit(text).unwrap_or_else(|e| panic!("{text}: {e}"));
         (repo, revision, rest)
     }
 
@@ -135,7 +136,12 @@ mod tests {
             ("hf://a/b", "a/b", "main", ""),
             ("hf://a/b/train", "a/b", "main", "train"),
             ("hf://a/b@v1.0/de/train", "a/b", "v1.0", "de/train"),
-            ("hf://datasets/a/b@refs/convert/parquet/default/train", "a/b", "refs/convert/parquet", "default/train"),
+            (
+                "hf://datasets/a/b@refs/convert/parquet/default/train",
+                "a/b",
+                "refs/convert/parquet",
+                "default/train",
+            ),
             ("hf://a/b@refs%2Fpr%2F3/train", "a/b", "refs/pr/3", "train"),
             ("hf://a/b@feature%2Fx", "a/b", "feature/x", ""),
             ("hf://models/a/b", "a/b", "main", ""),
@@ -147,16 +153,23 @@ mod tests {
 
     #[test]
     fn names_that_leave_the_cache_are_refused() {
-        for text in ["hf://a", "hf://../b", "hf://a/..", "hf://a/b@../x", "hf://a/b@", "hf://a/b/../c", "hf://a--b/c"] {
+        for text in
+            ["hf://a", "hf://../b", "hf://a/..", "hf://a/b@../x", "hf://a/b@", "hf://a/b/../c", "hf://a--b/c"]
+        {
             assert!(HubName::explicit(text).is_err(), "{text}");
         }
     }
 
     #[test]
     fn bare_names_are_owner_and_name() {
-        assert_eq!(HubName::bare("Qwen/Qwen2.5-0.5B-Instruct").expect("a name").repo, "Qwen/Qwen2.5-0.5B-Instruct");
+        assert_eq!(
+            HubName::bare("Qwen/Qwen2.5-0.5B-Instruct").expect("a name").repo,
+            "Qwen/Qwen2.5-0.5B-Instruct"
+        );
         assert_eq!(HubName::bare("a/b@refs/pr/1").expect("a name").revision, "refs/pr/1");
-        for text in ["gpt2", "./a/b", "../b", "/a/b", "~/b", "a/b/c", "a/b/", "a/m.gguf", "a\\b/c", "a b/c", ""] {
+        for text in
+            ["gpt2", "./a/b", "../b", "/a/b", "~/b", "a/b/c", "a/b/", "a/m.gguf", "a\\b/c", "a b/c", ""]
+        {
             assert_eq!(HubName::bare(text), None, "{text}");
         }
     }

@@ -35,7 +35,7 @@ pub struct Settings {
 }
 
 /// Variable that `tandem launch` sets for its ranks, whose files it has downloaded.
-pub(crate) const LAUNCHED: &str = "TANDEM_HUB_OFFLINE";
+pub const LAUNCHED: &str = "TANDEM_HUB_OFFLINE";
 
 impl Settings {
     /// Reads the environment.
@@ -47,7 +47,8 @@ impl Settings {
         let endpoint = endpoint.trim_end_matches('/').to_owned();
         let uri = endpoint.parse::<Uri>().ok();
         let is_address = uri.is_some_and(|uri| {
-            matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some_and(|host| !host.is_empty())
+            matches!(uri.scheme_str(), Some("http" | "https"))
+                && uri.host().is_some_and(|host| !host.is_empty())
         });
         if !is_address || endpoint.contains(['@', '?', '#']) {
             let reason = "is no address; it should be like https://huggingface.co".to_owned();
@@ -59,7 +60,8 @@ impl Settings {
                 (Some(cache), _) => Ok(cache.join("huggingface")),
                 (None, Some(home)) => Ok(home.join(".cache/huggingface")),
                 (None, None) => {
-                    let reason = "is not set, and neither is HOME: set it to a folder for downloads".to_owned();
+                    let reason =
+                        "is not set, and neither is HOME: set it to a folder for downloads".to_owned();
                     Err(HubError::Setting { variable: "HF_HOME", reason })
                 }
             },
@@ -73,7 +75,10 @@ impl Settings {
             Some(token) => Some(token),
             None => {
                 let file = folder("HF_TOKEN_PATH").map_or_else(|| Ok(home()?.join("token")), Ok)?;
-                fs::read_to_string(file).ok().map(|token| token.trim().to_owned()).filter(|token| !token.is_empty())
+                fs::read_to_string(file)
+                    .ok()
+                    .map(|token| token.trim().to_owned())
+                    .filter(|token| !token.is_empty())
             }
         };
         if token.as_ref().is_some_and(|token| !token.bytes().all(|byte| byte.is_ascii_graphic())) {
