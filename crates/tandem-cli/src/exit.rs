@@ -37,10 +37,12 @@ impl Exit {
     }
 
     fn from_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Self> {
-        if cause.is::<Mistake>() || cause.is::<ConfigError>() || cause.is::<LaunchError>() {
+        if cause.is::<Mistake>() || cause.is::<LaunchError>() {
             Some(Self::UserMistake)
         } else if let Some(error) = cause.downcast_ref::<TrainError>() {
             Some(error.fault().into())
+        } else if let Some(error) = cause.downcast_ref::<ConfigError>() {
+            Some(if error.is_mistake() { Self::UserMistake } else { Self::OwnFault })
         } else if let Some(error) = cause.downcast_ref::<HubError>() {
             Some(if error.is_mistake() { Self::UserMistake } else { Self::OwnFault })
         } else {

@@ -10,8 +10,8 @@ use anyhow::Context;
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use tandem_hub::{Hub, HubError, HubName, ModelFiles, Progress};
-use tandem_train::config::{HubPart, HubUse, JudgeSection, load_judges_fetched};
-use tandem_train::{Config, TrainError};
+use tandem_train::Config;
+use tandem_train::config::{HubPart, HubUse, JudgeSection, Problem, load_judges_fetched};
 
 use crate::args::{Arguments, Command, WeightArguments};
 use crate::exit::mistake;
@@ -86,7 +86,7 @@ pub(crate) fn prepare(command: &[String]) -> anyhow::Result<bool> {
         fetch(name, ModelFiles::Whole)
     });
     match read {
-        Err(error @ TrainError::Hub { .. }) => Err(error.into()),
+        Err(error) if matches!(error.problem, Problem::Hub { .. }) => Err(error.into()),
         _ => Ok(is_named),
     }
 }

@@ -141,17 +141,18 @@ impl Client {
         Err(Failure::Redirect(format!("redirected more than {REDIRECTS} times")))
     }
 
-    /// Sends a request, again where that may help.
+    /// Sends a request up to `attempts` times where that may help.
     pub(crate) fn send_with_retries(
         &self,
         method: Method,
         url: &str,
+        attempts: usize,
     ) -> Result<Response<Body>, (usize, Failure)> {
         let mut attempt = 1;
         loop {
             match self.send(method, url, 0, Some(Duration::from_secs(60))) {
                 Ok(response) => return Ok(response),
-                Err(failure) if failure.may_pass() && attempt < ATTEMPTS => self.wait(attempt, &failure),
+                Err(failure) if failure.may_pass() && attempt < attempts => self.wait(attempt, &failure),
                 Err(failure) => return Err((attempt, failure)),
             }
             attempt += 1;
@@ -168,9 +169,9 @@ impl Client {
         std::thread::sleep(asked.unwrap_or(own));
     }
 
-    /// Gets a text of the hub.
-    pub(crate) fn text(&self, url: &str) -> Result<String, (usize, Failure)> {
-        let mut response = self.send_with_retries(Method::Get, url)?;
+    /// Gets a text of the hub with up to `attempts` requests.
+    pub(crate) fn text(&self, url: &str, attempts: usize) -> Result<String, (usize, Failure)> {
+        let mut response = self.send_with_retries(Method::Get, url, attempts)?;
         let text = response.body_mut().with_config().limit(LONGEST_TEXT).read_to_string();
         text.map_err(|error| (1, Failure::Network(self.hide(&error.to_string()))))
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::cache::{Kind, RepoCache, create};
-use crate::client::{Client, Failure, Method, encode, encode_whole};
+use crate::client::{ATTEMPTS, Client, Failure, Method, encode, encode_whole};
 use crate::dataset;
 use crate::download::{Download, Metadata};
 use crate::error::{HubError, Result};
@@ -149,10 +149,12 @@ impl Hub {
         {
             return Ok(found);
         }
-        let (commit, names) = match self.list(kind, name) {
-            Ok(listing) => listing,
-            Err(error @ HubError::Network { .. }) => {
-                let Ok(found) = cached() else { return Err(error) };
+        let found = cached();
+        // With a cache there is no need to wait long for the hub.
+        let attempts = if found.is_ok() { 2 } else { ATTEMPTS };
+        let (commit, names) = match (self.list(kind, name, attempts), found) {
+            (Ok(listing), _) => listing,
+            (Err(error @ HubError::Network { .. }), Ok(found)) => {
                 let HubError::Network { reason, .. } = error else { unreachable!("as matched") };
                 progress.notice(&format!(
                     "{} cannot be reached ({reason}); using {} from the cache",
@@ -161,7 +163,7 @@ impl Hub {
                 ));
                 return Ok(found);
             }
-            Err(error) => return Err(error),
+            (Err(error), _) => return Err(error),
         };
         let repository = Repository { hub: self, kind, name, cache: &cache, commit: &commit };
         let chosen = {
@@ -178,7 +180,7 @@ impl Hub {
     }
 
     /// Asks the hub for a revision's commit and files.
-    fn list(&self, kind: Kind, name: &HubName) -> Result<(String, BTreeSet<String>)> {
+    fn list(&self, kind: Kind, name: &HubName, attempts: usize) -> Result<(String, BTreeSet<String>)> {
         let url = format!(
             "{}/api/{}/{}/revision/{}",
             self.settings.endpoint,
@@ -186,7 +188,10 @@ impl Hub {
             name.repo,
             encode_whole(&name.revision)
         );
-        let text = self.client.text(&url).map_err(|failure| self.error(kind, name, &name.repo, failure))?;
+        let text = self
+            .client
+            .text(&url, attempts)
+            .map_err(|failure| self.error(kind, name, &name.repo, failure))?;
         let wrong = |reason: &str| HubError::Protocol { url: url.clone(), reason: reason.to_owned() };
         let info: Value =
             serde_json::from_str(&text).map_err(|_| wrong("the response is not the hub's JSON"))?;
@@ -284,7 +289,7 @@ impl Repository<'_> {
             self.commit,
             encode(file)
         );
-        let response = client.send_with_retries(Method::Head, &url);
+        let response = client.send_with_retries(Method::Head, &url, ATTEMPTS);
         let response = response.map_err(|failure| self.hub.error(self.kind, self.name, file, failure))?;
         let wrong = |reason| HubError::Protocol { url: url.clone(), reason };
         let metadata = Metadata::read(&response).map_err(wrong)?;

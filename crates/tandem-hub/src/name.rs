@@ -6,8 +6,22 @@ use std::fmt;
 const SCHEME: &str = "hf://";
 
 /// Endings of files, which no bare name has.
-const FILE_ENDINGS: [&str; 9] =
-    [".gguf", ".safetensors", ".pt", ".bin", ".json", ".jsonl", ".toml", ".parquet", ".csv"];
+const FILE_ENDINGS: [&str; 14] = [
+    ".gguf",
+    ".safetensors",
+    ".pt",
+    ".bin",
+    ".json",
+    ".jsonl",
+    ".toml",
+    ".parquet",
+    ".csv",
+    ".arrow",
+    ".tsv",
+    ".txt",
+    ".gz",
+    ".zst",
+];
 
 /// Name of a repository of the hub, or of a part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use tandem_comm::store::StoreError;
 use tandem_comm::{CommError, Place};
 use tandem_data::DataError;
-use tandem_hub::HubError;
 use tandem_judge::JudgeError;
 use tandem_kernels::KernelError;
 use tandem_model::ModelError;
@@ -22,18 +21,6 @@ pub enum TrainError {
     /// The config file or an override is wrong.
     #[error(transparent)]
     Config(#[from] Box<ConfigError>),
-    /// A name of the hub cannot be resolved.
-    #[error("{place}: `{key}` ({remark})")]
-    Hub {
-        /// Place of the name.
-        place: crate::config::Place,
-        /// Full key.
-        key: String,
-        /// Text of the name, and whether it is a path that is missing.
-        remark: String,
-        /// The failure.
-        source: Box<HubError>,
-    },
     /// The run folder already holds a run.
     #[error(
         "{} already holds a run ({}): continue it with --resume, replace it with --overwrite, or choose another \
@@ -237,8 +224,7 @@ impl TrainError {
             | Self::TooLarge { .. }
             | Self::WrongStart { .. }
             | Self::NotFinite { .. } => Fault::User,
-            Self::Hub { source, .. } if source.is_mistake() => Fault::User,
-            Self::Hub { .. } => Fault::Own,
+            Self::Config(error) if !error.is_mistake() => Fault::Own,
             Self::Io { source, .. }
             | Self::Model(ModelError::Io { source, .. })
             | Self::Data(DataError::Io { source, .. }) => Self::io_fault(source),

@@ -10,11 +10,10 @@ use std::rc::Rc;
 
 use tandem_hub::{HubError, HubName};
 
-use super::error::{ConfigError, Place, Result};
+use super::error::{ConfigError, Place, Problem, Result};
 use super::judges::{JudgeSection, read_judges};
 use super::reader::Entry;
 use super::{Config, Weights};
-use crate::TrainError;
 
 /// Part of the hub that a key names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,34 +92,30 @@ impl Entry {
 
 impl Lookup {
     /// Downloads all names; `false` if there are none.
-    fn resolve(&self, weights: &Weights, fetch: Fetch<'_>) -> Result<bool, TrainError> {
+    fn resolve(&self, weights: &Weights, fetch: Fetch<'_>) -> Result<bool> {
         let names = std::mem::take(&mut self.0.borrow_mut().names);
         for mut wanted in names.iter().cloned() {
             if wanted.key == "model" && *weights != Weights::Folder {
                 wanted.part = HubPart::ModelWithoutWeights;
             }
             let is_explicit = HubName::is_explicit(&wanted.text);
-            let error = |remark: String, source| TrainError::Hub {
+            let error = |remark: String, reason, is_mistake| ConfigError {
                 place: wanted.place.clone(),
-                key: wanted.key.clone(),
-                remark,
-                source: Box::new(source),
+                problem: Problem::Hub { key: wanted.key.clone(), remark, reason, is_mistake },
             };
             if wanted.part == HubPart::Rows && !is_explicit {
                 let reason = format!(
                     "there is no such file; rows of the hub are written hf://{}/train, with the name of a split",
                     wanted.name.repository()
                 );
-                return Err(error(
-                    wanted.text.clone(),
-                    HubError::Missing { repo: wanted.text.clone(), reason },
-                ));
+                return Err(error(wanted.text.clone(), reason, true));
             }
             let remark = match is_explicit {
                 true => wanted.text.clone(),
                 false => format!("no such path as {}; read as a name of the hub", wanted.text),
             };
-            let paths = fetch(&wanted).map_err(|source| error(remark, source))?;
+            let paths =
+                fetch(&wanted).map_err(|failed| error(remark, in_words(&failed), failed.is_mistake()))?;
             self.0.borrow_mut().local.push((wanted.key, wanted.text, paths));
         }
         Ok(!names.is_empty())
@@ -132,18 +127,14 @@ impl Config {
     /// whole config is checked before anything is downloaded.
     ///
     /// # Errors
-    /// As [`Config::load`]; [`TrainError::Hub`] if `fetch` fails.
-    pub fn load_fetched<S: AsRef<str>>(
-        path: &Path,
-        overrides: &[S],
-        fetch: Fetch<'_>,
-    ) -> Result<Self, TrainError> {
+    /// As [`Config::load`]; [`Problem::Hub`] if `fetch` fails.
+    pub fn load_fetched<S: AsRef<str>>(path: &Path, overrides: &[S], fetch: Fetch<'_>) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(|source| ConfigError::unreadable(path, &source))?;
         let lookup = Lookup::default();
         let config = Self::parse(&text, path, overrides, &lookup)?;
         match lookup.resolve(&config.weights, fetch)? {
             false => Ok(config),
-            true => Ok(Self::parse(&text, path, overrides, &lookup)?),
+            true => Self::parse(&text, path, overrides, &lookup),
         }
     }
 }
@@ -153,11 +144,19 @@ impl Config {
 ///
 /// # Errors
 /// As [`Config::load_fetched`].
-pub fn load_judges_fetched(path: &Path, fetch: Fetch<'_>) -> Result<Vec<JudgeSection>, TrainError> {
+pub fn load_judges_fetched(path: &Path, fetch: Fetch<'_>) -> Result<Vec<JudgeSection>> {
     let lookup = Lookup::default();
     let judges = read_judges(path, &lookup)?;
     match lookup.resolve(&Weights::Folder, fetch)? {
         false => Ok(judges),
-        true => Ok(read_judges(path, &lookup)?),
+        true => read_judges(path, &lookup),
+    }
+}
+
+/// An error of the hub and its cause.
+fn in_words(error: &HubError) -> String {
+    match std::error::Error::source(error) {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
     }
 }

@@ -35,11 +35,11 @@ use crate::signals::stop_flag;
 const PORTION: usize = 64;
 
 pub(crate) fn run(arguments: &JudgedArguments) -> anyhow::Result<Exit> {
-    let stop = stop_flag()?;
     let sections = hub::judges(given(&arguments.judge))?;
     let rows = prompts::read(given(&arguments.prompts)).map_err(TrainError::from)?;
     let mut samples = arguments.samples.as_deref().map(Samples::new).transpose()?;
     let sides = sides(arguments, &rows)?;
+    let stop = stop_flag()?;
     let mut panel = panel(&sections, &arguments.compute)?;
     let names = names(arguments);
     let mut answers = Vec::with_capacity(2);
