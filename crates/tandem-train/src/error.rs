@@ -213,6 +213,7 @@ impl TrainError {
     /// Returns the fault class.
     pub fn fault(&self) -> Fault {
         match self {
+            Self::Config(error) if !error.is_mistake() => Fault::Own,
             Self::Config(_)
             | Self::UsedRunDir { .. }
             | Self::LockedRunDir { .. }
@@ -224,7 +225,6 @@ impl TrainError {
             | Self::TooLarge { .. }
             | Self::WrongStart { .. }
             | Self::NotFinite { .. } => Fault::User,
-            Self::Config(error) if !error.is_mistake() => Fault::Own,
             Self::Io { source, .. }
             | Self::Model(ModelError::Io { source, .. })
             | Self::Data(DataError::Io { source, .. }) => Self::io_fault(source),
