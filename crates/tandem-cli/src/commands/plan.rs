@@ -34,12 +34,8 @@ pub(crate) fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
     let mut overrides = arguments.overrides.clone();
     overrides.extend(arguments.memory.iter().map(|size| format!("compute.memory={size}")));
     let file = arguments.config.as_deref().expect("clap asks for it");
-    // Without rows only the models' configs are read.
-    let files = match arguments.assume_tokens {
-        Some(_) => ModelFiles::WithoutWeights,
-        None => ModelFiles::Whole,
-    };
-    let mut config = hub::config(file, &overrides, files)?;
+    // A plan reads configs and rows, no weights.
+    let mut config = hub::config(file, &overrides, ModelFiles::WithoutWeights)?;
     let devices = match &arguments.devices {
         Some(text) => {
             let devices = table.devices(text)?;

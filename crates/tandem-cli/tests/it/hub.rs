@@ -81,6 +81,9 @@ fn commands_take_names_of_the_hub() {
 fn plans_and_random_weights_download_no_weights() {
     let online = Online::new();
     online.run(&["plan", "hub.toml", "--assume-tokens", "64"]).expect(0);
+    online.run(&["plan", "hub.toml"]).expect(0);
+    online.run(&["data", "hub.toml"]).expect(0);
+    online.run(&["init", "o/m", "new"]).expect(0);
     online.run(&["train", "hub.toml", "--set", "weights=random", "--set", "train.steps=1"]).expect(0);
     let weights = |path: &str| path.contains("model.safetensors");
     assert!(!online.server.requests().iter().any(|request| weights(&request.path)));
