@@ -107,3 +107,32 @@ fn a_path_that_is_not_there_may_be_a_name() {
     let offline = [("HF_HUB_OFFLINE", "1")];
     online.run_with(&["generate", "o/n", "x"], &offline).expect(2).says(&["HF_HUB_OFFLINE"]);
 }
+
+#[test]
+fn the_token_comes_from_the_environment_or_its_file() {
+    let online = Online::new();
+    online.server.set(|state| state.token = Some("hf_x"));
+    online.run(&["data", "hub.toml"]).expect(2).says(&["no model o/m (HTTP 401)", "HF_TOKEN"]);
+    online.run_with(&["data", "hub.toml"], &[("HF_TOKEN", "hf_x")]).expect(0);
+    fs::remove_dir_all(online.shop.path("home")).unwrap();
+    fs::create_dir(online.shop.path("home")).unwrap();
+    online.shop.write("home/token", "hf_x\n");
+    online.run(&["data", "hub.toml"]).expect(0);
+    let elsewhere = online.shop.path("elsewhere");
+    online.run_with(&["data", "hub.toml"], &[("HF_HUB_CACHE", elsewhere.to_str().unwrap())]).expect(0);
+    assert!(elsewhere.join("models--o--m/refs/main").is_file());
+}
+
+#[test]
+fn a_launcher_downloads_before_it_starts_ranks() {
+    let online = Online::new();
+    let run = online.run(&["launch", "-n", "2", "train", "hub.toml", "--set", "model=o/other"]).expect(2);
+    assert_eq!(run.stderr.matches("HTTP 404").count(), 1, "{}", run.stderr);
+}
+
+#[test]
+fn a_hub_that_cannot_be_reached_is_no_mistake() {
+    let online = Online::new();
+    online.server.set(|state| state.statuses = vec![(500, "", "Retry-After: 0\r\n"); 5]);
+    online.run(&["train", "hub.toml"]).expect(1).says(&["`model`", "after 5 attempts", "HTTP 500"]);
+}
