@@ -328,7 +328,7 @@ pub(crate) struct ServeArguments {
 /// Model for generation.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct WeightArguments {
-    /// The model's folder.
+    /// The model's folder, or its name on the Hugging Face hub: owner/name or owner/name@revision.
     #[arg(value_name = "MODEL")]
     pub model: PathBuf,
     /// Adapter folder, merged into the model in memory.
@@ -451,7 +451,7 @@ pub(crate) enum StoredType {
 
 #[derive(Debug, Args)]
 pub(crate) struct InitArguments {
-    /// A config.json, or a folder with one. Tokenizer files beside it are copied.
+    /// A config.json, a folder with one, or a model's name on the hub. Tokenizer files beside it are copied.
     #[arg(value_name = "CONFIG")]
     pub config: PathBuf,
     /// Folder to create.

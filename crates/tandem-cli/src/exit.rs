@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use std::{fmt, io};
 
 use tandem_comm::LaunchError;
+use tandem_hub::HubError;
 use tandem_train::config::ConfigError;
 use tandem_train::{Fault, TrainError};
 
@@ -36,10 +37,14 @@ impl Exit {
     }
 
     fn from_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Self> {
-        if cause.is::<Mistake>() || cause.is::<ConfigError>() || cause.is::<LaunchError>() {
+        if cause.is::<Mistake>() || cause.is::<LaunchError>() {
             Some(Self::UserMistake)
         } else if let Some(error) = cause.downcast_ref::<TrainError>() {
             Some(error.fault().into())
+        } else if let Some(error) = cause.downcast_ref::<ConfigError>() {
+            Some(if error.is_mistake() { Self::UserMistake } else { Self::OwnFault })
+        } else if let Some(error) = cause.downcast_ref::<HubError>() {
+            Some(if error.is_mistake() { Self::UserMistake } else { Self::OwnFault })
         } else {
             cause.downcast_ref::<io::Error>().map(Self::from_io)
         }

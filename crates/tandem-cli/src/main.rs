@@ -10,6 +10,7 @@ mod args;
 mod commands;
 mod exit;
 mod generation;
+mod hub;
 mod output;
 mod processes;
 mod quickstart;

@@ -213,6 +213,7 @@ impl TrainError {
     /// Returns the fault class.
     pub fn fault(&self) -> Fault {
         match self {
+            Self::Config(error) if !error.is_mistake() => Fault::Own,
             Self::Config(_)
             | Self::UsedRunDir { .. }
             | Self::LockedRunDir { .. }

@@ -19,6 +19,7 @@ use crate::args::{ChatArguments, SamplingArguments};
 use crate::exit::Exit;
 use crate::generation::loaded::{encode_chat, message, positions_of};
 use crate::generation::{GenerationLimits, Loaded, new_seed};
+use crate::hub;
 
 const HELP: &str = "\
 /reset          begin a new conversation
@@ -28,7 +29,7 @@ const HELP: &str = "\
 Ctrl-C stops a completion. A \\ at the end of a line continues it on the next.";
 
 pub(crate) fn run(arguments: &ChatArguments) -> anyhow::Result<Exit> {
-    let weights = &arguments.weights;
+    let weights = &hub::weights(&arguments.weights)?;
     let tokenizer = Tokenizer::from_folder(&weights.model)?;
     tokenizer.chat_template()?;
     let positions = positions_of(&weights.model, arguments.context)?;

@@ -3,17 +3,19 @@
 use std::io::IsTerminal;
 
 use tandem_data::show::{ShowOptions, show_pair, show_prompt, show_scored};
+use tandem_hub::ModelFiles;
+use tandem_train::TrainError;
 use tandem_train::inputs::RunInputs;
 use tandem_train::recipe::{self, DatasetRow};
-use tandem_train::{Config, TrainError};
 
 use crate::args::DataArguments;
 use crate::exit::{Exit, mistake};
+use crate::hub;
 use crate::output::print_lines;
 use crate::watcher::Watcher;
 
 pub(crate) fn run(arguments: &DataArguments) -> anyhow::Result<Exit> {
-    let config = Config::load(&arguments.run.config, &arguments.run.overrides)?;
+    let config = hub::config(&arguments.run.config, &arguments.run.overrides, ModelFiles::WithoutWeights)?;
     let mut watcher = Watcher::every(1);
     let prepared = RunInputs::open(&config, &mut watcher)?;
     watcher.finish();

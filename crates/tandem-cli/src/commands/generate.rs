@@ -10,6 +10,7 @@ use crate::args::{ComputeArguments, GenerateArguments, SamplingArguments, Weight
 use crate::exit::{Exit, mistake};
 use crate::generation::loaded::{encode_chat, message};
 use crate::generation::{Wanted, answers};
+use crate::hub;
 use crate::output::print_lines;
 
 /// Text around a prompt.
@@ -29,7 +30,7 @@ pub(crate) fn run(arguments: &GenerateArguments) -> anyhow::Result<Exit> {
     let SamplingArguments { max_new_tokens, ref stop, .. } = arguments.sampling;
     let sampling = arguments.sampling.sampling(0.0, arguments.sampling.seed.unwrap_or_default());
     let wanted = Wanted { sampling, max_new_tokens, stop };
-    let answers = answers(&arguments.weights, &texts, framing, &wanted, &arguments.compute)?;
+    let answers = answers(&hub::weights(&arguments.weights)?, &texts, framing, &wanted, &arguments.compute)?;
     // Several completions are shown under their prompts; a single one alone, ready to pipe.
     let lines: Vec<String> = match &answers[..] {
         [answer] => vec![answer.clone()],

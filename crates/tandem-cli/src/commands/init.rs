@@ -2,12 +2,14 @@
 
 use std::path::Path;
 
+use tandem_hub::ModelFiles;
 use tandem_kernels::{DType, Device, MemoryKind};
 use tandem_model::save::SHARD_BYTES;
 use tandem_model::{Decoder, ModelFolder, Save};
 
 use crate::args::InitArguments;
 use crate::exit::{Exit, mistake};
+use crate::hub;
 use crate::output::print_lines;
 
 pub(crate) fn run(arguments: &InitArguments) -> anyhow::Result<Exit> {
@@ -15,6 +17,7 @@ pub(crate) fn run(arguments: &InitArguments) -> anyhow::Result<Exit> {
     if output.exists() {
         return Err(mistake(format!("{} already exists; init writes a new folder", output.display())));
     }
+    let config = &hub::model(config, ModelFiles::WithoutWeights)?;
     let folder = if config.is_file() { config.parent().unwrap_or(Path::new("")) } else { config };
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     let num_parameters = init(folder, output, *seed)?;

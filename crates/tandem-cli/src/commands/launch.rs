@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use tandem_comm::open_files;
 use tandem_comm::store::StoreServer;
+use tandem_hub::LAUNCHED;
 use tandem_train::TrainError;
 
 use crate::args::LaunchArguments;
 use crate::exit::{Exit, mistake};
-use crate::signals;
+use crate::{hub, signals};
 
 /// Time for the other ranks to end and report after one has failed.
 const GRACE: Duration = Duration::from_secs(10);
@@ -37,6 +38,7 @@ pub(crate) fn run(arguments: &LaunchArguments) -> anyhow::Result<Exit> {
             eprintln!("{raised}");
         }
     }
+    let is_downloaded = hub::prepare(command)?;
     // The first node's launcher serves the store, so that it outlives every rank.
     let server = if *node == 0 { Some(StoreServer::bind(port)?) } else { None };
     let port = server.as_ref().map_or(port, StoreServer::port);
@@ -53,6 +55,7 @@ pub(crate) fn run(arguments: &LaunchArguments) -> anyhow::Result<Exit> {
             .env("MASTER_ADDR", &host)
             .env("MASTER_PORT", port.to_string())
             .env("TORCHELASTIC_USE_AGENT_STORE", "True")
+            .envs(is_downloaded.then_some((LAUNCHED, "1")))
             .spawn();
         match child {
             Ok(child) => running.push(child),

@@ -1,13 +1,15 @@
 //! `tandem merge`: merges an adapter into its base model.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use tandem_hub::ModelFiles;
 use tandem_kernels::DType;
 use tandem_model::save::SHARD_BYTES;
 use tandem_model::{Merged, ModelFolder, PeftFolder, Save};
 
 use crate::args::{MergeArguments, StoredType};
 use crate::exit::{Exit, mistake};
+use crate::hub;
 use crate::output::print_lines;
 
 pub(crate) fn run(arguments: &MergeArguments) -> anyhow::Result<Exit> {
@@ -19,9 +21,22 @@ pub(crate) fn run(arguments: &MergeArguments) -> anyhow::Result<Exit> {
         StoredType::F32 => DType::F32,
         StoredType::Bf16 => DType::Bf16,
     });
+    let adapter = &hub::model(adapter, ModelFiles::Adapter)?;
+    let base = match base {
+        Some(base) => Some(base.clone()),
+        None => base_on_hub(adapter)?,
+    };
+    let base = base.map(|base| hub::model(&base, ModelFiles::Whole)).transpose()?;
     let num_parameters = merge(adapter, output, base.as_deref(), dtype)?;
     print_lines(&[format!("{}: {num_parameters} parameters", output.display())])?;
     Ok(Exit::Done)
+}
+
+/// Base model of an adapter, where it is a name of the hub rather than a folder.
+fn base_on_hub(adapter: &Path) -> tandem_train::Result<Option<PathBuf>> {
+    let folder = PeftFolder::open(adapter)?;
+    let base = folder.base_model().filter(|_| folder.base_folder().is_err());
+    Ok(base.map(PathBuf::from).filter(|base| hub::repository(base).is_some()))
 }
 
 /// Writes `output` and returns the number of parameters.

@@ -5,6 +5,7 @@ use std::io::{self, IsTerminal};
 use std::path::Path;
 
 use anyhow::Context;
+use tandem_hub::ModelFiles;
 use tandem_train::events::{Event, Observer};
 use tandem_train::inputs::RunInputs;
 use tandem_train::placement::{self, gpus};
@@ -18,6 +19,7 @@ use tandem_train::{Config, TrainError, chain, config};
 
 use crate::args::PlanArguments;
 use crate::exit::Exit;
+use crate::hub;
 use crate::output::print_lines;
 use crate::watcher::Watcher;
 
@@ -32,7 +34,8 @@ pub(crate) fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
     let mut overrides = arguments.overrides.clone();
     overrides.extend(arguments.memory.iter().map(|size| format!("compute.memory={size}")));
     let file = arguments.config.as_deref().expect("clap asks for it");
-    let mut config = Config::load(file, &overrides)?;
+    // A plan reads configs and rows, no weights.
+    let mut config = hub::config(file, &overrides, ModelFiles::WithoutWeights)?;
     let devices = match &arguments.devices {
         Some(text) => {
             let devices = table.devices(text)?;

@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use tandem_comm::{Launch, LocalRanks};
+use tandem_hub::ModelFiles;
 use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::run::{Outcome, spawn};
 use tandem_train::{Config, Options};
@@ -10,7 +11,7 @@ use tandem_train::{Config, Options};
 use crate::args::{LaunchArguments, TrainArguments};
 use crate::exit::Exit;
 use crate::watcher::Watcher;
-use crate::{processes, signals};
+use crate::{hub, processes, signals};
 
 pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<Exit> {
     let launch = Launch::detect()?;
@@ -26,7 +27,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<Exit> {
     }
     let mut overrides = arguments.run.overrides.clone();
     overrides.extend(arguments.memory.iter().map(|size| format!("compute.memory={size}")));
-    let config = Config::load(&arguments.run.config, &overrides)?;
+    let config = hub::config(&arguments.run.config, &overrides, ModelFiles::Whole)?;
     let start = match (arguments.resume, arguments.overwrite) {
         (true, _) => RunDirPolicy::Resume,
         (_, true) => RunDirPolicy::Overwrite,

@@ -7,6 +7,10 @@ mod documentation;
 mod example_plans;
 #[cfg(feature = "gloo")]
 mod examples;
+mod hub;
+#[path = "../../../tandem-hub/tests/it/server.rs"]
+#[allow(dead_code, reason = "the faults are for the tests of tandem-hub")]
+mod hub_server;
 mod interruption;
 mod judged;
 mod plan;

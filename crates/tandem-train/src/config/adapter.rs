@@ -6,7 +6,8 @@ use tandem_model::{AdapterConfig, AdapterKind, Targets};
 use toml::Value;
 
 use super::error::Result;
-use super::form::{Form, POSITIVE, boolean, choice, custom, integer, number, path, texts_value};
+use super::form::{Form, POSITIVE, boolean, choice, custom, integer, number, path_or_name, texts_value};
+use super::hub::HubPart;
 use super::keys::{Keys, keys};
 use super::reader::Entry;
 
@@ -49,9 +50,9 @@ impl AdapterSection {
             /// Dropout rate of the terms' inputs in training. The reference, evaluation and
             /// generation use no dropout.
             dropout = number(0.0..1.0).or(0.0), now.dropout;
-            /// A folder of the `peft` library to start from. It defines the adapter: of the other
+            /// A folder of the `peft` library to start from, or its [name of the hub](hub.md). It defines the adapter: of the other
             /// keys only `dropout` is allowed.
-            start = path().optional(), now.folder().cloned();
+            start = path_or_name(HubPart::Adapter).optional(), now.folder().cloned();
             /// `"lora"`: a low-rank term beside each matrix. `"dora"`: LoRA with a trained length
             /// for each row of the matrix.
             kind = choice(AdapterKind::NAMES).or(AdapterKind::Lora).only(start.is_none(), DEFINED),

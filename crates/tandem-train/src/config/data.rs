@@ -18,6 +18,7 @@ keys! {
     pub struct DataConfig(method: Method) {
         /// Training rows: a JSONL or JSON file, a list of them, or a list of tables with `path` and
         /// `weight`. Weight 2 puts every row of the file into an epoch twice, 0.5 every second row.
+        /// A path may be a split of the [hub](hub.md): `hf://owner/name/split`.
         train: Vec<DataSource> = sources().required(SOURCES),
         /// Held-out rows, in the same formats.
         eval: Vec<DataSource> = sources().or(Vec::new()).free().methods_because(
@@ -87,7 +88,7 @@ const SOURCES: &str = "a path, a list of paths, or a list of tables with `path` 
 fn sources<'a>() -> Form<'a, Vec<DataSource>> {
     let read = |entry: Entry| {
         let empty = entry.wrong(SOURCES);
-        let sources = entry.items().into_iter().map(source).collect::<Result<Vec<_>>>()?;
+        let sources = entry.items().into_iter().map(source).collect::<Result<Vec<_>>>()?.concat();
         if sources.is_empty() { Err(empty) } else { Ok(sources) }
     };
     custom("path or list", read, |sources: &Vec<DataSource>| match &sources[..] {
@@ -97,19 +98,22 @@ fn sources<'a>() -> Form<'a, Vec<DataSource>> {
     })
 }
 
-fn source(entry: Entry) -> Result<DataSource> {
+/// Reads a source: a file, or the files of a split of the hub.
+fn source(entry: Entry) -> Result<Vec<DataSource>> {
+    let weighted =
+        |paths: Vec<PathBuf>, weight| paths.into_iter().map(|path| DataSource { path, weight }).collect();
     if entry.string().is_ok() {
-        return Ok(DataSource { path: entry.path()?, weight: 1.0 });
+        return Ok(weighted(entry.rows_or_name()?, 1.0));
     }
     let wrong = entry.wrong(SOURCES);
     let mut table = entry.section().map_err(|_| wrong)?;
-    let path = match table.take("path") {
-        Some(entry) => entry.path()?,
+    let paths = match table.take("path") {
+        Some(entry) => entry.rows_or_name()?,
         None => return Err(table.missing("path", "a JSONL or JSON file")),
     };
     let weight = table.take("weight").map_or(Ok(1.0), |entry| (number(POSITIVE).read)(entry))?;
     table.finish()?;
-    Ok(DataSource { path, weight })
+    Ok(weighted(paths, weight))
 }
 
 fn source_value(source: &DataSource) -> Value {

@@ -86,6 +86,18 @@ pub enum Problem {
         /// Value found.
         found: String,
     },
+    /// A name of the hub that cannot be resolved.
+    #[error("`{key}` ({remark}): {reason}")]
+    Hub {
+        /// The full key.
+        key: String,
+        /// Text of the name, and whether it is a path that is missing.
+        remark: String,
+        /// The failure.
+        reason: String,
+        /// Whether the user can mend it, rather than the network or the disk.
+        is_mistake: bool,
+    },
     /// A value that contradicts another.
     #[error("`{key}`: {reason}")]
     Conflict {
@@ -104,6 +116,11 @@ fn suggestion(nearest: Option<&str>, known: &[&str]) -> String {
 }
 
 impl ConfigError {
+    /// Returns whether the user can mend it. All but failures of the network or the disk are mistakes.
+    pub fn is_mistake(&self) -> bool {
+        !matches!(self.problem, Problem::Hub { is_mistake: false, .. })
+    }
+
     pub(super) fn unreadable(path: &Path, source: &io::Error) -> Self {
         let problem = Problem::Unreadable { reason: source.to_string() };
         Self { place: Place::File { path: path.to_path_buf(), line: None }, problem }

@@ -8,6 +8,7 @@ use tandem_kernels::Format;
 use toml::Value;
 
 use super::error::Result;
+use super::hub::HubPart;
 use super::keys::Key;
 use super::reader::Entry;
 
@@ -205,6 +206,11 @@ pub(super) fn format<'a>() -> Form<'a, Option<Format>> {
 /// A path, made absolute.
 pub(super) fn path<'a>() -> Form<'a, PathBuf> {
     custom("path", |entry| entry.path(), |path| path_value(path))
+}
+
+/// A path, made absolute, or a name of the hub.
+pub(super) fn path_or_name<'a>(part: HubPart) -> Form<'a, PathBuf> {
+    custom("path or name of the hub", move |entry| entry.path_or_name(part), |path| path_value(path))
 }
 
 /// A path as TOML. It came from a TOML string joined to the current directory, so it is UTF-8

@@ -11,6 +11,7 @@ use tandem_kernels::Format;
 use super::Method;
 use super::error::{ConfigError, Result};
 use super::form::{choice, filled, number};
+use super::hub::Lookup;
 use super::keys::{Keys, keys};
 use super::reader::Section;
 use super::tree::{Node, Places};
@@ -92,10 +93,14 @@ impl JudgeKind {
 /// # Errors
 /// As [`Config::load`](super::Config::load).
 pub fn load_judges(path: &Path) -> Result<Vec<JudgeSection>> {
+    read_judges(path, &Lookup::default())
+}
+
+pub(super) fn read_judges(path: &Path, lookup: &Lookup) -> Result<Vec<JudgeSection>> {
     let text = fs::read_to_string(path).map_err(|source| ConfigError::unreadable(path, &source))?;
     let tree = Node::parse(&text, path)?;
     let places = Places::new(&tree, path);
-    let mut keys = Keys::Read(Section::root(tree, path, false));
+    let mut keys = Keys::Read(Section::root(tree, path, false, lookup));
     let judges = keys.tables("judges", TABLES, None, JudgeSection::visit)?;
     keys.finish()?;
     check(&judges, &places)?;

@@ -19,6 +19,7 @@ mod data;
 mod derived;
 mod error;
 mod form;
+mod hub;
 mod judges;
 mod keys;
 mod method;
@@ -42,6 +43,7 @@ pub use compute::{Checkpointing, ComputeConfig, Devices, Engine, GpuSet};
 pub use data::{DataConfig, DataSource, Order};
 pub(crate) use derived::whole_format;
 pub use error::{ConfigError, Place, Problem};
+pub use hub::{Fetch, HubPart, HubUse, load_judges_fetched};
 pub use judges::{JudgeKind, JudgeSection, RewardSection, load_judges};
 pub use keys::{KeyRow, Resume};
 pub use method::Method;
@@ -55,7 +57,8 @@ pub use types::{Offload, Shape, ShardedState, Sharding, SumForm};
 
 pub use crate::objective::ObjectiveConfig;
 use error::Result;
-use form::{COUNT, Form, choice, custom, integer, path, path_value};
+use form::{COUNT, Form, choice, custom, integer, path, path_or_name, path_value};
+use hub::Lookup;
 use keys::{Keys, keys};
 use reader::{Entry, Section};
 use tree::{Node, Places};
@@ -112,7 +115,7 @@ impl Config {
     /// and line (or the override), key, what was expected and what was found.
     pub fn load<S: AsRef<str>>(path: &Path, overrides: &[S]) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(|source| ConfigError::unreadable(path, &source))?;
-        Self::parse(&text, path, overrides)
+        Self::parse(&text, path, overrides, &Lookup::default())
     }
 
     /// Returns this config with `overrides`, as [`Config::load`] takes them.
@@ -120,10 +123,10 @@ impl Config {
     /// # Errors
     /// As [`Config::load`].
     pub fn with<S: AsRef<str>>(&self, overrides: &[S]) -> Result<Self> {
-        Self::parse(&self.to_toml(), &self.output.join("config.toml"), overrides)
+        Self::parse(&self.to_toml(), &self.output.join("config.toml"), overrides, &Lookup::default())
     }
 
-    fn parse<S: AsRef<str>>(text: &str, path: &Path, overrides: &[S]) -> Result<Self> {
+    fn parse<S: AsRef<str>>(text: &str, path: &Path, overrides: &[S], lookup: &Lookup) -> Result<Self> {
         let mut tree = Node::parse(text, path)?;
         for text in overrides {
             tree.set(text.as_ref())?;
@@ -133,7 +136,7 @@ impl Config {
             let reason = "it was renamed to `compute.checkpointing`; use that name";
             return Err(places.conflict("train.checkpointing", reason));
         }
-        let mut keys = Keys::Read(Section::root(tree, path, text.starts_with(RESOLVED_HEADER)));
+        let mut keys = Keys::Read(Section::root(tree, path, text.starts_with(RESOLVED_HEADER), lookup));
         let config = Self::visit(None, &mut keys)?;
         keys.finish()?;
         online::check(&config, &places)?;
@@ -155,8 +158,9 @@ impl Config {
                 .required_if(true, "how to train: \"sft\", \"dpo\", \"reward\" or \"online\""),
                 now.method;
             /// A folder with `config.json`, the tokenizer's files and, unless `weights` says
-            /// otherwise, safetensors.
-            model = path().required("an HF model folder"), now.model.clone();
+            /// otherwise, safetensors. Or a [name of the hub](hub.md): `"owner/name"` or
+            /// `"owner/name@revision"`; an existing folder comes first.
+            model = path_or_name(HubPart::Model).required("an HF model folder"), now.model.clone();
             /// Initial weights. `"random"`: random weights from `seed`. A path: a `policy.pt` of the
             /// original DPO code.
             weights = weights().or(Weights::Folder).shown("the folder's"), now.weights.clone();

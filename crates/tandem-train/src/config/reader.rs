@@ -6,6 +6,7 @@ use std::path::{Component, Path, PathBuf};
 use std::rc::Rc;
 
 use super::error::{ConfigError, Place, Problem, Result};
+use super::hub::Lookup;
 use super::tree::{Node, Value};
 
 /// The file that is read.
@@ -14,6 +15,7 @@ struct Origin {
     path: PathBuf,
     /// Whether a run wrote the file, which may then have former names of keys.
     is_resolved: bool,
+    lookup: Lookup,
 }
 
 /// A table being read.
@@ -38,10 +40,10 @@ pub(super) struct Entry {
 
 impl Section {
     /// Creates the section of a whole document.
-    pub(crate) fn root(tree: Node, path: &Path, is_resolved: bool) -> Self {
+    pub(crate) fn root(tree: Node, path: &Path, is_resolved: bool, lookup: &Lookup) -> Self {
         let place = Place::File { path: path.to_path_buf(), line: None };
         let Value::Table(entries) = tree.value else { unreachable!("a document is a table") };
-        let origin = Rc::new(Origin { path: path.to_path_buf(), is_resolved });
+        let origin = Rc::new(Origin { path: path.to_path_buf(), is_resolved, lookup: lookup.clone() });
         Self { prefix: String::new(), place, origin, entries, known: Vec::new() }
     }
 
@@ -158,6 +160,16 @@ impl Entry {
     /// Returns the last part of the key.
     pub(crate) fn name(&self) -> &str {
         self.key.rsplit('.').next().unwrap_or(&self.key)
+    }
+
+    /// Returns the place of the value.
+    pub(crate) fn place(&self) -> &Place {
+        &self.node.place
+    }
+
+    /// Returns the local paths of names of the hub.
+    pub(crate) fn lookup(&self) -> &Lookup {
+        &self.origin.lookup
     }
 
     /// Returns whether the value is exactly this string.

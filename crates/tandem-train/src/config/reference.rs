@@ -4,7 +4,8 @@ use std::ops::Bound::{Excluded, Included};
 use std::path::{Path, PathBuf};
 
 use super::error::Result;
-use super::form::{AT_LEAST_ONE, choice, integer, number, path};
+use super::form::{AT_LEAST_ONE, choice, integer, number, path_or_name};
+use super::hub::HubPart;
 use super::keys::{Keys, group, keys};
 use super::tree::Places;
 use super::{AdapterSection, Config, Method};
@@ -24,17 +25,18 @@ keys! {
             .unless(|kind| refuse_kind(*kind, method, reference_free, adapter.is_some()))
             .or(default_kind(method, reference_free, adapter.is_some()))
             .shown("`\"precompute\"`; online `\"model\"`, with an adapter `\"base\"`"),
-        /// Model folder of the reference, if it is not the policy's start: for `"model"` and
-        /// `"precompute"`.
-        model: Option<PathBuf> = path().optional().shown("the policy's start").only(
+        /// Model folder of the reference or its [name of the hub](hub.md), if it is not the policy's
+        /// start: for `"model"` and `"precompute"`.
+        model: Option<PathBuf> = path_or_name(HubPart::Model).optional().shown("the policy's start").only(
             matches!(kind, ReferenceKind::Model | ReferenceKind::Precompute),
             match kind {
                 ReferenceKind::None => "a reference model is given, but this run has no reference; remove it".to_owned(),
                 kind => format!("kind = {:?} uses the policy's weights; remove it, or set kind = \"model\"", kind.name()),
             },
         ),
-        /// Adapter of the reference on the policy's base: for `"adapter"` and `"precompute"`.
-        adapter: Option<PathBuf> = path().optional().shown("`adapter.start`").only(
+        /// Adapter of the reference on the policy's base, as a folder or a name of the hub: for
+        /// `"adapter"` and `"precompute"`.
+        adapter: Option<PathBuf> = path_or_name(HubPart::Adapter).optional().shown("`adapter.start`").only(
             matches!(kind, ReferenceKind::Adapter | ReferenceKind::Precompute)
                 && adapter.is_some()
                 && model.is_none(),

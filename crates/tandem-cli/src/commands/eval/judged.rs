@@ -12,11 +12,12 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 use tandem_data::prompts::{self, PromptRow};
 use tandem_data::record::Text;
+use tandem_hub::ModelFiles;
 use tandem_judge::{Assessment, Candidate, JudgeError, Panel, Prompt, PromptWithCompletions};
 use tandem_kernels::DType;
 use tandem_model::decode::Flow;
 use tandem_model::{Decoder, ModelFolder};
-use tandem_train::config::{JudgeKind, JudgeSection, RewardSection, load_judges};
+use tandem_train::config::{JudgeKind, JudgeSection, RewardSection};
 use tandem_train::{TrainError, judges};
 
 use super::report::{Lengths, Report, Samples, counts};
@@ -26,6 +27,7 @@ use crate::args::{ComputeArguments, ComputeType, JudgedArguments, SamplingArgume
 use crate::exit::{Exit, mistake};
 use crate::generation::loaded::{address_space, open};
 use crate::generation::{CompletionText, Wanted};
+use crate::hub;
 use crate::output::print_lines;
 use crate::signals::stop_flag;
 
@@ -33,11 +35,11 @@ use crate::signals::stop_flag;
 const PORTION: usize = 64;
 
 pub(crate) fn run(arguments: &JudgedArguments) -> anyhow::Result<Exit> {
-    let stop = stop_flag()?;
-    let sections = load_judges(given(&arguments.judge))?;
+    let sections = hub::judges(given(&arguments.judge))?;
     let rows = prompts::read(given(&arguments.prompts)).map_err(TrainError::from)?;
     let mut samples = arguments.samples.as_deref().map(Samples::new).transpose()?;
     let sides = sides(arguments, &rows)?;
+    let stop = stop_flag()?;
     let mut panel = panel(&sections, &arguments.compute)?;
     let names = names(arguments);
     let mut answers = Vec::with_capacity(2);
@@ -84,10 +86,13 @@ fn sides(arguments: &JudgedArguments, rows: &[PromptRow]) -> anyhow::Result<[Sid
     let JudgedArguments { model, adapter, against, against_adapter, against_column, .. } = arguments;
     let side = |model: &Option<PathBuf>, adapter: &Option<PathBuf>| {
         let weights = WeightArguments { model: given(model).to_owned(), adapter: adapter.clone() };
-        Side::model(weights, rows, arguments.sampling.max_new_tokens)
+        Side::model(hub::weights(&weights)?, rows, arguments.sampling.max_new_tokens)
     };
     let theirs = match against_column {
-        Some(column) => Side::column(column, rows, given(model)),
+        Some(column) => {
+            let folder = hub::model(given(model), ModelFiles::WithoutWeights)?;
+            Side::column(column, rows, &folder)
+        }
         None => side(against, against_adapter),
     };
     Ok([side(model, adapter)?, theirs?])

@@ -6,11 +6,12 @@ mod report;
 mod side;
 mod tally;
 
-use tandem_train::Config;
+use tandem_hub::ModelFiles;
 use tandem_train::run::evaluation::evaluate;
 
 use crate::args::EvalArguments;
 use crate::exit::{Exit, mistake};
+use crate::hub;
 use crate::output::print_lines;
 use crate::watcher::Watcher;
 
@@ -25,7 +26,7 @@ pub(crate) fn run(arguments: &EvalArguments) -> anyhow::Result<Exit> {
         }
         return judged::run(judged);
     };
-    let config = Config::load(config, overrides)?;
+    let config = hub::config(config, overrides, ModelFiles::Whole)?;
     let mut watcher = Watcher::every(1);
     let record = evaluate(&config, checkpoint.as_deref(), &mut watcher)?;
     watcher.finish();

@@ -35,6 +35,7 @@ use crate::args::ServeArguments;
 use crate::exit::{Exit, mistake};
 use crate::generation::loaded::{encode_chat, positions_of};
 use crate::generation::{GenerationLimits, Loaded, engine};
+use crate::hub;
 use crate::signals;
 
 const MOST_BYTES: usize = 16 << 20;
@@ -53,7 +54,7 @@ pub(crate) fn run(arguments: &ServeArguments) -> anyhow::Result<Exit> {
             arguments.host
         );
     }
-    let weights = &arguments.weights;
+    let weights = &hub::weights(&arguments.weights)?;
     let tokenizer = Tokenizer::from_folder(&weights.model)?;
     let positions = positions_of(&weights.model, arguments.context)?;
     let cache_tokens = arguments.cache_tokens.unwrap_or(4 * positions);
@@ -65,7 +66,9 @@ pub(crate) fn run(arguments: &ServeArguments) -> anyhow::Result<Exit> {
     }
     let room = GenerationLimits { positions, cache_tokens, max_batch: arguments.max_batch, log_probs: true };
     let model = Arc::new(Loaded::open(weights, tokenizer, room, &arguments.compute)?);
-    let name = arguments.name.clone().unwrap_or_else(|| name_of(&weights.model));
+    let name = arguments.name.clone().unwrap_or_else(|| {
+        hub::repository(&arguments.weights.model).unwrap_or_else(|| name_of(&weights.model))
+    });
     let (jobs, waiting) = channel();
     let (ended, end) = oneshot::channel();
     let engine = std::thread::Builder::new().name("engine".to_owned()).spawn({

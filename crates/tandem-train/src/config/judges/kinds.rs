@@ -8,9 +8,10 @@ use tandem_judge::{
 use super::{JudgeKind, RewardSection};
 use crate::config::error::Result;
 use crate::config::form::{
-    self, AT_LEAST_ONE, Form, POSITIVE, boolean, choice, custom, integer, number, path, seconds, text,
-    texts_value,
+    self, AT_LEAST_ONE, Form, POSITIVE, boolean, choice, custom, integer, number, path, path_or_name,
+    seconds, text, texts_value,
 };
+use crate::config::hub::HubPart;
 use crate::config::keys::{Keys, group, keys};
 use crate::config::reader::Entry;
 
@@ -189,8 +190,9 @@ keys! {
 
 keys! {
     fn reward() -> RewardSection {
-        /// Folder of a [reward model](reward.md), with its tokenizer.
-        model = path().required("the folder of a reward model"),
+        /// Folder of a [reward model](reward.md), with its tokenizer, or its [name of the
+        /// hub](hub.md).
+        model = path_or_name(HubPart::Model).required("the folder of a reward model"),
         /// Most tokens of a prompt and its completion, at most the model's positions; a longer text
         /// has no score.
         max_length = integer(1..=MANY).unit("tokens").or(4096),

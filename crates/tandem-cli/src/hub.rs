@@ -1,0 +1,161 @@
+//! Names of the hub on the command line and in configurations: downloaded here, before a command
+//! does anything else, and replaced by local paths.
+
+use std::ffi::OsStr;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use tandem_hub::{Hub, HubError, HubName, ModelFiles, Progress};
+use tandem_train::Config;
+use tandem_train::config::{HubPart, HubUse, JudgeSection, Problem, load_judges_fetched};
+
+use crate::args::{Arguments, Command, WeightArguments};
+use crate::exit::mistake;
+
+/// Shortest time between two lines on a file.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Reads a configuration and downloads what it names on the hub. `files`: part of its models.
+pub(crate) fn config(path: &Path, overrides: &[String], files: ModelFiles) -> anyhow::Result<Config> {
+    Ok(Config::load_fetched(path, overrides, &mut |name| fetch(name, files))?)
+}
+
+/// Reads a file of judges and downloads the reward models that it names on the hub.
+pub(crate) fn judges(path: &Path) -> anyhow::Result<Vec<JudgeSection>> {
+    Ok(load_judges_fetched(path, &mut |name| fetch(name, ModelFiles::Whole))?)
+}
+
+fn fetch(wanted: &HubUse, files: ModelFiles) -> Result<Vec<PathBuf>, HubError> {
+    let (hub, progress) = (Hub::from_environment()?, &mut Bars::new());
+    let files = match wanted.part {
+        HubPart::Rows => return hub.rows(&wanted.name, progress),
+        HubPart::Model => files,
+        HubPart::ModelWithoutWeights => ModelFiles::WithoutWeights,
+        HubPart::Adapter => ModelFiles::Adapter,
+    };
+    Ok(vec![hub.model(&wanted.name, files, progress)?])
+}
+
+/// Returns the folder of a model that is given as a path or as a name of the hub.
+pub(crate) fn model(given: &Path, files: ModelFiles) -> anyhow::Result<PathBuf> {
+    let Some(text) = given.to_str() else { return Ok(given.to_owned()) };
+    let (name, remark) = if HubName::is_explicit(text) {
+        (HubName::explicit(text).map_err(|reason| mistake(format!("{text}: {reason}")))?, "")
+    } else if let Some(name) = HubName::bare(text).filter(|_| !given.exists()) {
+        (name, " (no such path; read as a name of the hub)")
+    } else {
+        return Ok(given.to_owned());
+    };
+    let found = Hub::from_environment().and_then(|hub| hub.model(&name, files, &mut Bars::new()));
+    found.with_context(|| format!("{text}{remark}"))
+}
+
+/// Returns a model and its adapter with local paths.
+pub(crate) fn weights(given: &WeightArguments) -> anyhow::Result<WeightArguments> {
+    let adapter = given.adapter.as_deref().map(|adapter| model(adapter, ModelFiles::Adapter)).transpose()?;
+    Ok(WeightArguments { model: model(&given.model, ModelFiles::Whole)?, adapter })
+}
+
+/// Returns owner and name if the text names a model of the hub rather than a path.
+pub(crate) fn repository(given: &Path) -> Option<String> {
+    let text = given.to_str()?;
+    let name = match HubName::is_explicit(text) {
+        true => HubName::explicit(text).ok()?,
+        false => HubName::bare(text).filter(|_| !given.exists())?,
+    };
+    Some(name.repository().to_owned())
+}
+
+/// Downloads, for a launcher, what the command of its ranks needs. Returns whether there was
+/// anything; the ranks then take the same commits from the cache.
+///
+/// # Errors
+/// If a download fails. Any other mistake is left to the ranks, which report it.
+pub(crate) fn prepare(command: &[String]) -> anyhow::Result<bool> {
+    let words = std::iter::once("tandem".as_ref()).chain(command.iter().map(AsRef::<OsStr>::as_ref));
+    let Ok(Arguments { command: Command::Train(arguments) }) = Arguments::try_parse_from(words) else {
+        return Ok(false);
+    };
+    let mut is_named = false;
+    let read = Config::load_fetched(&arguments.run.config, &arguments.run.overrides, &mut |name| {
+        is_named = true;
+        fetch(name, ModelFiles::Whole)
+    });
+    match read {
+        Err(error) if matches!(error.problem, Problem::Hub { .. }) => Err(error.into()),
+        _ => Ok(is_named),
+    }
+}
+
+/// Progress of downloads on stderr: a bar on a terminal, else a line every two seconds.
+struct Bars {
+    bar: Option<ProgressBar>,
+    file: String,
+    /// Bytes that the last line said, and its time.
+    said: Option<(u64, Instant)>,
+}
+
+impl Bars {
+    fn new() -> Self {
+        let bar = std::io::stderr().is_terminal().then(ProgressBar::hidden);
+        Self { bar, file: String::new(), said: None }
+    }
+
+    fn clear(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl Progress for Bars {
+    fn bytes(&mut self, file: &str, done: u64, total: Option<u64>) {
+        if self.file != file {
+            self.clear();
+            self.file = file.to_owned();
+            self.said = None;
+            if let Some(bar) = &mut self.bar {
+                let style = ProgressStyle::with_template("{prefix} {bar:24} {bytes}/{total_bytes}  {eta}")
+                    .expect("the template is a constant");
+                *bar =
+                    ProgressBar::new(total.unwrap_or(done)).with_style(style).with_prefix(self.file.clone());
+            }
+        }
+        match &self.bar {
+            Some(bar) => {
+                bar.set_length(total.unwrap_or(done));
+                bar.set_position(done);
+            }
+            None => {
+                let is_end = total == Some(done);
+                let (bytes, at) = self.said.unwrap_or_else(|| (u64::MAX, Instant::now()));
+                if self.said.is_none() || (is_end && bytes != done) || at.elapsed() >= PATIENCE {
+                    self.said = Some((done, Instant::now()));
+                    let total = total.map_or_else(|| "unknown".to_owned(), megabytes);
+                    eprintln!("download {file} {}/{total}", megabytes(done));
+                }
+            }
+        }
+    }
+
+    fn notice(&mut self, text: &str) {
+        match &self.bar {
+            Some(bar) if !bar.is_hidden() => bar.suspend(|| eprintln!("{text}")),
+            _ => eprintln!("{text}"),
+        }
+    }
+}
+
+impl Drop for Bars {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+fn megabytes(bytes: u64) -> String {
+    format!("{:.1} MB", bytes as f64 / 1e6)
+}
