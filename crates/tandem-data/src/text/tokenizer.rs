@@ -121,6 +121,15 @@ impl Tokenizer {
         &self.eos
     }
 
+    /// Returns the texts of [`eos_ids`](Self::eos_ids).
+    pub(crate) fn eos_texts(&self) -> Vec<String> {
+        self.eos
+            .iter()
+            .filter_map(|&id| self.inner.decode(&[id], false).ok())
+            .filter(|t| !t.is_empty())
+            .collect()
+    }
+
     /// Returns a completion's tokens without a final one of [`eos_ids`](Self::eos_ids).
     pub fn without_end<'t>(&self, tokens: &'t [u32]) -> &'t [u32] {
         match tokens {
