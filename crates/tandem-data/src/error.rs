@@ -69,21 +69,12 @@ pub enum DataError {
         /// The template engine's message, with the template's line.
         reason: String,
     },
-    /// A template whose rendering of a conversation's beginning is no prefix of the whole, so the
-    /// assistant's tokens cannot be located.
+    /// A template in whose text the assistant's turns cannot be located.
     #[error(
-        "the chat template renders the beginning of a conversation (up to message {message}) differently from the whole: \
-         expected {expected:?}, found {found:?}; the assistant's tokens cannot be told apart that way. \
-         Put {{% generation %}} … {{% endgeneration %}} around the assistant's text in the template, or set loss_on = \"all\""
+        "the chat template writes the assistant's turns where they cannot be told apart from the rest; \
+         put {{% generation %}} … {{% endgeneration %}} around the assistant's text in the template, or set loss_on = \"all\""
     )]
-    NotPrefixConsistent {
-        /// Index of the message after which the two differ.
-        message: usize,
-        /// Text of the whole conversation at that place.
-        expected: String,
-        /// Text of the beginning at that place.
-        found: String,
-    },
+    AssistantNotFound,
     /// A tokenizer that cannot be loaded, or that rejects a text.
     #[error("tokenizer {}: {reason}", path.display())]
     Tokenizer { path: PathBuf, reason: String },

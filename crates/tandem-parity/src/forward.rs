@@ -11,7 +11,9 @@ use tandem_kernels::{DType, Device, Forest, MemoryKind, ops};
 use tandem_model::{Checkpointing, Decoder, FlatWeights, LayerExecutor, ModelFolder, ResidentWeights};
 
 use crate::numbers::{f32s, floats, ids, read_json};
+use crate::qwen2;
 use crate::report::{Report, largest_error, length};
+use crate::runner::Runner;
 
 /// Tolerances of a compute type.
 #[derive(Clone, Copy)]
@@ -33,11 +35,6 @@ const ALLOWED: [Allowed; 2] = [
     Allowed { dtype: DType::Bf16, element: 2e-2, whole: 1.4e-2, sum: 1e-2 },
 ];
 
-/// Models whose sums in the folder differ from transformers' for the weights beside them (their
-/// logits and first pair agree): seven of sixteen sums of qwen2-tiny differ by up to 1.7 %; Tandem
-/// agrees with transformers 5.23.
-pub(crate) const SUMS_OF_OTHER_WEIGHTS: [&str; 1] = ["qwen2-tiny"];
-
 struct Model {
     decoder: Decoder,
     weights: FlatWeights,
@@ -56,7 +53,6 @@ impl Model {
 
 /// One model on one kind of data.
 struct Case<'a> {
-    model: &'a str,
     name: String,
     rows: &'a [Value],
     expected: &'a Value,
@@ -64,7 +60,7 @@ struct Case<'a> {
 }
 
 /// Checks everything in `forward.json` and `logits.safetensors`.
-pub(crate) fn check(folder: &Path, device: &Device, report: &mut Report) -> Result<()> {
+pub(crate) fn check(folder: &Path, device: &Device, runner: &Runner, report: &mut Report) -> Result<()> {
     let expected = read_json(&folder.join("forward.json"))?;
     let tokens = read_json(&folder.join("tokens.json"))?;
     let bytes = std::fs::read(folder.join("logits.safetensors"))?;
@@ -86,10 +82,10 @@ pub(crate) fn check(folder: &Path, device: &Device, report: &mut Report) -> Resu
             for (data, by_side) in by_data.as_object().into_iter().flatten() {
                 let key = format!("{model}/{data}/{side}/logits_row0_pos0..7");
                 let tensor = logits.tensor(&key).with_context(|| key)?;
+                let rows = qwen2::rows(folder, model, data, &tokens[data], runner)?;
                 let case = Case {
-                    model,
                     name: format!("{model} {data} {side}"),
-                    rows: tokens[data]["rows"].as_array().context("tokens.json holds no rows")?,
+                    rows: &rows,
                     expected: &by_side[side],
                     logits: f32s(tensor.data()),
                 };
@@ -150,14 +146,7 @@ impl Case<'_> {
             let sums = by_sequence.iter().skip(side).step_by(2).map(|tokens| tokens.iter().sum::<f64>());
             let error = sums.zip(&expected).map(|(a, b)| ((a - b) / b).abs()).fold(0.0, f64::max);
             let check = format!("summed log-probs {answer} {name}");
-            if SUMS_OF_OTHER_WEIGHTS.contains(&self.model) {
-                report.note(
-                    check,
-                    format_args!("error {error:.1e}; transformers differs from this golden likewise"),
-                );
-            } else {
-                report.within(check, error, allowed.sum);
-            }
+            report.within(check, error, allowed.sum);
         }
         Ok(())
     }

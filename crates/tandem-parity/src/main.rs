@@ -16,6 +16,7 @@ mod forward;
 mod losses;
 mod numbers;
 mod place;
+mod qwen2;
 mod report;
 mod runner;
 mod settings;
@@ -77,7 +78,7 @@ fn compare() -> Result<bool> {
 fn check(part: &str, folder: &Path, runner: &mut Runner, report: &mut Report) -> Result<()> {
     match part {
         "tokens" => tokens::check(folder, report),
-        "forward" => forward::check(folder, &runner.place().device()?, report),
+        "forward" => forward::check(folder, &runner.place().device()?, runner, report),
         "losses" => losses::check(folder, runner, report),
         "training" => training::check(folder, runner, report),
         "evaluation" => evaluation::check(folder, runner, report),

@@ -62,6 +62,16 @@ impl Runner {
         self.place
     }
 
+    /// Makes an empty folder of this name.
+    pub(crate) fn subfolder(&self, name: &str) -> Result<PathBuf> {
+        let path = self.folder.path().join("models").join(name);
+        if path.exists() {
+            std::fs::remove_dir_all(&path)?;
+        }
+        std::fs::create_dir_all(&path)?;
+        Ok(path)
+    }
+
     /// Writes an input file of a run.
     pub(crate) fn file(&self, name: &str, text: &str) -> Result<PathBuf> {
         let path = self.folder.path().join(name);

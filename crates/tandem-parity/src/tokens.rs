@@ -52,7 +52,11 @@ pub(crate) fn check(folder: &Path, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn tokens(row: &str, tokenizer: &Tokenizer, options: &RowOptions) -> Result<Option<TokenRow>, String> {
+pub(crate) fn tokens(
+    row: &str,
+    tokenizer: &Tokenizer,
+    options: &RowOptions,
+) -> Result<Option<TokenRow>, String> {
     let place = Place { path: "golden".into(), line: 1 };
     let record = Record::parse(row.as_bytes(), RowKind::Preference, &place).map_err(|e| e.to_string())?;
     Ok(tokenise(&record, tokenizer, options).map_err(|e| e.to_string())?.row)

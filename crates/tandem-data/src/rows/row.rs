@@ -281,45 +281,17 @@ impl Context<'_> {
 
     fn messages(&self, messages: &[Message], loss_on: LossMask) -> Result<(Vec<u32>, Vec<u8>), DataError> {
         let template = self.tokenizer.chat_template()?;
-        let (text, ranges) = if loss_on == LossMask::All {
-            let text = template.render(messages, self.options(false))?;
-            let all = 0..text.len();
-            (text, vec![all])
-        } else if template.has_generation_markers(self.tools.is_some()) {
-            template.render_marked(messages, self.options(false))?
-        } else {
-            self.assistant_ranges(messages)?
-        };
         if loss_on == LossMask::All {
-            let tokens = self.tokenizer.encode_rendered(&text)?;
+            let tokens = self.tokenizer.encode_rendered(&template.render(messages, self.options(false))?)?;
             let scored = vec![1; tokens.len()];
             return Ok((tokens, scored));
         }
+        let ends = self.tokenizer.eos_texts();
+        let (text, ranges) = template.render_with_turns(messages, self.options(false), &ends)?;
         let (tokens, offsets) = self.tokenizer.encode_with_offsets(&text)?;
         // A token that crosses a boundary is the assistant's, as a merged token is the response's.
         let inside = |token: &Range<usize>| ranges.iter().any(|r| token.start < r.end && r.start < token.end);
         Ok((tokens, offsets.iter().map(|token| u8::from(inside(token))).collect()))
-    }
-
-    /// Locates the assistant's text: the part that each of its messages adds to the conversation
-    /// before it with a generation prompt. Each such beginning must be a prefix of the whole.
-    fn assistant_ranges(&self, messages: &[Message]) -> Result<(String, Vec<Range<usize>>), DataError> {
-        let template = self.tokenizer.chat_template()?;
-        let whole = template.render(messages, self.options(false))?;
-        let beginning = |count: usize, header: bool| -> Result<usize, DataError> {
-            let text = template.render(&messages[..count], self.options(header))?;
-            match whole.strip_prefix(&text) {
-                Some(_) => Ok(text.len()),
-                None => Err(not_a_prefix(&whole, &text, count)),
-            }
-        };
-        let mut ranges = Vec::new();
-        for (i, message) in messages.iter().enumerate() {
-            if message["role"] == "assistant" {
-                ranges.push(beginning(i, true)?..beginning(i + 1, false)?);
-            }
-        }
-        Ok((whole, ranges))
     }
 }
 
@@ -382,12 +354,4 @@ fn with_eos(text: &str, eos: &str) -> String {
 /// Returns the length of the longest common prefix.
 fn common(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
-}
-
-fn not_a_prefix(whole: &str, beginning: &str, message: usize) -> DataError {
-    const SHOWN: usize = 40;
-    let same: usize =
-        whole.chars().zip(beginning.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum();
-    let next = |text: &str| text[same..].chars().take(SHOWN).collect();
-    DataError::NotPrefixConsistent { message, expected: next(whole), found: next(beginning) }
 }

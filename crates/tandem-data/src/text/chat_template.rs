@@ -2,20 +2,27 @@
 //!
 //! Blocks are trimmed (`trim_blocks`, `lstrip_blocks`), values print as in Python, `tojson` is
 //! `json.dumps`. `raise_exception`, `strftime_now` (UTC), loop controls and Python's string and
-//! dict methods exist. `{% generation %}` marks the assistant's text. Known difference: `~` joins
-//! `true` and `none` in lower case.
+//! dict methods exist. `{% generation %}` marks the assistant's text; other templates are marked by
+//! [`assistant_turns`]. A run is bounded in steps, in copied text and in depth.
 
+use std::fmt::Write;
 use std::ops::Range;
 use std::path::Path;
 
 use minijinja::value::{Kwargs, Rest, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, State, Value};
+use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 use serde_json::Map;
 
 use crate::error::DataError;
 use crate::source::record::Message;
-use crate::text::python_text::{JsonStyle, to_json, write_str};
+use crate::text::assistant_turns::{self, MarkedText};
+use crate::text::python_text::{JsonStyle, to_json, write_repr, write_str};
 use crate::text::strftime::strftime_now;
+use crate::text::template_budget::{
+    Bounded, MAX_COPIED, MAX_DEPTH, MAX_STEPS, charge, charge_replacement, charge_value, check_acyclic,
+    check_format, check_width, multiply, refused,
+};
+use crate::text::template_source::{ACYCLIC, BODY, CHARGE, CHARGE_TEXT, MULTIPLY, has_generation, rewrite};
 
 /// Inputs of a template besides the messages.
 #[derive(Clone, Copy, Debug, Default)]
@@ -37,9 +44,8 @@ pub struct ChatTemplate {
 
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
-/// Variable that enables the marks, and the marks: noncharacters, which no text may contain.
-const MARKING: &str = "__mark_generation";
-const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
+/// Suffix of a template's name in its marked form.
+pub(super) const MARKED: &str = ".marked";
 
 impl ChatTemplate {
     /// Compiles named templates: `default`, and `tool_use` for calls with tools. `special_tokens`
@@ -53,28 +59,13 @@ impl ChatTemplate {
             let reason = format!("none of the templates is called `{DEFAULT}`, found: {}", names.join(", "));
             return Err(DataError::Template { reason });
         }
-        let mut environment = Environment::new();
-        environment.set_trim_blocks(true);
-        environment.set_lstrip_blocks(true);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.set_formatter(|out, _, value| write_str(out, value).map_err(Error::from));
-        environment.add_filter("tojson", tojson);
-        environment.add_filter("string", |value: Value| text_of(&value));
-        environment.add_filter("trim", trim);
-        environment.add_filter("join", join);
-        // In Jinja `none` is not iterable, and anything with a length and an index is a sequence.
-        environment
-            .add_test("iterable", |value: Value| has_length(&value) || value.kind() == ValueKind::Iterable);
-        environment.add_test("sequence", |value: Value| has_length(&value));
-        environment.add_filter(MARKING, mark);
-        environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, message))
-        });
-        environment.add_function("strftime_now", |format: String| strftime_now(&format));
+        let mut environment = environment();
         for (name, source) in &sources {
-            environment
-                .add_template_owned(name.clone(), generation_as_filter(source))
-                .map_err(|e| DataError::Template { reason: describe(&e) })?;
+            for (name, marked) in [(name.clone(), false), (format!("{name}{MARKED}"), true)] {
+                environment
+                    .add_template_owned(name, rewrite(source, marked))
+                    .map_err(|e| DataError::Template { reason: describe(&e) })?;
+            }
         }
         Ok(Self { environment, sources, special_tokens })
     }
@@ -117,7 +108,7 @@ impl ChatTemplate {
     /// Returns whether the template itself marks the assistant's text.
     pub fn has_generation_markers(&self, tools: bool) -> bool {
         let name = self.name(tools);
-        self.sources.iter().any(|(n, source)| n == name && generation_as_filter(source) != *source)
+        self.sources.iter().any(|(n, source)| n == name && has_generation(source))
     }
 
     /// Renders a conversation.
@@ -125,27 +116,24 @@ impl ChatTemplate {
         self.run(messages, options, false)
     }
 
-    /// Renders a conversation; also returns the byte ranges inside `{% generation %}` blocks.
-    pub fn render_marked(
+    /// Renders a conversation with the marks of turns and generation blocks.
+    pub(super) fn render_marked(
         &self,
         messages: &[Message],
         options: RenderOptions,
+    ) -> Result<MarkedText, DataError> {
+        self.run(messages, options, true).map(|text| MarkedText::parse(&text))
+    }
+
+    /// Renders a conversation; also returns the byte ranges of the assistant's turns. `ends` are
+    /// the texts of the EOS tokens.
+    pub fn render_with_turns(
+        &self,
+        messages: &[Message],
+        options: RenderOptions,
+        ends: &[String],
     ) -> Result<(String, Vec<Range<usize>>), DataError> {
-        let marked = self.run(messages, options, true)?;
-        let mut text = String::with_capacity(marked.len());
-        let mut ranges: Vec<Range<usize>> = Vec::new();
-        for c in marked.chars() {
-            match c {
-                c if c == MARKS[0] => ranges.push(text.len()..text.len()),
-                c if c == MARKS[1] => {
-                    if let Some(range) = ranges.last_mut() {
-                        range.end = text.len();
-                    }
-                }
-                c => text.push(c),
-            }
-        }
-        Ok((text, ranges))
+        assistant_turns::render(self, messages, options, ends)
     }
 
     fn name(&self, tools: bool) -> &str {
@@ -153,7 +141,7 @@ impl ChatTemplate {
         if tool_use { TOOL_USE } else { DEFAULT }
     }
 
-    fn run(&self, messages: &[Message], options: RenderOptions, marking: bool) -> Result<String, DataError> {
+    fn run(&self, messages: &[Message], options: RenderOptions, marked: bool) -> Result<String, DataError> {
         let mut variables = serde_json::Map::new();
         for (name, token) in &self.special_tokens {
             variables.insert(name.clone(), token.as_str().into());
@@ -164,14 +152,97 @@ impl ChatTemplate {
         variables.insert("tools".into(), options.tools.cloned().unwrap_or_default());
         variables.insert("documents".into(), serde_json::Value::Null);
         variables.entry("add_generation_prompt").or_insert(options.add_generation_prompt.into());
-        variables.insert(MARKING.into(), marking.into());
         let messages: Vec<_> = messages.iter().map(with_reasoning_aliases).collect();
         variables.insert("messages".into(), messages.into());
+        let name = self.name(options.tools.is_some());
+        let name = if marked { format!("{name}{MARKED}") } else { name.to_string() };
         self.environment
-            .get_template(self.name(options.tools.is_some()))
+            .get_template(&name)
             .and_then(|template| template.render(Value::from_serialize(&variables)))
             .map_err(|e| DataError::Template { reason: describe(&e) })
     }
+}
+
+fn environment() -> Environment<'static> {
+    let mut environment = Environment::new();
+    environment.set_trim_blocks(true);
+    environment.set_lstrip_blocks(true);
+    environment.set_fuel(Some(MAX_STEPS));
+    environment.set_recursion_limit(MAX_DEPTH);
+    environment.set_unknown_method_callback(|state, value, method, arguments| {
+        charge_value(state, value)?;
+        let text = |value: Option<&Value>| value.and_then(Value::as_str).map(str::to_string);
+        match (method, value.as_str(), text(arguments.first()), text(arguments.get(1))) {
+            ("replace", Some(value), Some(old), Some(new)) => charge_replacement(state, value, &old, &new)?,
+            ("format", Some(format), ..) => check_format(state, format, arguments)?,
+            ("join", Some(separator), ..) => {
+                let items = arguments.first().and_then(Value::len).unwrap_or(0);
+                charge(state, separator.len().saturating_mul(items))?;
+                for item in arguments.first().into_iter().flat_map(Value::try_iter).flatten() {
+                    charge_value(state, &item)?;
+                }
+            }
+            _ => {}
+        }
+        minijinja_contrib::pycompat::unknown_method_callback(state, value, method, arguments)
+    });
+    environment.set_formatter(|out, state, value| {
+        if let Some(text) = value.as_str() {
+            charge(state, text.len())?;
+            return out.write_str(text).map_err(Error::from);
+        }
+        write_str(&mut Bounded::new(out, state), value).map_err(|_| too_large())
+    });
+    environment.add_filter("tojson", tojson);
+    environment.add_filter("string", |state: &State, value: Value| text_of(state, &value));
+    environment.add_filter("pprint", |state: &State, value: Value| -> Result<String, Error> {
+        let mut text = String::new();
+        write_repr(&mut Bounded::new(&mut text, state), &value, 0).map_err(|_| too_large())?;
+        Ok(text)
+    });
+    environment.add_filter("trim", trim);
+    environment.add_filter("join", join);
+    environment.add_filter("replace", |state: &State, value: Value, old: Value, new: Value| {
+        let [text, old, new] = [&value, &old, &new].map(|v| text_of(state, v));
+        let (text, old, new) = (text?, old?, new?);
+        charge_replacement(state, &text, &old, &new)?;
+        Ok::<_, Error>(text.replace(&old, &new))
+    });
+    environment.add_filter("indent", indent);
+    environment.add_filter("format", |state: &State, format: Value, values: Rest<Value>| {
+        check_format(state, format.as_str().unwrap_or_default(), &values)?;
+        filters::format(state, &format, values)
+    });
+    environment.add_filter("batch", |state: &State, value: Value, count: usize, fill: Option<Value>| {
+        filters::batch(state, value, check_width(count)?, fill)
+    });
+    environment.add_filter("slice", |state: &State, value: Value, count: usize, fill: Option<Value>| {
+        filters::slice(state, value, check_width(count)?, fill)
+    });
+    environment.add_filter(CHARGE, |state: &State, value: Value| {
+        charge_value(state, &value)?;
+        Ok::<_, Error>(value)
+    });
+    environment.add_filter(CHARGE_TEXT, |state: &State, value: Value| text_of(state, &value));
+    environment.add_filter(MULTIPLY, multiply);
+    environment.add_filter(ACYCLIC, |state: &State, value: Value, target: Value| {
+        check_acyclic(state, &value, &target)?;
+        Ok::<_, Error>(value)
+    });
+    environment.add_filter(BODY, |state: &State, _: Value, length: usize| {
+        charge(state, length)?;
+        Ok::<_, Error>("")
+    });
+    // In Jinja `none` is not iterable, and anything with a length and an index is a sequence.
+    environment
+        .add_test("iterable", |value: Value| has_length(&value) || value.kind() == ValueKind::Iterable);
+    environment.add_test("sequence", |value: Value| has_length(&value));
+    environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, message))
+    });
+    environment.add_function("strftime_now", |format: String| strftime_now(&format));
+    assistant_turns::add_marks(&mut environment);
+    environment
 }
 
 /// Fills `reasoning_content` and `thinking` from any of the three names of reasoning, as
@@ -186,67 +257,79 @@ fn with_reasoning_aliases(message: &Message) -> serde_json::Value {
     message.into()
 }
 
-/// Turns `{% generation %}` into a filter block, which keeps white-space control and receives the
-/// block's text.
-fn generation_as_filter(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start..].find("%}") else { break };
-        let tag = &rest[start + 2..start + length];
-        let word = tag.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
-        out.push_str(&rest[..start + 2]);
-        out.push_str(&match word {
-            "generation" => tag.replace("generation", &format!("filter {MARKING}")),
-            "endgeneration" => tag.replace("endgeneration", "endfilter"),
-            _ => tag.to_string(),
-        });
-        rest = &rest[start + length..];
-    }
-    out.push_str(rest);
-    out
+fn too_large() -> Error {
+    refused("a value nested too deeply, or too large a text".into())
 }
 
-fn mark(state: &State, text: String) -> String {
-    match state.lookup(MARKING) {
-        Some(marking) if marking.is_true() => format!("{}{text}{}", MARKS[0], MARKS[1]),
-        _ => text,
-    }
-}
-
-fn text_of(value: &Value) -> Result<String, Error> {
+fn text_of(state: &State, value: &Value) -> Result<String, Error> {
     let mut text = String::new();
-    write_str(&mut text, value)?;
+    write_str(&mut Bounded::new(&mut text, state), value).map_err(|_| too_large())?;
     Ok(text)
 }
 
-fn trim(value: Value, characters: Option<String>) -> Result<String, Error> {
-    let text = text_of(&value)?;
+fn trim(state: &State, value: Value, characters: Option<String>) -> Result<String, Error> {
+    let text = text_of(state, &value)?;
     Ok(match characters {
         Some(characters) => text.trim_matches(|c| characters.contains(c)).to_string(),
         None => text.trim().to_string(),
     })
 }
 
-fn join(values: Value, separator: Option<String>, kwargs: Kwargs) -> Result<String, Error> {
+fn join(state: &State, values: Value, separator: Option<String>, kwargs: Kwargs) -> Result<String, Error> {
     let attribute: Option<String> = kwargs.get("attribute")?;
+    let named: Option<String> = kwargs.get("d")?;
     kwargs.assert_all_used()?;
+    let separator = separator.or(named).unwrap_or_default();
     let mut text = String::new();
+    let mut out = Bounded::new(&mut text, state);
     for (i, value) in values.try_iter()?.enumerate() {
-        if i > 0 {
-            text.push_str(separator.as_deref().unwrap_or_default());
-        }
         let value = attribute.as_ref().map_or(Ok(value.clone()), |name| value.get_attr(name))?;
-        write_str(&mut text, &value)?;
+        let separator = if i > 0 { separator.as_str() } else { "" };
+        out.write_str(separator).and_then(|()| write_str(&mut out, &value)).map_err(|_| too_large())?;
     }
     Ok(text)
+}
+
+/// Indents lines, as Jinja: all but the first, and no blank ones, unless the flags say so.
+fn indent(state: &State, value: Value, positional: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
+    let argument = |index: usize, name: &str| -> Result<Option<Value>, Error> {
+        match positional.get(index) {
+            Some(value) => Ok(Some(value.clone())),
+            None => kwargs.get::<Option<Value>>(name),
+        }
+    };
+    let width = argument(0, "width")?.unwrap_or_else(|| Value::from(4));
+    let first = argument(1, "first")?.is_some_and(|v| v.is_true());
+    let blank = argument(2, "blank")?.is_some_and(|v| v.is_true());
+    kwargs.assert_all_used()?;
+    let padding = match width.as_str() {
+        Some(padding) => padding.to_string(),
+        None => {
+            let width = i64::try_from(width.clone())
+                .map_err(|_| refused(format!("indent needs a width, found {}", width.kind())))?;
+            " ".repeat(check_width(usize::try_from(width).unwrap_or(0))?)
+        }
+    };
+    let text = text_of(state, &value)?;
+    charge(state, padding.len().saturating_mul(1 + text.matches('\n').count()))?;
+    let mut out = String::new();
+    for (i, line) in text.split('\n').enumerate() {
+        if i > 0 {
+            out.push('\n');
+        }
+        if (i > 0 || first) && (blank || i == 0 || !line.is_empty()) {
+            out.push_str(&padding);
+        }
+        out.push_str(line);
+    }
+    Ok(out)
 }
 
 fn has_length(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Undefined)
 }
 
-fn tojson(value: Value, positional: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
+fn tojson(state: &State, value: Value, positional: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
     // Python: tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False).
     let argument = |index: usize, name: &str| -> Result<Option<Value>, Error> {
         let value = match positional.get(index) {
@@ -256,22 +339,30 @@ fn tojson(value: Value, positional: Rest<Value>, kwargs: Kwargs) -> Result<Value
         Ok(value.filter(|v| !v.is_none() && !v.is_undefined()))
     };
     let ascii = argument(0, "ensure_ascii")?;
-    let indent = argument(1, "indent")?.map(usize::try_from).transpose()?;
+    let indent = argument(1, "indent")?.map(usize::try_from).transpose()?.map(check_width).transpose()?;
     let separators = argument(2, "separators")?;
     let sort_keys = argument(3, "sort_keys")?;
     kwargs.assert_all_used()?;
     let mut style = JsonStyle::new(indent);
+    style.max_length = MAX_COPIED;
     style.ascii = ascii.is_some_and(|v| v.is_true());
     style.sort_keys = sort_keys.is_some_and(|v| v.is_true());
     if let Some(separators) = separators {
         style.item = separators.get_item(&Value::from(0))?.to_string();
         style.key = separators.get_item(&Value::from(1))?.to_string();
     }
-    let undefined = || Error::new(ErrorKind::BadSerialization, "tojson of a value that has no JSON form");
-    to_json(&value, &style).map(Value::from_safe_string).ok_or_else(undefined)
+    let undefined = || {
+        Error::new(ErrorKind::BadSerialization, "tojson of a value that has no JSON form, or is too large")
+    };
+    let text = to_json(&value, &style).ok_or_else(undefined)?;
+    charge(state, text.len())?;
+    Ok(Value::from_safe_string(text))
 }
 
 fn describe(error: &Error) -> String {
+    if error.kind() == ErrorKind::OutOfFuel {
+        return format!("the template runs for more than {MAX_STEPS} steps; a conversation needs far fewer");
+    }
     let line = error.line().map_or(String::new(), |line| format!("line {line}: "));
     let mut text =
         format!("{line}{}", error.detail().map_or_else(|| error.kind().to_string(), str::to_string));

@@ -1,11 +1,14 @@
 //! Text and token ids: tokenizers, chat templates as on Python, and incremental decoding.
 
+mod assistant_turns;
 pub mod chat_template;
 pub mod decode_stream;
 mod python_text;
 mod special_tokens;
 pub mod stop_strings;
 mod strftime;
+mod template_budget;
+mod template_source;
 pub mod text_stream;
 pub mod tokenizer;
 pub mod tokenizer_train;

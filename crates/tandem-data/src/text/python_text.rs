@@ -8,15 +8,22 @@ use std::fmt::{self, Write};
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-/// Writes `str(value)`.
+/// Maximum depth of nested values.
+const MAX_DEPTH: usize = 200;
+
+/// Writes `str(value)`; fails where values are nested too deeply.
 pub(crate) fn write_str(out: &mut dyn Write, value: &Value) -> fmt::Result {
     match value.as_str() {
         Some(text) => out.write_str(text),
-        None => write_repr(out, value),
+        None => write_repr(out, value, 0),
     }
 }
 
-fn write_repr(out: &mut dyn Write, value: &Value) -> fmt::Result {
+/// Writes `repr(value)`.
+pub(crate) fn write_repr(out: &mut dyn Write, value: &Value, depth: usize) -> fmt::Result {
+    if depth > MAX_DEPTH {
+        return Err(fmt::Error);
+    }
     match value.kind() {
         ValueKind::Undefined => Ok(()),
         ValueKind::None => out.write_str("None"),
@@ -27,7 +34,7 @@ fn write_repr(out: &mut dyn Write, value: &Value) -> fmt::Result {
             out.write_char('[')?;
             for (i, item) in value.try_iter().into_iter().flatten().enumerate() {
                 out.write_str(if i == 0 { "" } else { ", " })?;
-                write_repr(out, &item)?;
+                write_repr(out, &item, depth + 1)?;
             }
             out.write_char(']')
         }
@@ -35,9 +42,9 @@ fn write_repr(out: &mut dyn Write, value: &Value) -> fmt::Result {
             out.write_char('{')?;
             for (i, key) in value.try_iter().into_iter().flatten().enumerate() {
                 out.write_str(if i == 0 { "" } else { ", " })?;
-                write_repr(out, &key)?;
+                write_repr(out, &key, depth + 1)?;
                 out.write_str(": ")?;
-                write_repr(out, &value.get_item(&key).unwrap_or_default())?;
+                write_repr(out, &value.get_item(&key).unwrap_or_default(), depth + 1)?;
             }
             out.write_char('}')
         }
@@ -105,23 +112,35 @@ pub(crate) struct JsonStyle {
     pub ascii: bool,
     /// Whether keys are sorted.
     pub sort_keys: bool,
+    /// Maximum bytes of the text.
+    pub max_length: usize,
 }
 
 impl JsonStyle {
     /// Creates a style with Python's default separators for this indent.
     pub(super) fn new(indent: Option<usize>) -> Self {
         let item = if indent.is_some() { "," } else { ", " };
-        Self { indent, item: item.into(), key: ": ".into(), ascii: false, sort_keys: false }
+        Self {
+            indent,
+            item: item.into(),
+            key: ": ".into(),
+            ascii: false,
+            sort_keys: false,
+            max_length: usize::MAX,
+        }
     }
 }
 
-/// Returns `json.dumps(value)`, or `None` if a part of it has no JSON form.
+/// Returns `json.dumps(value)`, or `None` if a part of it has no JSON form or it is too long.
 pub(crate) fn to_json(value: &Value, style: &JsonStyle) -> Option<String> {
     let mut out = String::new();
     write_json(&mut out, value, style, 0).ok().map(|()| out)
 }
 
 fn write_json(out: &mut String, value: &Value, style: &JsonStyle, level: usize) -> fmt::Result {
+    if level > MAX_DEPTH || out.len() > style.max_length {
+        return Err(fmt::Error);
+    }
     match value.kind() {
         ValueKind::None => out.write_str("null"),
         ValueKind::Bool => write!(out, "{}", value.is_true()),

@@ -67,6 +67,16 @@ impl Tokenizer {
         Ok(Self { inner, folder, named, eos, pad, chat_template, byte_level, fingerprint: hasher.finalize() })
     }
 
+    /// Replaces the folder's chat template.
+    pub fn with_chat_template(mut self, source: &str) -> Result<Self, DataError> {
+        let sources = vec![("default".to_owned(), source.to_owned())];
+        self.chat_template = Some(ChatTemplate::new(sources, self.named.clone())?);
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(self.fingerprint.as_bytes()).update(source.as_bytes());
+        self.fingerprint = hasher.finalize();
+        Ok(self)
+    }
+
     /// Encodes plain text, with the special tokens that the tokenizer adds itself.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
         self.encode_with(text, true)
@@ -119,6 +129,15 @@ impl Tokenizer {
     /// the tokenizer's EOS.
     pub fn eos_ids(&self) -> &[u32] {
         &self.eos
+    }
+
+    /// Returns the texts of [`eos_ids`](Self::eos_ids).
+    pub(crate) fn eos_texts(&self) -> Vec<String> {
+        self.eos
+            .iter()
+            .filter_map(|&id| self.inner.decode(&[id], false).ok())
+            .filter(|t| !t.is_empty())
+            .collect()
     }
 
     /// Returns a completion's tokens without a final one of [`eos_ids`](Self::eos_ids).

@@ -80,7 +80,7 @@ fn the_configurations_template_is_used_where_there_is_no_file() {
 }
 
 #[test]
-fn the_assistants_part_is_found_by_rendering_beginnings() {
+fn the_assistants_turns_are_scored_with_their_end_markers() {
     let (_folder, tokenizer) = tokenizer_with(false, None);
     let place = Place { path: "x".into(), line: 1 };
     let row = r#"{"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "Hi"},

@@ -7,6 +7,7 @@ use tandem_kernels::{DType, Format};
 
 use super::archive::TensorArchive;
 use super::load::WeightFiles;
+use super::new_folder::{TOKENIZER_FILES, copy_files, write_file};
 use super::torch;
 use crate::decoder::Decoder;
 use crate::families::{Family, family_of, scorer_family_of};
@@ -23,6 +24,8 @@ pub struct ModelFolder {
     weights: Option<PathBuf>,
     /// Seed of a score head that the weights lack.
     score_seed: Option<u64>,
+    /// Chat template that saved models have instead of the folder's.
+    chat_template: Option<String>,
 }
 
 /// Key of `config.json` that describes the quantisation of the weights.
@@ -76,7 +79,31 @@ impl ModelFolder {
                 }
             }
         }
-        Ok(Self { path: path.to_owned(), config, family, spec, weights: None, score_seed: None })
+        Ok(Self {
+            path: path.to_owned(),
+            config,
+            family,
+            spec,
+            weights: None,
+            score_seed: None,
+            chat_template: None,
+        })
+    }
+
+    /// Sets the chat template of models that are saved with this folder's tokenizer.
+    #[must_use]
+    pub fn with_chat_template(mut self, template: String) -> Self {
+        self.chat_template = Some(template);
+        self
+    }
+
+    /// Copies the tokenizer's files, with the chat template that was set.
+    pub(crate) fn copy_tokenizer(&self, folder: &Path) -> Result<()> {
+        copy_files(&self.path, &TOKENIZER_FILES, folder)?;
+        match &self.chat_template {
+            Some(template) => write_file(&folder.join("chat_template.jinja"), template.as_bytes()),
+            None => Ok(()),
+        }
     }
 
     /// Sets the padding token of a reward model.

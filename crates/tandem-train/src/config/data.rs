@@ -49,6 +49,9 @@ keys! {
         cache: Option<PathBuf> = path().optional().shown("the user's cache folder").free(),
         /// Compute the common prefix of a pair's completions once. The loss is the same.
         share_prefix: bool = boolean().or(true),
+        /// Chat template instead of the model's: a path, or the text itself (with `{{` or `{%`). The
+        /// saved model has it as `chat_template.jinja`.
+        chat_template: Option<TemplateSource> = template().optional(),
         /// Tokens that enter the loss. `"answer"`: the completion or the assistant's turns; all of a
         /// `text`. `"all"`: every token.
         loss_on: LossMask = choice([("answer", LossMask::Answer), ("all", LossMask::All)])
@@ -68,6 +71,15 @@ pub struct DataSource {
     pub path: PathBuf,
     /// Number of times that each row is in an epoch; 0.5 takes every second row.
     pub weight: f64,
+}
+
+/// A chat template of the run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TemplateSource {
+    /// A file.
+    Path(PathBuf),
+    /// The template itself.
+    Text(String),
 }
 
 /// Order of the rows within an epoch.
@@ -95,6 +107,17 @@ fn sources<'a>() -> Form<'a, Vec<DataSource>> {
         [] => None,
         [only] if only.weight == 1.0 => Some(path_value(&only.path)),
         many => Some(Value::Array(many.iter().map(source_value).collect())),
+    })
+}
+
+fn template<'a>() -> Form<'a, TemplateSource> {
+    let read = |entry: Entry| match entry.string()? {
+        text if text.contains("{{") || text.contains("{%") => Ok(TemplateSource::Text(text.to_owned())),
+        _ => entry.path().map(TemplateSource::Path),
+    };
+    custom("path or text", read, |source: &TemplateSource| match source {
+        TemplateSource::Path(path) => path_value(path),
+        TemplateSource::Text(text) => Value::from(text.clone()),
     })
 }
 

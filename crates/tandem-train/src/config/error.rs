@@ -68,6 +68,14 @@ pub enum Problem {
         /// The keys of that table.
         known: Vec<&'static str>,
     },
+    /// A key of another program, or one of ours outside its table.
+    #[error("unknown key `{key}`; {advice}")]
+    ForeignKey {
+        /// The full key.
+        key: String,
+        /// What to write instead, or why nothing is needed.
+        advice: String,
+    },
     /// A required key that is missing.
     #[error("`{key}` is missing: give {expected}")]
     Missing {

@@ -18,6 +18,7 @@ mod compute;
 mod data;
 mod derived;
 mod error;
+mod foreign;
 mod form;
 mod hub;
 mod judges;
@@ -40,7 +41,7 @@ use toml::Value;
 
 pub use adapter::{AdapterSection, AdapterStart};
 pub use compute::{Checkpointing, ComputeConfig, Devices, Engine, GpuSet};
-pub use data::{DataConfig, DataSource, Order};
+pub use data::{DataConfig, DataSource, Order, TemplateSource};
 pub(crate) use derived::whole_format;
 pub use error::{ConfigError, Place, Problem};
 pub use hub::{Fetch, HubPart, HubUse, load_judges_fetched};
@@ -135,6 +136,9 @@ impl Config {
         if places.has("train.checkpointing") {
             let reason = "it was renamed to `compute.checkpointing`; use that name";
             return Err(places.conflict("train.checkpointing", reason));
+        }
+        if !text.starts_with(RESOLVED_HEADER) {
+            foreign::check(&tree)?;
         }
         let mut keys = Keys::Read(Section::root(tree, path, text.starts_with(RESOLVED_HEADER), lookup));
         let config = Self::visit(None, &mut keys)?;

@@ -99,7 +99,7 @@ pub fn reference_page() -> String {
     page
 }
 
-fn list(visit: impl FnOnce(&mut Keys) -> super::error::Result<()>) -> Vec<Table<KeyRow>> {
+pub(super) fn list(visit: impl FnOnce(&mut Keys) -> super::error::Result<()>) -> Vec<Table<KeyRow>> {
     let mut keys = Keys::list();
     visit(&mut keys).expect("only reading fails");
     let Keys::List(tables) = keys else { unreachable!("as created") };

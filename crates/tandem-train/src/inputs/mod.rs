@@ -11,7 +11,9 @@ use tandem_data::tokenizer::Tokenizer;
 use tandem_model::adapter::PeftFolder;
 use tandem_model::{Adapter, AdapterConfig, Decoder, ModelFolder, ParamKind};
 
-use crate::config::{self, AdapterSection, AdapterStart, Config, DataConfig, DataSource, Method, Weights};
+use crate::config::{
+    self, AdapterSection, AdapterStart, Config, DataConfig, DataSource, Method, TemplateSource, Weights,
+};
 use crate::events::{Event, Observer};
 use crate::metrics::Split;
 use crate::recipe::{self, MicroBatcher};
@@ -119,7 +121,17 @@ impl RunInputs {
                 config.model.display(),
             )));
         }
-        let tokenizer = Tokenizer::from_folder(&config.model)?;
+        let mut tokenizer = Tokenizer::from_folder(&config.model)?;
+        if let Some(source) = &config.data.chat_template {
+            let text = match source {
+                TemplateSource::Path(path) => {
+                    std::fs::read_to_string(path).map_err(TrainError::io("read", path))?
+                }
+                TemplateSource::Text(text) => text.clone(),
+            };
+            tokenizer = tokenizer.with_chat_template(&text)?;
+            folder = folder.with_chat_template(text);
+        }
         folder = recipe.with_tokenizer(folder, &tokenizer);
         if folder.begins_score_head() && config.weights != Weights::Random {
             observer.event(&Event::Warning(&format!(

@@ -34,8 +34,8 @@ fn an_unknown_key_is_refused_with_the_nearest_known_one() {
         "run.toml:27: unknown key `train.evaluate_every`; did you mean `train.eval_every`?"
     );
     assert_eq!(
-        refusal(EXAMPLE, &["train.lr=1e-3"]),
-        "--set train.lr=1e-3: unknown key `train.lr`; known here: batch_size, micro_batch_tokens, micro_batch_size, \
+        refusal(EXAMPLE, &["train.zzz=1e-3"]),
+        "--set train.zzz=1e-3: unknown key `train.zzz`; known here: batch_size, micro_batch_tokens, micro_batch_size, \
          steps, epochs, learning_rate, optimizer, betas, alpha, eps, optimizer_state, schedule, warmup_steps, warmup_ratio, \
          max_grad_norm, weight_decay, save_every, async_checkpoints, eval_every, keep, max_skipped, record_rows"
     );
@@ -100,6 +100,42 @@ fn offloading_says_where_to_and_what_it_goes_with() {
         let text = refusal(EXAMPLE, &["compute.offload_activations=true", &checkpointing]);
         assert!(text.contains("set compute.checkpointing to \"block\""), "{text}");
     }
+}
+
+#[test]
+fn keys_of_other_programs_are_answered_with_ours() {
+    let cases = [
+        ("train.lr=1e-3", "unknown key `train.lr`; it is `train.learning_rate` here"),
+        ("learning_rate=1e-3", "unknown key `learning_rate`; it is `train.learning_rate`"),
+        ("objective.learning_rate=1e-3", "it is `train.learning_rate`"),
+        ("beta=0.1", "it is `objective.beta`"),
+        ("train.max_length=9", "it is `data.max_length`"),
+        ("train.seed=9", "it is `seed` at the top"),
+        ("output_dir=x", "it is `output` here"),
+        ("train.gradient_accumulation_steps=4", "`train.batch_size`"),
+        ("per_device_train_batch_size=4", "`train.batch_size`"),
+        ("lora_r=8", "it is `adapter.rank` here"),
+        ("bf16=true", "`compute.dtype`"),
+        ("report_to=wandb", "metrics.jsonl"),
+        ("compute.deepspeed=ds.json", "`compute.sharding`"),
+        ("fsdp=full_shard", "compute.sharding"),
+        ("use_vllm=true", "[online.server]"),
+        ("data.padding_free=true", "without padding"),
+        ("finetuning_type=lora", "`[adapter]`"),
+        ("data.template=qwen", "`data.chat_template`"),
+        ("num_train_epochs=3", "`train.epochs`"),
+        ("train.gradient_checkpointing=true", "`compute.checkpointing`"),
+    ];
+    for (set, expected) in cases {
+        let text = refusal(EXAMPLE, &[set]);
+        assert!(
+            text.starts_with(&format!("--set {set}: unknown key `")) && text.contains(expected),
+            "{text}"
+        );
+    }
+    // Before a key that is missing because of it.
+    let text = refusal(&changed("learning_rate", "lr"), &[]);
+    assert!(text.contains("unknown key `train.lr`; it is `train.learning_rate` here"), "{text}");
 }
 
 #[test]
