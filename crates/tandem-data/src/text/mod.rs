@@ -2,6 +2,7 @@
 
 pub mod chat_template;
 pub mod decode_stream;
+mod folder;
 mod python_text;
 mod special_tokens;
 pub mod stop_strings;

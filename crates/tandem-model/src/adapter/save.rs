@@ -11,7 +11,7 @@ use crate::decoder::Decoder;
 use crate::families::family_named;
 use crate::io::ModelFolder;
 use crate::io::{LayerReader, Tensor, write_tensors};
-use crate::io::{TOKENIZER_FILES, copy_files, write_folder, write_json};
+use crate::io::{TOKENIZER_FILES, write_folder, write_json};
 use crate::layout::LayerId;
 use crate::{ModelError, Result};
 
@@ -45,7 +45,7 @@ pub fn save_adapter(
     let config = peft_config::to_json(adapter, decoder.spec(), &place.to_string_lossy());
     write_folder(destination, &mut |folder| {
         write_json(&folder.join(CONFIG), &config)?;
-        copy_files(base.path(), &TOKENIZER_FILES, folder)?;
+        base.copy_files(&TOKENIZER_FILES, folder)?;
         let mut layers = LayerReader::new(read);
         write_tensors(
             &folder.join(WEIGHTS),

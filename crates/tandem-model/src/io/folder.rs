@@ -1,12 +1,14 @@
-//! HF model folders.
+//! HF model folders, and GGUF files that stand for one.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use tandem_gguf::{FolderFiles, Gguf};
 use tandem_kernels::{DType, Format};
 
 use super::archive::TensorArchive;
 use super::load::WeightFiles;
+use super::new_folder::{copy_files, write_file};
 use super::torch;
 use crate::decoder::Decoder;
 use crate::families::{Family, family_of, scorer_family_of};
@@ -14,13 +16,15 @@ use crate::spec::Config;
 use crate::spec::{DecoderSpec, HeadSpec};
 use crate::{ModelError, Result};
 
-/// HF model folder: `config.json`, weights, tokenizer and chat template.
+/// HF model folder: `config.json`, weights, tokenizer and chat template. A GGUF file, or a folder
+/// that holds one and no other weights, stands for the folder that it was made from.
 pub struct ModelFolder {
     path: PathBuf,
     config: Config,
     family: &'static Family,
     spec: DecoderSpec,
     weights: Option<PathBuf>,
+    gguf: Option<Gguf>,
     /// Seed of a score head that the weights lack.
     score_seed: Option<u64>,
 }
@@ -39,14 +43,14 @@ impl ModelFolder {
     /// If there is no such folder, no `config.json` in it, or the config describes something
     /// unsupported, or a reward model.
     pub fn open(path: &Path) -> Result<Self> {
-        let config = read_config(path)?;
+        let (config, gguf) = read_config(path)?;
         if scorer_family_of(&config)?.is_some() {
             return Err(config.error(
                 "this is a reward model, which scores texts and predicts no tokens; take a language model, or method = \"reward\"",
             ));
         }
         let family = family_of(&config)?;
-        Self::new(path, config, family)
+        Self::new(path, config, gguf, family)
     }
 
     /// Reads the config of a reward model's folder, and no weights. It is a sequence classifier of
@@ -56,27 +60,32 @@ impl ModelFolder {
     /// # Errors
     /// As [`ModelFolder::open`]; if a classifier has more labels than one.
     pub fn open_reward(path: &Path, seed: u64) -> Result<Self> {
-        let config = read_config(path)?;
+        let (config, gguf) = read_config(path)?;
         let scorer = scorer_family_of(&config)?;
         let family = scorer.map_or_else(|| family_of(&config), Ok)?;
         let pad = config.token_id("pad_token_id")?;
-        let mut folder = Self::new(path, config, family)?;
+        let mut folder = Self::new(path, config, gguf, family)?;
         folder.spec.head = HeadSpec::score(pad);
         folder.score_seed = scorer.is_none().then_some(seed);
         Ok(folder)
     }
 
-    fn new(path: &Path, config: Config, family: &'static Family) -> Result<Self> {
+    fn new(path: &Path, config: Config, gguf: Option<Gguf>, family: &'static Family) -> Result<Self> {
         let mut spec = family.spec(&config)?;
         let generation = path.join("generation_config.json");
-        if generation.is_file() {
-            for id in Config::read(&generation)?.eos_token_ids()? {
+        let generation = match &gguf {
+            Some(gguf) => Some(Config::parse(gguf.path(), &gguf.generation_config()?.to_string())?),
+            None if generation.is_file() => Some(Config::read(&generation)?),
+            None => None,
+        };
+        if let Some(generation) = generation {
+            for id in generation.eos_token_ids()? {
                 if !spec.eos_token_ids.contains(&id) {
                     spec.eos_token_ids.push(id);
                 }
             }
         }
-        Ok(Self { path: path.to_owned(), config, family, spec, weights: None, score_seed: None })
+        Ok(Self { path: path.to_owned(), config, family, spec, weights: None, gguf, score_seed: None })
     }
 
     /// Sets the padding token of a reward model.
@@ -144,7 +153,20 @@ impl ModelFolder {
     /// Returns the file that weights are read from, if there is one.
     pub fn weight_file(&self) -> Option<PathBuf> {
         let usual = || WEIGHT_FILES.iter().map(|name| self.path.join(name)).find(|file| file.is_file());
-        self.weights.clone().or_else(usual)
+        let gguf = || self.gguf.as_ref().map(|gguf| gguf.path().to_owned());
+        self.weights.clone().or_else(gguf).or_else(usual)
+    }
+
+    /// Copies those of the named files that the folder has.
+    pub(crate) fn copy_files(&self, names: &[&str], folder: &Path) -> Result<()> {
+        let Some(gguf) = &self.gguf else { return copy_files(&self.path, names, folder) };
+        let files: FolderFiles = gguf.tokenizer_files()?;
+        for name in names {
+            if let Some(bytes) = files.get(name) {
+                write_file(&folder.join(name), bytes)?;
+            }
+        }
+        Ok(())
     }
 
     /// Opens the weights, and checks every name, shape and type against the decoder. Reads no
@@ -170,18 +192,24 @@ impl ModelFolder {
             )
         })?;
         let extension = file.extension().and_then(|e| e.to_str()).unwrap_or_default();
-        let archive = match extension {
-            "json" => TensorArchive::open_index(&file)?,
-            "safetensors" => TensorArchive::open(&file)?,
+        let archive = match (&self.gguf, extension) {
+            (Some(gguf), _) if self.weights.is_none() => TensorArchive::open_gguf(gguf)?,
+            (_, "json") => TensorArchive::open_index(&file)?,
+            (_, "safetensors") => TensorArchive::open(&file)?,
             _ => torch::open(&file)?,
         };
         WeightFiles::new(archive, self.family, decoder, self.score_seed)
     }
 }
 
-fn read_config(path: &Path) -> Result<Config> {
+fn read_config(path: &Path) -> Result<(Config, Option<Gguf>)> {
+    if let Some(file) = tandem_gguf::find(path)? {
+        let gguf = Gguf::open(&file)?;
+        let config = Config::parse(&file, &gguf.config()?.to_string())?;
+        return Ok((config, Some(gguf)));
+    }
     if !path.is_dir() {
         return Err(ModelError::format(path, "no such model folder"));
     }
-    Config::read(&path.join("config.json"))
+    Ok((Config::read(&path.join("config.json"))?, None))
 }

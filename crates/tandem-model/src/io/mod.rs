@@ -1,4 +1,4 @@
-//! Models in files: HF folders read and written, through memory maps and one layer at a time.
+//! Models in files: HF folders and GGUF files read, HF folders written, through memory maps and one layer at a time.
 
 mod archive;
 mod folder;
@@ -16,6 +16,6 @@ pub use save::Save;
 
 pub(crate) use archive::{StoredType, TensorArchive};
 pub(crate) use load::{Source, read_sources};
-pub(crate) use new_folder::{TOKENIZER_FILES, copy_files, write_folder, write_json};
+pub(crate) use new_folder::{TOKENIZER_FILES, write_folder, write_json};
 pub(crate) use order::widened;
 pub(crate) use tensor_file::{LayerReader, Tensor, write_tensors};

@@ -84,7 +84,7 @@ pub(crate) fn write_json(path: &Path, value: &Value) -> Result<()> {
     write_file(path, (text + "\n").as_bytes())
 }
 
-fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+pub(super) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     let write = || {
         let mut file = File::create(path)?;
         file.write_all(bytes)?;

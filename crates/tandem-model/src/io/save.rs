@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use tandem_kernels::{DType, Device};
 
 use super::folder::{ModelFolder, QUANTISATION};
-use super::new_folder::{TOKENIZER_FILES, copy_files, write_folder, write_json};
+use super::new_folder::{TOKENIZER_FILES, write_folder, write_json};
 use super::tensor_file::{LayerReader, Tensor, write_tensors};
 use crate::Result;
 use crate::decoder::Decoder;
@@ -47,8 +47,8 @@ impl Save<'_> {
     ) -> Result<()> {
         write_folder(destination, &mut |folder| {
             self.write_config(folder)?;
-            copy_files(self.template.path(), &["generation_config.json"], folder)?;
-            copy_files(self.template.path(), &TOKENIZER_FILES, folder)?;
+            self.template.copy_files(&["generation_config.json"], folder)?;
+            self.template.copy_files(&TOKENIZER_FILES, folder)?;
             self.write_weights(folder, read)
         })
     }
