@@ -269,7 +269,9 @@ impl<R: Read> Input<R> {
             4..=6 => 4,
             8 | 10..=12 => 8,
             9 => {
-                return Err(format!("metadata key {key} is an array of arrays, which is not supported").into());
+                return Err(
+                    format!("metadata key {key} is an array of arrays, which is not supported").into()
+                );
             }
             _ => return Err(format!("metadata key {key} is an array of unknown type {kind}").into()),
         };
