@@ -185,6 +185,13 @@ impl ModelFolder {
                  use the unquantised model"
             )));
         }
+        let how = self.config.as_map().get(QUANTISATION).filter(|_| self.weights.is_none());
+        if how.and_then(|how| how.get("bnb_4bit_quant_type")).and_then(Value::as_str) == Some("fp4") {
+            return Err(self.config.error(format!(
+                "{QUANTISATION}.bnb_4bit_quant_type is \"fp4\", but nf4 is the only 4-bit type that is read; \
+                 use the unquantised model, and set compute.format"
+            )));
+        }
         let file = self.weight_file().ok_or_else(|| {
             ModelError::format(
                 &self.path,
