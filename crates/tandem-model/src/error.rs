@@ -51,3 +51,12 @@ impl ModelError {
         Self::Store(error.into())
     }
 }
+
+impl From<tandem_gguf::GgufError> for ModelError {
+    fn from(error: tandem_gguf::GgufError) -> Self {
+        match error {
+            tandem_gguf::GgufError::Io { path, source } => Self::Io { path, source },
+            tandem_gguf::GgufError::Format { path, reason } => Self::Format { path, reason },
+        }
+    }
+}

@@ -3,6 +3,7 @@
 mod assistant_turns;
 pub mod chat_template;
 pub mod decode_stream;
+mod folder;
 mod python_text;
 mod special_tokens;
 pub mod stop_strings;

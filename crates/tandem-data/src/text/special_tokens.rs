@@ -1,10 +1,9 @@
 //! Special tokens (BOS, EOS, padding, …) as the files of a model's folder name them.
 
-use std::path::Path;
-
 use serde_json::Value;
 
 use crate::error::DataError;
+use crate::text::folder::TokenizerFolder;
 
 /// Attribute names in transformers' order.
 const NAMES: [&str; 7] =
@@ -19,15 +18,13 @@ pub(crate) struct TokenFiles {
 }
 
 impl TokenFiles {
-    pub(super) fn read(folder: &Path) -> Result<Self, DataError> {
+    pub(super) fn read(folder: &TokenizerFolder) -> Result<Self, DataError> {
         let read = |name: &str| -> Result<Value, DataError> {
-            let path = folder.join(name);
-            match std::fs::read(&path) {
-                Ok(bytes) => serde_json::from_slice(&bytes)
-                    .map_err(|e| DataError::Tokenizer { path, reason: format!("not valid JSON: {e}") }),
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Value::Null),
-                Err(e) => Err(DataError::io("reading", &path)(e)),
-            }
+            let Some(bytes) = folder.read(name)? else { return Ok(Value::Null) };
+            serde_json::from_slice(&bytes).map_err(|e| DataError::Tokenizer {
+                path: folder.place(name),
+                reason: format!("not valid JSON: {e}"),
+            })
         };
         Ok(Self {
             tokenizer_config: read("tokenizer_config.json")?,

@@ -9,6 +9,7 @@ use tokenizers::{AddedToken, Encoding};
 use crate::error::DataError;
 use crate::source::record::Message;
 use crate::text::chat_template::{ChatTemplate, RenderOptions};
+use crate::text::folder::TokenizerFolder;
 use crate::text::special_tokens::TokenFiles;
 
 /// A tokenizer with its special tokens and chat template.
@@ -26,21 +27,19 @@ pub struct Tokenizer {
 impl Tokenizer {
     /// Loads a model's folder: `tokenizer.json`, and where they exist `tokenizer_config.json`,
     /// `special_tokens_map.json`, `generation_config.json`, `config.json` and
-    /// `chat_template.jinja`.
+    /// `chat_template.jinja`. A GGUF file stands for the folder that it was made from.
     pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self, DataError> {
         let folder = folder.as_ref().to_path_buf();
-        let path = folder.join("tokenizer.json");
-        if !folder.is_dir() {
-            return Err(DataError::Tokenizer { path: folder, reason: "no such folder".into() });
-        }
-        let json = std::fs::read(&path).map_err(DataError::io("reading", &path))?;
+        let source = TokenizerFolder::open(&folder)?;
+        let path = source.place("tokenizer.json");
+        let json = source.require("tokenizer.json")?;
         let broken = |reason: String| DataError::Tokenizer { path: path.clone(), reason };
         let mut inner = tokenizers::Tokenizer::from_bytes(&json).map_err(|e| broken(e.to_string()))?;
         // Tokenisation truncates and pads elsewhere; transformers disables both in a plain call,
         // too.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|e| broken(e.to_string()))?;
-        let files = TokenFiles::read(&folder)?;
+        let files = TokenFiles::read(&source)?;
         let named = files.named();
         complete_vocabulary(&mut inner, &files, &named);
         set_post_processor(&mut inner, &files, &named).map_err(broken)?;

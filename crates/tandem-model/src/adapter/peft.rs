@@ -75,7 +75,7 @@ impl PeftFolder {
             .into_iter()
             .flatten()
             .map(|place| place.join(base))
-            .find(|f| f.join("config.json").is_file());
+            .find(|f| f.join("config.json").is_file() || matches!(tandem_gguf::find(f), Ok(Some(_))));
         found.ok_or_else(|| {
             ModelError::format(
                 &self.path.join(CONFIG),

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde_json::Value;
+use tandem_gguf::{Gguf, Mapped, Quant, Transform};
 
 use crate::{ModelError, Result};
 
@@ -19,18 +20,21 @@ pub(crate) enum StoredType {
     F16,
     /// bfloat16.
     Bf16,
+    /// Tensor of a GGUF file, in blocks or in the order of llama.cpp.
+    Gguf(Quant, Transform),
     /// Any other type, by name: none of weights.
     Other(String),
 }
 
 impl std::fmt::Display for StoredType {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::Other(name) => name,
-        })
+        match self {
+            Self::F32 => f.write_str("f32"),
+            Self::F16 => f.write_str("f16"),
+            Self::Bf16 => f.write_str("bf16"),
+            Self::Gguf(quant, _) => quant.fmt(f),
+            Self::Other(name) => f.write_str(name),
+        }
     }
 }
 
@@ -88,6 +92,30 @@ impl TensorArchive {
         let mut archive = Self { path: path.to_owned(), files: Vec::new(), tensors: HashMap::new() };
         archive.add(path)?;
         Ok(archive)
+    }
+
+    /// Opens a GGUF file, whose tensors get HF's names.
+    pub(crate) fn open_gguf(gguf: &Gguf) -> Result<Self> {
+        let path = gguf.path();
+        let file = map(path)?;
+        let mut tensors = HashMap::new();
+        for Mapped { name, info, transform } in gguf.mapped()? {
+            let dtype = match (info.quant, transform) {
+                (Quant::F32, Transform::None) => StoredType::F32,
+                (Quant::F16, Transform::None) => StoredType::F16,
+                (Quant::Bf16, Transform::None) => StoredType::Bf16,
+                (quant, transform) => StoredType::Gguf(quant, transform),
+            };
+            // The header was checked against the length that the file had then.
+            if info.bytes.end > file.len() {
+                return Err(ModelError::format(
+                    path,
+                    format!("became shorter than its tensor {}", info.name),
+                ));
+            }
+            tensors.insert(name, Entry { file: 0, dtype, shape: info.shape, bytes: info.bytes });
+        }
+        Ok(Self { path: path.to_owned(), files: vec![file], tensors })
     }
 
     /// Opens the files that a `model.safetensors.index.json` lists.

@@ -1,8 +1,9 @@
-//! HF model folders.
+//! HF model folders, and GGUF files that stand for one.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use tandem_gguf::{FolderFiles, Gguf};
 use tandem_kernels::{DType, Format};
 
 use super::archive::TensorArchive;
@@ -15,13 +16,15 @@ use crate::spec::Config;
 use crate::spec::{DecoderSpec, HeadSpec};
 use crate::{ModelError, Result};
 
-/// HF model folder: `config.json`, weights, tokenizer and chat template.
+/// HF model folder: `config.json`, weights, tokenizer and chat template. A GGUF file, or a folder
+/// that holds one and no other weights, stands for the folder that it was made from.
 pub struct ModelFolder {
     path: PathBuf,
     config: Config,
     family: &'static Family,
     spec: DecoderSpec,
     weights: Option<PathBuf>,
+    gguf: Option<Gguf>,
     /// Seed of a score head that the weights lack.
     score_seed: Option<u64>,
     /// Chat template that saved models have instead of the folder's.
@@ -42,14 +45,14 @@ impl ModelFolder {
     /// If there is no such folder, no `config.json` in it, or the config describes something
     /// unsupported, or a reward model.
     pub fn open(path: &Path) -> Result<Self> {
-        let config = read_config(path)?;
+        let (config, gguf) = read_config(path)?;
         if scorer_family_of(&config)?.is_some() {
             return Err(config.error(
                 "this is a reward model, which scores texts and predicts no tokens; take a language model, or method = \"reward\"",
             ));
         }
         let family = family_of(&config)?;
-        Self::new(path, config, family)
+        Self::new(path, config, gguf, family)
     }
 
     /// Reads the config of a reward model's folder, and no weights. It is a sequence classifier of
@@ -59,21 +62,26 @@ impl ModelFolder {
     /// # Errors
     /// As [`ModelFolder::open`]; if a classifier has more labels than one.
     pub fn open_reward(path: &Path, seed: u64) -> Result<Self> {
-        let config = read_config(path)?;
+        let (config, gguf) = read_config(path)?;
         let scorer = scorer_family_of(&config)?;
         let family = scorer.map_or_else(|| family_of(&config), Ok)?;
         let pad = config.token_id("pad_token_id")?;
-        let mut folder = Self::new(path, config, family)?;
+        let mut folder = Self::new(path, config, gguf, family)?;
         folder.spec.head = HeadSpec::score(pad);
         folder.score_seed = scorer.is_none().then_some(seed);
         Ok(folder)
     }
 
-    fn new(path: &Path, config: Config, family: &'static Family) -> Result<Self> {
+    fn new(path: &Path, config: Config, gguf: Option<Gguf>, family: &'static Family) -> Result<Self> {
         let mut spec = family.spec(&config)?;
         let generation = path.join("generation_config.json");
-        if generation.is_file() {
-            for id in Config::read(&generation)?.eos_token_ids()? {
+        let generation = match &gguf {
+            Some(gguf) => Some(Config::parse(gguf.path(), &gguf.generation_config()?.to_string())?),
+            None if generation.is_file() => Some(Config::read(&generation)?),
+            None => None,
+        };
+        if let Some(generation) = generation {
+            for id in generation.eos_token_ids()? {
                 if !spec.eos_token_ids.contains(&id) {
                     spec.eos_token_ids.push(id);
                 }
@@ -85,6 +93,7 @@ impl ModelFolder {
             family,
             spec,
             weights: None,
+            gguf,
             score_seed: None,
             chat_template: None,
         })
@@ -99,7 +108,7 @@ impl ModelFolder {
 
     /// Copies the tokenizer's files, with the chat template that was set.
     pub(crate) fn copy_tokenizer(&self, folder: &Path) -> Result<()> {
-        copy_files(&self.path, &TOKENIZER_FILES, folder)?;
+        self.copy_files(&TOKENIZER_FILES, folder)?;
         match &self.chat_template {
             Some(template) => write_file(&folder.join("chat_template.jinja"), template.as_bytes()),
             None => Ok(()),
@@ -171,7 +180,20 @@ impl ModelFolder {
     /// Returns the file that weights are read from, if there is one.
     pub fn weight_file(&self) -> Option<PathBuf> {
         let usual = || WEIGHT_FILES.iter().map(|name| self.path.join(name)).find(|file| file.is_file());
-        self.weights.clone().or_else(usual)
+        let gguf = || self.gguf.as_ref().map(|gguf| gguf.path().to_owned());
+        self.weights.clone().or_else(gguf).or_else(usual)
+    }
+
+    /// Copies those of the named files that the folder has.
+    pub(crate) fn copy_files(&self, names: &[&str], folder: &Path) -> Result<()> {
+        let Some(gguf) = &self.gguf else { return copy_files(&self.path, names, folder) };
+        let files: FolderFiles = gguf.tokenizer_files()?;
+        for name in names {
+            if let Some(bytes) = files.get(name) {
+                write_file(&folder.join(name), bytes)?;
+            }
+        }
+        Ok(())
     }
 
     /// Opens the weights, and checks every name, shape and type against the decoder. Reads no
@@ -190,6 +212,13 @@ impl ModelFolder {
                  use the unquantised model"
             )));
         }
+        let how = self.config.as_map().get(QUANTISATION).filter(|_| self.weights.is_none());
+        if how.and_then(|how| how.get("bnb_4bit_quant_type")).and_then(Value::as_str) == Some("fp4") {
+            return Err(self.config.error(format!(
+                "{QUANTISATION}.bnb_4bit_quant_type is \"fp4\", but nf4 is the only 4-bit type that is read; \
+                 use the unquantised model, and set compute.format"
+            )));
+        }
         let file = self.weight_file().ok_or_else(|| {
             ModelError::format(
                 &self.path,
@@ -197,18 +226,24 @@ impl ModelFolder {
             )
         })?;
         let extension = file.extension().and_then(|e| e.to_str()).unwrap_or_default();
-        let archive = match extension {
-            "json" => TensorArchive::open_index(&file)?,
-            "safetensors" => TensorArchive::open(&file)?,
+        let archive = match (&self.gguf, extension) {
+            (Some(gguf), _) if self.weights.is_none() => TensorArchive::open_gguf(gguf)?,
+            (_, "json") => TensorArchive::open_index(&file)?,
+            (_, "safetensors") => TensorArchive::open(&file)?,
             _ => torch::open(&file)?,
         };
         WeightFiles::new(archive, self.family, decoder, self.score_seed)
     }
 }
 
-fn read_config(path: &Path) -> Result<Config> {
+fn read_config(path: &Path) -> Result<(Config, Option<Gguf>)> {
+    if let Some(file) = tandem_gguf::find(path)? {
+        let gguf = Gguf::open(&file)?;
+        let config = Config::parse(&file, &gguf.config()?.to_string())?;
+        return Ok((config, Some(gguf)));
+    }
     if !path.is_dir() {
         return Err(ModelError::format(path, "no such model folder"));
     }
-    Config::read(&path.join("config.json"))
+    Ok((Config::read(&path.join("config.json"))?, None))
 }

@@ -254,9 +254,17 @@ fn sources(decoder: &Decoder, layer: LayerId, pieces: Vec<HfTensor>) -> Vec<Sour
 /// Returns the name under which a tensor is stored.
 fn locate(archive: &TensorArchive, family: &Family, piece: &HfTensor) -> Option<String> {
     // A folder saved from the bare model leaves the prefix off.
-    let short = piece.name.strip_prefix(family.base_prefix);
-    let mut names = std::iter::once(piece.name.as_str()).chain(short);
-    names.find(|name| archive.get(name).is_some()).map(str::to_owned)
+    let short = piece.name.strip_prefix(family.base_prefix).map(str::to_owned);
+    // torch.save of a model that transformers 5 loaded has the name that the module has in memory.
+    let in_memory = family.renamed.and_then(|(file, memory)| {
+        piece
+            .name
+            .strip_prefix(file)
+            .filter(|rest| rest.starts_with('.'))
+            .map(|rest| format!("{memory}{rest}"))
+    });
+    let mut names = std::iter::once(piece.name.clone()).chain(short).chain(in_memory);
+    names.find(|name| archive.get(name).is_some())
 }
 
 /// Returns the quantisation of a stored tensor, if any, or the problem with it.

@@ -1,4 +1,4 @@
-//! Models in files: HF folders read and written, through memory maps and one layer at a time.
+//! Models in files: HF folders and GGUF files read, HF folders written, through memory maps and one layer at a time.
 
 mod archive;
 mod folder;

@@ -1,6 +1,7 @@
 //! Conversion between the order of elements in HF tensors and ours.
 
 use rayon::prelude::*;
+use tandem_gguf::{Quant, Transform};
 
 use super::archive::StoredType;
 use crate::families::{HfLayout, HfTensor};
@@ -32,6 +33,9 @@ pub(crate) fn read(
         (StoredType::F32, Some(block)) => read_block::<4>(piece, heads, block, bytes, out, single),
         (StoredType::F16, Some(block)) => read_block::<2>(piece, heads, block, bytes, out, half),
         (StoredType::Bf16, Some(block)) => read_block::<2>(piece, heads, block, bytes, out, brain),
+        (StoredType::Gguf(quant, transform), block) => {
+            read_gguf(piece, block, *quant, *transform, bytes, out);
+        }
         (StoredType::Other(name), _) => unreachable!("{} of type {name} passed the check", piece.name),
     }
 }
@@ -49,6 +53,7 @@ pub(crate) fn widened(dtype: &StoredType, bytes: &[u8], range: std::ops::Range<u
         StoredType::Bf16 => {
             bytes.as_chunks::<2>().0[range].iter().map(|b| half::bf16::from_le_bytes(*b).to_f32()).collect()
         }
+        StoredType::Gguf(quant, _) => unreachable!("no adapter is {quant}"),
         StoredType::Other(name) => unreachable!("type {name} passed the check"),
     }
 }
@@ -131,6 +136,50 @@ fn read_block<const W: usize>(
         HfLayout::Rows => to.iter_mut().zip(&elements[start..]).for_each(|(to, from)| *to = widen(*from)),
         _ => to.iter_mut().zip(start..).for_each(|(to, ours)| *to = widen(elements[place(ours)])),
     });
+}
+
+/// Dequantises a tensor of a GGUF file, or a block of it.
+fn read_gguf(
+    piece: &HfTensor,
+    block: Option<&Block>,
+    quant: Quant,
+    transform: Transform,
+    bytes: &[u8],
+    out: &mut [f32],
+) {
+    assert_eq!(piece.order, HfLayout::Rows, "{}: no architecture of GGUF has another order", piece.name);
+    // A vector has one element in a row.
+    let (rows, cols) = match piece.shape.as_slice() {
+        [rows, cols] => (*rows, *cols),
+        _ => (piece.range.len(), 1),
+    };
+    let read = |start: usize, out: &mut [f32]| match transform {
+        Transform::None => quant.read(bytes, start, out),
+        Transform::MinusOne => {
+            quant.read(bytes, start, out);
+            out.iter_mut().for_each(|value| *value -= 1.0);
+        }
+        Transform::RotaryPairs { .. } => {
+            let (mut at, mut rest) = (start, out);
+            while !rest.is_empty() {
+                let (row, col) = (at / cols, at % cols);
+                let (to, after) = rest.split_at_mut((cols - col).min(rest.len()));
+                at += to.len();
+                rest = after;
+                quant.read(bytes, transform.stored_row(row, rows) * cols + col, to);
+            }
+        }
+    };
+    let whole = || vec![0..out.len()];
+    let runs: Vec<_> = block.map_or_else(whole, |block| block.runs(piece.cols).collect());
+    let mut rest = out;
+    let mut jobs = Vec::new();
+    for run in runs {
+        let (to, after) = rest.split_at_mut(run.len());
+        rest = after;
+        jobs.extend(to.chunks_mut(BLOCK).enumerate().map(|(i, to)| (run.start + i * BLOCK, to)));
+    }
+    jobs.into_par_iter().for_each(|(start, to)| read(start, to));
 }
 
 /// Returns a tensor in HF's order, from its values in a layer's flat buffer.

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use tandem_kernels::{DType, Device};
 
 use super::folder::{ModelFolder, QUANTISATION};
-use super::new_folder::{copy_files, write_folder, write_json};
+use super::new_folder::{write_folder, write_json};
 use super::tensor_file::{LayerReader, Tensor, write_tensors};
 use crate::Result;
 use crate::decoder::Decoder;
@@ -47,7 +47,7 @@ impl Save<'_> {
     ) -> Result<()> {
         write_folder(destination, &mut |folder| {
             self.write_config(folder)?;
-            copy_files(self.template.path(), &["generation_config.json"], folder)?;
+            self.template.copy_files(&["generation_config.json"], folder)?;
             self.template.copy_tokenizer(folder)?;
             self.write_weights(folder, read)
         })

@@ -139,6 +139,34 @@ fn write_raw(folder: &Path, header: &Map<String, Value>, data: &[u8]) {
     fs::write(folder.join("model.safetensors"), file).unwrap();
 }
 
+#[test]
+fn a_module_may_have_the_name_that_transformers_5_gives_it_in_memory() {
+    let golden = Golden::new("gpt-neox");
+    let device = cpu();
+    let expected = bits(&golden.load(&device));
+    let path = golden.folder.path().join("model.safetensors");
+    // The header keeps its length.
+    let file = fs::read(&path).unwrap();
+    let (header, data) = file.split_at(8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize);
+    let header = String::from_utf8(header[8..].to_vec()).unwrap();
+    assert!(header.contains("\"embed_out.weight\""));
+    let header = header.replace("\"embed_out.weight\"", "\"lm_head.weight\"  ");
+    let renamed = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat();
+    fs::write(&path, renamed).unwrap();
+    assert!(bits(&golden.load(&device)) == expected);
+}
+
+#[test]
+fn fp4_is_refused_in_one_sentence() {
+    let golden = Golden::new("llama");
+    set(&golden, "quantization_config", json!({"load_in_4bit": true, "bnb_4bit_quant_type": "fp4"}));
+    let message = weights_error(&golden);
+    assert!(
+        message.contains("bnb_4bit_quant_type is \"fp4\", but nf4") && message.lines().count() == 1,
+        "{message}"
+    );
+}
+
 /// The golden's weights with a changed list of tensors.
 fn rewrite(golden: &Golden, change: impl Fn(&mut Vec<(String, Vec<usize>)>)) {
     let mut tensors = tensor_shapes(&golden.decoder);

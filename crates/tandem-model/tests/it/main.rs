@@ -3,6 +3,7 @@
 mod adapters;
 mod folders;
 mod generate;
+mod gguf;
 mod goldens;
 mod models_page;
 mod peft;

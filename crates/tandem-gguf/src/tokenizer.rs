@@ -1,0 +1,242 @@
+//! `tokenizer.json` and `tokenizer_config.json` from metadata.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value as Json, json};
+
+use crate::pre_tokenizer::{KNOWN, PreTokenizer, named};
+use crate::{Gguf, Result};
+
+/// Types of tokens in `tokenizer.ggml.token_type`.
+const CONTROL: i64 = 3;
+const USER_DEFINED: i64 = 4;
+const UNUSED: i64 = 5;
+
+/// Ids of special tokens in the metadata, with their keys in `config.json`.
+const IDS: [(&str, &str); 3] = [
+    ("bos_token_id", "bos_token_id"),
+    ("eos_token_id", "eos_token_id"),
+    ("padding_token_id", "pad_token_id"),
+];
+
+impl Gguf {
+    /// Returns the ids of special tokens, under their keys in `config.json`.
+    pub(crate) fn token_ids(&self) -> Result<Vec<(&'static str, u64)>> {
+        let mut ids = Vec::new();
+        for (theirs, ours) in IDS {
+            ids.extend(self.token_id(theirs)?.map(|id| (ours, id)));
+        }
+        Ok(ids)
+    }
+
+    fn token_id(&self, key: &str) -> Result<Option<u64>> {
+        let key = format!("tokenizer.ggml.{key}");
+        let Some(id) = self.int(&key)? else { return Ok(None) };
+        let count = self.texts("tokenizer.ggml.tokens")?.map_or(0, <[String]>::len);
+        // llama.cpp takes the largest 32-bit number for none.
+        if id == u64::from(u32::MAX) {
+            return Ok(None);
+        }
+        if id >= count as u64 {
+            return Err(self.error(format!("{key} is {id}, but tokenizer.ggml.tokens has {count}")));
+        }
+        Ok(Some(id))
+    }
+
+    /// Returns the ids that end a turn or a message, EOS first.
+    pub(crate) fn end_ids(&self) -> Result<Vec<u64>> {
+        let mut ids = Vec::new();
+        for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
+            ids.extend(self.token_id(key)?.filter(|id| !ids.contains(id)));
+        }
+        Ok(ids)
+    }
+
+    fn tokens(&self) -> Result<&[String]> {
+        let tokens = self.texts("tokenizer.ggml.tokens")?;
+        tokens.ok_or_else(|| self.error("tokenizer.ggml.tokens is missing: the file has no tokenizer"))
+    }
+
+    /// Returns a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// If the tokenizer is of a kind that is not supported, or contradicts itself.
+    pub(crate) fn tokenizer(&self) -> Result<Json> {
+        let pre = self.pre_tokenizer()?;
+        let tokens = self.tokens()?;
+        let types = self.ints("tokenizer.ggml.token_type")?.unwrap_or_default();
+        if !types.is_empty() && types.len() != tokens.len() {
+            return Err(self.error(format!(
+                "tokenizer.ggml.token_type has {} elements, tokenizer.ggml.tokens {}",
+                types.len(),
+                tokens.len()
+            )));
+        }
+        let mut ids: HashMap<&str, usize> = HashMap::with_capacity(tokens.len());
+        let (mut vocab, mut added) = (Map::new(), Vec::new());
+        for (id, token) in tokens.iter().enumerate() {
+            let kind = types.get(id).copied().unwrap_or(1);
+            if kind == UNUSED {
+                continue;
+            }
+            if let Some(other) = ids.insert(token, id) {
+                return Err(
+                    self.error(format!("tokenizer.ggml.tokens holds {token:?} as {other} and as {id}"))
+                );
+            }
+            vocab.insert(token.clone(), id.into());
+            if matches!(kind, CONTROL | USER_DEFINED) {
+                added.push(json!({
+                    "id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
+                    "normalized": false, "special": kind == CONTROL,
+                }));
+            }
+        }
+        let merges = self.merges(&ids)?;
+        Ok(json!({
+            "version": "1.0",
+            "truncation": null,
+            "padding": null,
+            "added_tokens": added,
+            "normalizer": pre.normalizer,
+            "pre_tokenizer": pre.pre_tokenizer,
+            "post_processor": self.post_processor(&pre)?,
+            "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+            "model": {
+                "type": "BPE",
+                "dropout": null,
+                "unk_token": null,
+                "continuing_subword_prefix": null,
+                "end_of_word_suffix": null,
+                "fuse_unk": false,
+                "byte_fallback": false,
+                "ignore_merges": pre.ignore_merges,
+                "vocab": vocab,
+                "merges": merges,
+            },
+        }))
+    }
+
+    fn pre_tokenizer(&self) -> Result<PreTokenizer> {
+        match self.text("tokenizer.ggml.model")? {
+            Some("gpt2") => {}
+            Some(other) => {
+                return Err(self.error(format!(
+                    "tokenizer.ggml.model is \"{other}\", which is not supported; known: gpt2 (byte-level BPE). \
+                     Use the model's HF folder"
+                )));
+            }
+            None => return Err(self.error("tokenizer.ggml.model is missing: the file has no tokenizer")),
+        }
+        let pre = self.text("tokenizer.ggml.pre")?.unwrap_or("default");
+        named(pre).ok_or_else(|| {
+            self.error(format!(
+                "tokenizer.ggml.pre is \"{pre}\", which is not supported; known: {}. Use the model's HF folder",
+                KNOWN.join(", ")
+            ))
+        })
+    }
+
+    fn merges(&self, ids: &HashMap<&str, usize>) -> Result<Vec<Json>> {
+        let merges = self.texts("tokenizer.ggml.merges")?;
+        let merges = merges.ok_or_else(|| self.error("tokenizer.ggml.merges is missing"))?;
+        let pair = |(index, merge): (usize, &String)| {
+            // A first part is never empty, but may be a space itself.
+            let first = merge.chars().next().map_or(0, char::len_utf8);
+            let parts =
+                merge[first..].split_once(' ').map(|(head, right)| (&merge[..first + head.len()], right));
+            let known = parts.filter(|(left, right)| {
+                let joined = format!("{left}{right}");
+                [*left, *right, joined.as_str()].iter().all(|token| ids.contains_key(token))
+            });
+            known.map(|(left, right)| json!([left, right])).ok_or_else(|| {
+                self.error(format!(
+                    "tokenizer.ggml.merges[{index}] is {merge:?}, not two tokens that make a third"
+                ))
+            })
+        };
+        merges.iter().enumerate().map(pair).collect()
+    }
+
+    /// Returns the post-processor, which adds BOS and EOS.
+    fn post_processor(&self, pre: &PreTokenizer) -> Result<Json> {
+        let tokens = self.tokens()?;
+        let token = |flag: &str, default: bool, key: &str| -> Result<Option<(String, u64)>> {
+            let flag = format!("tokenizer.ggml.{flag}");
+            if !self.flag(&flag)?.unwrap_or(default) {
+                return Ok(None);
+            }
+            let id = self.token_id(key)?;
+            let id =
+                id.ok_or_else(|| self.error(format!("{flag} is true, but tokenizer.ggml.{key} is missing")))?;
+            Ok(Some((tokens[id as usize].clone(), id)))
+        };
+        let adds_bos = pre.adds_bos && self.token_id("bos_token_id")?.is_some();
+        let bos = token("add_bos_token", adds_bos, "bos_token_id")?;
+        let eos = token("add_eos_token", false, "eos_token_id")?;
+        let byte_level =
+            json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true});
+        if bos.is_none() && eos.is_none() {
+            return Ok(byte_level);
+        }
+        let piece = |(token, _): &(String, u64), type_id: u32| json!({"SpecialToken": {"id": token, "type_id": type_id}});
+        let text = |id: &str, type_id: u32| json!({"Sequence": {"id": id, "type_id": type_id}});
+        let around = |id: &str, type_id: u32| {
+            let before = bos.iter().map(|token| piece(token, type_id));
+            let after = eos.iter().map(|token| piece(token, type_id));
+            before.chain([text(id, type_id)]).chain(after).collect::<Vec<_>>()
+        };
+        let special = bos
+            .iter()
+            .chain(&eos)
+            .map(|(token, id)| (token.clone(), json!({"id": token, "ids": [id], "tokens": [token]})));
+        let pair = [around("A", 0), around("B", 1)].concat();
+        let template = json!({
+            "type": "TemplateProcessing",
+            "single": around("A", 0),
+            "pair": pair,
+            "special_tokens": special.collect::<Map<_, _>>(),
+        });
+        Ok(json!({"type": "Sequence", "processors": [byte_level, template]}))
+    }
+
+    /// Returns a `tokenizer_config.json`: names of special tokens, and chat templates.
+    pub(crate) fn tokenizer_config(&self) -> Result<Json> {
+        let tokens = self.tokens()?;
+        let mut config = Map::new();
+        for (name, key) in [
+            ("bos_token", "bos_token_id"),
+            ("eos_token", "eos_token_id"),
+            ("unk_token", "unknown_token_id"),
+            ("pad_token", "padding_token_id"),
+        ] {
+            if let Some(id) = self.token_id(key)? {
+                config.insert(name.into(), tokens[id as usize].as_str().into());
+            }
+        }
+        config.insert("clean_up_tokenization_spaces".into(), false.into());
+        let name = self.text("general.architecture")?.unwrap_or_default();
+        if let Some(positions) = self.int(&format!("{name}.context_length"))? {
+            config.insert("model_max_length".into(), positions.into());
+        }
+        config.insert("tokenizer_class".into(), "PreTrainedTokenizerFast".into());
+        let mut templates = Vec::new();
+        for key in self.keys().filter(|key| {
+            key.strip_prefix(TEMPLATE).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        }) {
+            let name = key.trim_start_matches(TEMPLATE).trim_start_matches('.');
+            templates.push((if name.is_empty() { "default" } else { name }, self.text(key)?));
+        }
+        templates.sort_unstable();
+        let template = match templates.as_slice() {
+            [] => return Ok(Json::Object(config)),
+            [("default", template)] => json!(template),
+            several => several.iter().map(|(name, text)| json!({"name": name, "template": text})).collect(),
+        };
+        config.insert("chat_template".into(), template);
+        Ok(Json::Object(config))
+    }
+}
+
+/// Key of the chat template; the keys of further templates add a dot and a name.
+const TEMPLATE: &str = "tokenizer.chat_template";

@@ -1,0 +1,96 @@
+//! GGUF files beside the folders that they stand for (`goldens/gguf_golden.py`).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tandem_kernels::{DType, MemoryKind};
+use tandem_model::save::SHARD_BYTES;
+use tandem_model::{Decoder, ModelFolder, Save, TensorParallelShard};
+
+use crate::support::{bits, cpu};
+
+const MODELS: [&str; 4] = ["llama", "qwen2", "qwen3", "gemma"];
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens/gguf").join(name)
+}
+
+/// The golden's folder and its GGUF file.
+fn both(name: &str) -> (ModelFolder, ModelFolder) {
+    let folder = golden(name);
+    (ModelFolder::open(&folder).unwrap(), ModelFolder::open(&folder.join("model.gguf")).unwrap())
+}
+
+#[test]
+fn weights_are_those_of_the_folder_bit_for_bit_whole_and_in_shards() {
+    let device = cpu();
+    for name in MODELS {
+        let (folder, gguf) = both(name);
+        let whole = Decoder::new(folder.spec().clone(), 16).unwrap();
+        let shard = |index| Decoder::sliced(&whole, TensorParallelShard { index, count: 2 }).unwrap();
+        for decoder in [whole.clone(), shard(0), shard(1)] {
+            let load = |folder: &ModelFolder| {
+                let files = folder.weights(&decoder).unwrap();
+                bits(&files.load(&decoder, &device, MemoryKind::Master).unwrap())
+            };
+            assert!(load(&gguf) == load(&folder), "{name}");
+        }
+    }
+}
+
+#[test]
+fn the_metadata_describe_the_same_decoder() {
+    for name in MODELS {
+        let (folder, gguf) = both(name);
+        let mut expected = folder.spec().clone();
+        // GGUF does not say how weights were initialised; the golden's folder names no end.
+        expected.init = gguf.spec().init;
+        expected.eos_token_ids = vec![263];
+        assert_eq!(*gguf.spec(), expected, "{name}");
+    }
+}
+
+#[test]
+fn what_is_saved_is_an_ordinary_folder() {
+    let device = cpu();
+    for name in MODELS {
+        let (_, gguf) = both(name);
+        let decoder = Decoder::new(gguf.spec().clone(), 16).unwrap();
+        let weights = gguf.weights(&decoder).unwrap().load(&decoder, &device, MemoryKind::Master).unwrap();
+        let out = tempfile::tempdir().unwrap();
+        let destination = out.path().join("final");
+        let save = Save { template: &gguf, decoder: &decoder, dtype: DType::F32, shard_bytes: SHARD_BYTES };
+        save.write_resident(&destination, &device, &weights).unwrap();
+        let again = ModelFolder::open(&destination).unwrap();
+        assert_eq!(again.spec(), gguf.spec(), "{name}");
+        let loaded = again.weights(&decoder).unwrap().load(&decoder, &device, MemoryKind::Master).unwrap();
+        assert!(bits(&loaded) == bits(&weights), "{name}");
+        let json = |file: &str| -> Value {
+            serde_json::from_slice(&fs::read(destination.join(file)).unwrap()).unwrap()
+        };
+        assert_eq!(json("generation_config.json")["eos_token_id"], 263);
+        assert_eq!(json("tokenizer_config.json")["eos_token"], "<|im_end|>");
+        assert!(
+            json("tokenizer_config.json")["chat_template"]
+                .as_str()
+                .unwrap()
+                .contains("add_generation_prompt")
+        );
+        assert_eq!(json("tokenizer.json")["model"]["vocab"].as_object().unwrap().len(), 265);
+    }
+}
+
+#[test]
+fn a_folder_stands_for_its_only_gguf_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = |name: &str| fs::copy(golden("llama").join("model.gguf"), folder.path().join(name)).unwrap();
+    let refusal = || ModelFolder::open(folder.path()).err().expect("must be refused").to_string();
+    copy("a.gguf");
+    assert_eq!(ModelFolder::open(folder.path()).unwrap().spec().num_layers, 2);
+    fs::write(folder.path().join("tokenizer.json"), "{}").unwrap();
+    assert!(refusal().contains("holds tokenizer.json beside a.gguf"), "{}", refusal());
+    fs::remove_file(folder.path().join("tokenizer.json")).unwrap();
+    copy("b.gguf");
+    assert!(refusal().contains("several GGUF files, such as a.gguf and b.gguf"), "{}", refusal());
+}
