@@ -423,6 +423,7 @@ fn a_hostile_template_is_an_error() {
 }
 
 #[test]
+#[ignore = "reads TRL's templates: runs in .ci/nightly"]
 fn long_conversations_are_within_the_bounds() {
     let pair =
         [("user", "What? ".repeat(50)), ("assistant", "<think>\nWell.\n</think>\n\nThis. ".repeat(50))];
