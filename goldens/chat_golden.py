@@ -1,4 +1,4 @@
-"""Writes `chat/`: TRL's chat templates, and transformers' renders of conversations with them.
+"""Writes `chat/`: transformers' renders of conversations with TRL's chat templates.
 
 Every template that TRL ships, with every conversation of `CASES`, with and without the generation
 prompt. Where TRL has a training variant (`{% generation %}`), its text and the assistant's ranges.
@@ -21,14 +21,6 @@ HERE = pathlib.Path(__file__).parent
 OUT = HERE / "chat"
 TEMPLATES = pathlib.Path(trl.__file__).parent / "chat_templates"
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-
-NOTICE = """# Chat templates of TRL 1.16.0
-
-`templates/` holds unchanged copies of `trl/chat_templates/*.jinja` from the package trl 1.16.0,
-Copyright The HuggingFace Team, under the Apache License 2.0 (`LICENSE-APACHE` in the repository's
-root). Each comes from the model that its name says. `cases.json` and `renders.jsonl` are made by
-`goldens/chat_golden.py`.
-"""
 
 WEATHER = {
     "type": "function",
@@ -209,12 +201,11 @@ def main():
 
     utils.datetime = Clock
     shutil.rmtree(OUT, ignore_errors=True)
-    (OUT / "templates").mkdir(parents=True)
+    OUT.mkdir()
     (OUT / "cases.json").write_text(json.dumps(CASES, ensure_ascii=False, indent=1) + "\n")
     lines = []
     for path in sorted(TEMPLATES.glob("*.jinja")):
         name = path.stem
-        shutil.copy(path, OUT / "templates" / path.name)
         source = path.read_text()
         base = name.removesuffix("_training")
         for key, case in CASES.items():
@@ -238,7 +229,6 @@ def main():
     with (OUT / "renders.jsonl").open("w") as out:
         for row in lines:
             out.write(json.dumps(row, ensure_ascii=False) + "\n")
-    (OUT / "README.md").write_text(NOTICE)
     refused = [(r["template"], r["case"], r["error"]) for r in lines if "error" in r]
     print(len(lines), "renders,", len(refused), "refused")
     for each in refused:

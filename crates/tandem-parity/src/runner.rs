@@ -96,7 +96,7 @@ impl Runner {
     /// Returns the reason if a run was refused for a missing feature.
     pub(crate) fn missing_feature(&self, error: &anyhow::Error) -> Option<String> {
         let text = format!("{error:#}");
-        text.contains("not there yet").then_some(text)
+        text.contains("not supported yet").then_some(text)
     }
 }
 

@@ -179,3 +179,16 @@ fn shown_rows_mark_what_is_scored() {
             .is_err()
     );
 }
+
+#[test]
+fn another_chat_template_is_another_tokenizer() {
+    let (_folder, tokenizer) = tokenizer_with(false, None);
+    let (folders, message) =
+        (tokenizer.fingerprint(), fixture::message_of(&json!({"role": "user", "content": "x"})));
+    let changed = tokenizer.with_chat_template("[{{ messages[0].role }}]").unwrap();
+    assert_ne!(changed.fingerprint(), folders);
+    let text = changed.chat_template().unwrap().render(&[message], Default::default()).unwrap();
+    assert_eq!(text, "[user]");
+    let error = changed.with_chat_template("{% if %}").err().unwrap().to_string();
+    assert!(error.contains("chat template: line 1"), "{error}");
+}
