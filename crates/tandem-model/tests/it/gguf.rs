@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::Value;
 use tandem_kernels::{DType, MemoryKind};
@@ -27,7 +28,7 @@ fn weights_are_those_of_the_folder_bit_for_bit_whole_and_in_shards() {
     let device = cpu();
     for name in MODELS {
         let (folder, gguf) = both(name);
-        let whole = Decoder::new(folder.spec().clone(), 16).unwrap();
+        let whole = Arc::new(Decoder::new(folder.spec().clone(), 16).unwrap());
         let shard = |index| Decoder::sliced(&whole, TensorParallelShard { index, count: 2 }).unwrap();
         for decoder in [whole.clone(), shard(0), shard(1)] {
             let load = |folder: &ModelFolder| {
