@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Context;
 use tandem_hub::ModelFiles;
 use tandem_kernels::DType;
 use tandem_model::save::SHARD_BYTES;
@@ -26,7 +27,8 @@ pub(crate) fn run(arguments: &MergeArguments) -> anyhow::Result<Exit> {
         Some(base) => Some(base.clone()),
         None => base_on_hub(adapter)?,
     };
-    let base = base.map(|base| hub::model(&base, ModelFiles::Whole)).transpose()?;
+    let base = base.map(|base| hub::model(&base, ModelFiles::Whole)).transpose();
+    let base = base.context("cannot read the base model; --base names another folder")?;
     let num_parameters = merge(adapter, output, base.as_deref(), dtype)?;
     print_lines(&[format!("{}: {num_parameters} parameters", output.display())])?;
     Ok(Exit::Done)

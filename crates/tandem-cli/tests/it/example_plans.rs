@@ -140,7 +140,7 @@ fn every_example_is_in_the_list_of_them() {
         if entry.path().is_dir() {
             assert!(list.contains(&format!("[{name}]({name}/README.md)")), "{name}");
             assert!(
-                ["launch", "online"].contains(&&*name) || EXAMPLES.contains(&&*name),
+                ["launch", "online", "smollm2"].contains(&&*name) || EXAMPLES.contains(&&*name),
                 "{name} is not tested"
             );
         }

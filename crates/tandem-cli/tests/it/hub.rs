@@ -34,9 +34,14 @@ impl Online {
 
     fn run_with(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Outcome {
         let mut command = self.shop.command(arguments);
-        for name in
-            ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH"]
-        {
+        for name in [
+            "HF_HUB_CACHE",
+            "HUGGINGFACE_HUB_CACHE",
+            "HF_HUB_OFFLINE",
+            "HF_TOKEN",
+            "HUGGING_FACE_HUB_TOKEN",
+            "HF_TOKEN_PATH",
+        ] {
             command.env_remove(name);
         }
         command.env("HF_ENDPOINT", &self.server.endpoint).env("HF_HOME", self.shop.path("home"));

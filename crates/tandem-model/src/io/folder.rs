@@ -213,7 +213,12 @@ impl ModelFolder {
             )));
         }
         let how = self.config.as_map().get(QUANTISATION).filter(|_| self.weights.is_none());
-        if how.and_then(|how| how.get("bnb_4bit_quant_type")).and_then(Value::as_str) == Some("fp4") {
+        let fp4 = |how: &Value| {
+            // Folders of 8 bits have the type of 4 bits too, which means nothing there.
+            how.get("load_in_4bit").and_then(Value::as_bool) == Some(true)
+                && how.get("bnb_4bit_quant_type").and_then(Value::as_str) == Some("fp4")
+        };
+        if how.is_some_and(fp4) {
             return Err(self.config.error(format!(
                 "{QUANTISATION}.bnb_4bit_quant_type is \"fp4\", but nf4 is the only 4-bit type that is read; \
                  use the unquantised model, and set compute.format"
