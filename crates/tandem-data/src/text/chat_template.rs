@@ -3,7 +3,7 @@
 //! Blocks are trimmed (`trim_blocks`, `lstrip_blocks`), values print as in Python, `tojson` is
 //! `json.dumps`. `raise_exception`, `strftime_now` (UTC), loop controls and Python's string and
 //! dict methods exist. `{% generation %}` marks the assistant's text; other templates are marked by
-//! [`assistant_turns`]. A run is bounded in steps, in copied text and in depth.
+//! `assistant_turns`. A run is bounded in steps, in copied text and in depth.
 
 use std::fmt::Write;
 use std::ops::Range;

@@ -170,7 +170,7 @@ fn read_gguf(
             }
         }
     };
-    let whole = || vec![0..out.len()];
+    let whole = || std::iter::once(0..out.len()).collect();
     let runs: Vec<_> = block.map_or_else(whole, |block| block.runs(piece.cols).collect());
     let mut rest = out;
     let mut jobs = Vec::new();
