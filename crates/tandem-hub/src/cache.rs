@@ -4,6 +4,8 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::error::{HubError, Result};
 use crate::name::is_commit;
@@ -70,7 +72,7 @@ impl RepoCache {
         let file = self.folder.join("refs").join(revision);
         let folder = file.parent().expect("it is in refs");
         create(folder)?;
-        let temporary = file.with_file_name(format!(".{}.tmp", std::process::id()));
+        let temporary = temporary(&file);
         fs::write(&temporary, commit).map_err(HubError::io("write", &temporary))?;
         fs::rename(&temporary, &file).map_err(HubError::io("write", &file))
     }
@@ -100,7 +102,7 @@ impl RepoCache {
         create(pointer.parent().expect("it is in a snapshot"))?;
         // Up from the file's folder, its commit and `snapshots`.
         let up = "../".repeat(file.matches('/').count() + 2);
-        let temporary = pointer.with_file_name(format!(".{}.tmp", std::process::id()));
+        let temporary = temporary(&pointer);
         let _ = fs::remove_file(&temporary);
         std::os::unix::fs::symlink(format!("{up}blobs/{etag}"), &temporary)
             // A file system without links gets a copy.
@@ -137,6 +139,15 @@ impl RepoCache {
             }
         }
     }
+}
+
+/// Returns a name beside `path` that no other thread takes; process numbers repeat between
+/// containers that share a cache, so the time is part of it.
+fn temporary(path: &Path) -> PathBuf {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+    path.with_file_name(format!(".{}-{time}-{count}.tmp", std::process::id()))
 }
 
 pub(crate) fn create(folder: &Path) -> Result<()> {
