@@ -122,8 +122,8 @@ struct Builder<'a> {
     first: Option<(Shape, Place)>,
 }
 
-/// Line, number of copies, and outcome of a row.
-type Tokenised = (u32, u64, Result<Option<(Shape, Outcome)>, DataError>);
+/// Line, number of copies, and outcomes of a row.
+type Tokenised = (u32, u64, Result<Vec<(Option<Shape>, Outcome)>, DataError>);
 
 impl<'a> Builder<'a> {
     fn new(
@@ -143,6 +143,11 @@ impl<'a> Builder<'a> {
         let mut writer = CacheWriter::new(file, self.options.kind, key).map_err(written)?;
         for file in 0..self.sources.0.len() {
             self.read_file(file as u32, &mut writer, path)?;
+            if self.is_full(&writer) {
+                // Repetitions by weight may exceed it.
+                writer.rows.truncate(self.options.max_rows.unwrap_or(usize::MAX));
+                break;
+            }
         }
         let (files, names) = (self.sources.paths(), self.sources.names());
         if self.report.rows_read == 0 {
@@ -183,17 +188,23 @@ impl<'a> Builder<'a> {
             for (line, copies, row) in tokenised {
                 let origin = Origin { file, line };
                 self.report.rows_read += 1;
-                let Some((shape, outcome)) = row? else {
+                let made = row?;
+                if copies == 0 {
                     self.report.note(Reason::LeftOutByWeight, origin);
-                    continue;
-                };
-                self.check_shape(shape, origin)?;
-                outcome.reasons.iter().for_each(|&reason| self.report.note(reason, origin));
-                if let Some(row) = &outcome.row {
+                }
+                for (shape, outcome) in made {
+                    if let Some(shape) = shape {
+                        self.check_shape(shape, origin)?;
+                    }
+                    outcome.reasons.iter().for_each(|&reason| self.report.note(reason, origin));
+                    let Some(row) = &outcome.row else { continue };
                     self.report.keep(row.parts(), row.longest());
                     writer.push(row, origin).map_err(DataError::io("writing the token cache", path))?;
                     if copies > 1 {
                         repeated.push((writer.rows[writer.rows.len() - 1], copies));
+                    }
+                    if self.is_full(writer) {
+                        return Ok(());
                     }
                 }
             }
@@ -208,18 +219,28 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
+    fn is_full(&self, writer: &CacheWriter<File>) -> bool {
+        self.options.max_rows.is_some_and(|max| writer.rows.len() >= max)
+    }
+
     /// Parses and tokenises a portion in parallel; results are in file order.
     fn tokenise(&self, source: &Source, index: u64, rows: Vec<RawRow>) -> Vec<Tokenised> {
         let one = |(i, raw): (usize, RawRow)| -> Tokenised {
             let copies = source.copies(index + i as u64);
             let place = Place { path: source.path.clone(), line: raw.line };
-            let work = || -> Result<Option<(Shape, Outcome)>, DataError> {
+            let work = || -> Result<Vec<(Option<Shape>, Outcome)>, DataError> {
                 if copies == 0 {
-                    return Ok(None);
+                    return Ok(Vec::new());
                 }
-                let record = Record::parse(&raw.text, self.options.kind, &place)?;
-                let outcome = tokenise(&record, self.tokenizer, self.options);
-                Ok(Some((record.shape, outcome.map_err(|e| e.at(place.clone()))?)))
+                let parsed = Record::parse_row(&raw.text, self.options.kind, &self.options.columns, &place)?;
+                if let Some(reason) = parsed.dropped {
+                    return Ok(vec![(None, Outcome { row: None, reasons: vec![reason] })]);
+                }
+                let one = |record: Record| {
+                    let outcome = tokenise(&record, self.tokenizer, self.options);
+                    Ok((Some(record.shape), outcome.map_err(|e| e.at(place.clone()))?))
+                };
+                parsed.records.into_iter().map(one).collect()
             };
             (raw.line, copies, work())
         };

@@ -1,7 +1,9 @@
 //! Files of a data set and their weights.
 
+pub mod columns;
 pub(crate) mod reader;
 pub mod record;
+pub mod shapes;
 
 use std::path::PathBuf;
 

@@ -5,4 +5,5 @@ mod cache;
 mod fixture;
 mod forest;
 mod golden;
+mod shapes;
 mod tokenizer;
