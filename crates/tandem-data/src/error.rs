@@ -47,6 +47,9 @@ pub enum DataError {
          Keep the rows whose label is true and remove `label`, or make pairs `prompt`, `chosen`, `rejected`"
     )]
     Labelled { place: Place },
+    /// A line of a table that is not a row.
+    #[error("{place}: {reason}")]
+    Cells { place: Place, reason: String },
     /// A file that cannot be read as rows.
     #[error("{}: {reason}", path.display())]
     File { path: PathBuf, reason: String },
@@ -65,7 +68,7 @@ pub enum DataError {
         expected: &'static str,
     },
     /// A data set without rows.
-    #[error("no rows in {files}: expected at least one JSON object")]
+    #[error("no rows in {files}: expected at least one row")]
     Empty { files: String },
     /// A file that changed while it was tokenised, so its cache key is wrong.
     #[error(

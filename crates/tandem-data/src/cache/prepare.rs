@@ -16,7 +16,7 @@ use crate::report::{Reason, Report};
 use crate::rows::row::{Outcome, RowOptions, tokenise};
 use crate::source::reader::{RawRow, RowReader};
 use crate::source::record::{Record, Shape};
-use crate::source::{Source, Sources};
+use crate::source::{Source, Sources, files};
 use crate::text::tokenizer::Tokenizer;
 
 /// Bytes of text that are read, tokenised and written at once, which bounds memory.
@@ -32,7 +32,7 @@ const PORTION_BYTES: usize = 4 << 20;
 /// Rows are tokenised on the current rayon pool; `pool.install(|| prepare(…))` selects another.
 ///
 /// # Errors
-/// The first invalid row in file order, with file and line; no rows; a file that changes meanwhile;
+/// A pattern without a match; the first invalid row in file order, with file and line; no rows; a file that changes meanwhile;
 /// a full disk, with nothing left behind.
 pub fn prepare(
     sources: &Sources,
@@ -44,6 +44,7 @@ pub fn prepare(
     if options.max_length == Some(0) {
         return Err(DataError::Option("max_length is 0: expected at least 1".into()));
     }
+    let sources = &files::expand(sources)?;
     let key = key(sources, tokenizer, options)?;
     let name = key.to_hex()[..32].to_string();
     let path = cache.join(format!("{name}.tokens"));
@@ -167,7 +168,7 @@ impl<'a> Builder<'a> {
 
     fn read_file(&mut self, file: u32, writer: &mut CacheWriter<File>, path: &Path) -> Result<(), DataError> {
         let source = &self.sources.0[file as usize];
-        let mut reader = RowReader::open(&source.path)?;
+        let mut reader = RowReader::open(&source.path, &self.options.columns)?;
         let mut repeated: Vec<(RowEntry, u64)> = Vec::new();
         let mut index = 0;
         let mut portion = read_portion(&mut reader);

@@ -4,6 +4,7 @@ mod bad_input;
 mod cache;
 mod fixture;
 mod forest;
+mod formats;
 mod golden;
 mod shapes;
 mod tokenizer;

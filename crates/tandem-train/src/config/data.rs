@@ -1,16 +1,19 @@
 //! `[data]`: rows and their order.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use tandem_data::columns::KEYS;
 use tandem_data::record::RowKind;
 use tandem_data::row::{LossMask, Truncation};
+use tandem_data::shapes::NamedShape;
 use toml::{Table, Value};
 
 use super::Method;
 use super::error::Result;
-use super::form::{Form, POSITIVE, boolean, choice, custom, integer, number, path, path_value};
+use super::form::{Form, POSITIVE, boolean, choice, custom, integer, number, path, path_value, texts_value};
 use super::keys::keys;
-use super::reader::Entry;
+use super::reader::{Entry, nearest};
 
 keys! {
     /// Source of rows, and limits on their length.
@@ -25,6 +28,32 @@ keys! {
             |method| !method.generates(),
             "an online run has no completions to evaluate on; remove it, and compare models with `tandem eval --judge`",
         ),
+        /// Shape of the rows; without it, it is recognised from the columns. See [data](data.md#shapes).
+        shape: Option<NamedShape> = choice(NamedShape::NAMES).optional().methods_because(
+            method,
+            |method| !method.generates(),
+            "an online run reads prompts alone; map their column with data.columns = { prompt = \"…\" }",
+        ),
+        /// Columns by the key that they are read as: `{ prompt = "question" }`.
+        columns: BTreeMap<String, String> = columns().or(BTreeMap::new()),
+        /// Columns that are left out on purpose. A column that looks like a part of the prompt is
+        /// refused otherwise.
+        ignore_columns: Vec<String> = ignored().or(Vec::new()),
+        /// Side of preferences to train on as demonstrations.
+        take: Option<Side> = choice([("chosen", Side::Chosen)]).optional().methods_because(
+            method,
+            |method| method.rows() == RowKind::Supervised,
+            "only method = \"sft\" trains on one side; remove `take`",
+        ),
+        /// Number of training rows to use, from the first file on.
+        train_rows: Option<usize> = integer(1..=1 << 40).optional(),
+        /// Number of held-out rows to use.
+        eval_rows: Option<usize> = integer(1..=1 << 40)
+            .optional()
+            .free()
+            .only(!eval.is_empty(), "data.eval names no held-out rows; remove `eval_rows`"),
+        /// Longest prompt in tokens; rows with a longer one are dropped.
+        max_prompt_length: Option<usize> = integer(1..=1 << 24).optional(),
         /// Longest sequence in tokens, prompt and completion together.
         max_length: usize = integer(2..=1 << 24).or(1024),
         /// The part of a longer sequence that is kept. `"keep_start"`: its beginning; a row whose
@@ -58,6 +87,13 @@ keys! {
                 "a preference loss is always on the completions; remove `loss_on`",
             ),
     }
+}
+
+/// Side of a preference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The better completion.
+    Chosen,
 }
 
 /// A file of rows.
@@ -95,6 +131,38 @@ fn sources<'a>() -> Form<'a, Vec<DataSource>> {
         [only] if only.weight == 1.0 => Some(path_value(&only.path)),
         many => Some(Value::Array(many.iter().map(source_value).collect())),
     })
+}
+
+fn columns<'a>() -> Form<'a, BTreeMap<String, String>> {
+    const EXPECTED: &str = "a table of key = \"column\", for example { prompt = \"question\" }";
+    let read = |entry: Entry| {
+        let wrong = entry.wrong(EXPECTED);
+        let mut columns = BTreeMap::new();
+        for entry in entry.section().map_err(|_| wrong)?.drain() {
+            let key = entry.name().to_owned();
+            if !KEYS.contains(&key.as_str()) {
+                let hint = match nearest(&key, &KEYS) {
+                    Some(known) => format!("did you mean `{known}`?"),
+                    None => format!("keys are {}", KEYS.join(", ")),
+                };
+                return Err(entry.conflict(format!("no key that rows are read by; {hint}")));
+            }
+            match entry.string() {
+                Ok(column) if !column.is_empty() => columns.insert(key, column.to_owned()),
+                _ => return Err(entry.wrong("the name of a column")),
+            };
+        }
+        Ok(columns)
+    };
+    custom("table", read, |columns: &BTreeMap<String, String>| {
+        let entries = columns.iter().map(|(key, column)| (key.clone(), column.clone().into()));
+        (!columns.is_empty()).then(|| Value::Table(entries.collect()))
+    })
+}
+
+fn ignored<'a>() -> Form<'a, Vec<String>> {
+    let read = |entry: Entry| entry.items().iter().map(|item| item.string().map(str::to_owned)).collect();
+    custom("list of strings", read, |names: &Vec<String>| (!names.is_empty()).then(|| texts_value(names)))
 }
 
 fn source(entry: Entry) -> Result<DataSource> {

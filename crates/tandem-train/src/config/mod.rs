@@ -39,7 +39,7 @@ use toml::Value;
 
 pub use adapter::{AdapterSection, AdapterStart};
 pub use compute::{Checkpointing, ComputeConfig, Devices, Engine, GpuSet};
-pub use data::{DataConfig, DataSource, Order};
+pub use data::{DataConfig, DataSource, Order, Side};
 pub(crate) use derived::whole_format;
 pub use error::{ConfigError, Place, Problem};
 pub use judges::{JudgeKind, JudgeSection, RewardSection, load_judges};
