@@ -10,7 +10,6 @@ use crate::error::DataError;
 use crate::source::arrow_rows::ArrowReader;
 use crate::source::columns::Columns;
 use crate::source::csv_rows::CsvReader;
-use crate::source::files::refuse;
 use crate::source::format::{Compression, Format, HEAD};
 use crate::source::json::JsonReader;
 

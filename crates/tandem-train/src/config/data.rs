@@ -19,8 +19,9 @@ keys! {
     /// Source of rows, and limits on their length.
     #[derive(Clone, Debug, PartialEq)]
     pub struct DataConfig(method: Method) {
-        /// Training rows: a JSONL or JSON file, a list of them, or a list of tables with `path` and
-        /// `weight`. Weight 2 puts every row of the file into an epoch twice, 0.5 every second row.
+        /// Training rows: a file, a pattern such as `"data/*.parquet"`, a folder of `save_to_disk`, a list
+        /// of them, or a list of tables with `path` and `weight`. [Formats](data.md#files) are JSONL,
+        /// JSON, CSV, TSV, Parquet and Arrow, also with `.gz` or `.zst`. Weight 2 puts every row of the file into an epoch twice, 0.5 every second row.
         train: Vec<DataSource> = sources().required(SOURCES),
         /// Held-out rows, in the same formats.
         eval: Vec<DataSource> = sources().or(Vec::new()).free().methods_because(
@@ -99,7 +100,7 @@ pub enum Side {
 /// A file of rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DataSource {
-    /// A JSONL or JSON file.
+    /// A file, a pattern, or a folder of a saved data set.
     pub path: PathBuf,
     /// Number of times that each row is in an epoch; 0.5 takes every second row.
     pub weight: f64,
@@ -173,7 +174,7 @@ fn source(entry: Entry) -> Result<DataSource> {
     let mut table = entry.section().map_err(|_| wrong)?;
     let path = match table.take("path") {
         Some(entry) => entry.path()?,
-        None => return Err(table.missing("path", "a JSONL or JSON file")),
+        None => return Err(table.missing("path", "a file of rows")),
     };
     let weight = table.take("weight").map_or(Ok(1.0), |entry| (number(POSITIVE).read)(entry))?;
     table.finish()?;
