@@ -1,6 +1,6 @@
 //! Reader of CSV and TSV: a header line, then rows of text.
 
-use std::io::Read;
+use std::io::BufRead;
 use std::path::{Path, PathBuf};
 
 use csv::{ByteRecord, ReaderBuilder};
@@ -18,12 +18,23 @@ pub(crate) struct CsvReader<R> {
     /// Names of the columns, and whether their cells are numbers.
     columns: Vec<(String, bool)>,
     record: ByteRecord,
+    /// 1 where lines end with CR LF: the reader counts a line when it meets the LF, which is then
+    /// the beginning of the next record.
+    uncounted: u64,
 }
 
-impl<R: Read> CsvReader<R> {
-    pub(crate) fn new(path: &Path, input: R, separator: u8, columns: &Columns) -> Result<Self, DataError> {
+impl<R: BufRead> CsvReader<R> {
+    pub(crate) fn new(
+        path: &Path,
+        mut input: R,
+        separator: u8,
+        columns: &Columns,
+    ) -> Result<Self, DataError> {
+        let start = input.fill_buf().map_err(DataError::io("reading", path))?;
+        let end = start.iter().position(|byte| *byte == b'\n');
+        let uncounted = u64::from(end.is_some_and(|end| end > 0 && start[end - 1] == b'\r'));
         let mut input = ReaderBuilder::new().delimiter(separator).from_reader(input);
-        let header = input.byte_headers().map_err(|e| broken(path, e))?.clone();
+        let header = input.byte_headers().map_err(|e| broken(path, e, 0))?.clone();
         let mut names: Vec<(String, bool)> = Vec::new();
         for name in &header {
             let Ok(name) = std::str::from_utf8(name) else {
@@ -34,14 +45,18 @@ impl<R: Read> CsvReader<R> {
             }
             names.push((name.to_owned(), columns.is_number(name)));
         }
-        Ok(Self { path: path.to_path_buf(), input, columns: names, record: ByteRecord::new() })
+        Ok(Self { path: path.to_path_buf(), input, columns: names, record: ByteRecord::new(), uncounted })
     }
 
     pub(crate) fn next_row(&mut self) -> Result<Option<RawRow>, DataError> {
-        if !self.input.read_byte_record(&mut self.record).map_err(|e| broken(&self.path, e))? {
+        if !self
+            .input
+            .read_byte_record(&mut self.record)
+            .map_err(|e| broken(&self.path, e, self.uncounted))?
+        {
             return Ok(None);
         }
-        let line = self.record.position().map_or(0, csv::Position::line) as u32;
+        let line = (self.record.position().map_or(0, csv::Position::line) + self.uncounted) as u32;
         let mut row = Map::new();
         for ((name, is_number), cell) in self.columns.iter().zip(&self.record) {
             let Ok(text) = std::str::from_utf8(cell) else {
@@ -62,8 +77,8 @@ impl<R: Read> CsvReader<R> {
     }
 }
 
-fn broken(path: &Path, error: csv::Error) -> DataError {
-    let line = error.position().map_or(1, csv::Position::line) as u32;
+fn broken(path: &Path, error: csv::Error, uncounted: u64) -> DataError {
+    let line = error.position().map_or(1, |position| position.line() + uncounted) as u32;
     let place = Place { path: path.to_path_buf(), line };
     match error.into_kind() {
         csv::ErrorKind::Io(e) => DataError::io("reading", path)(e),

@@ -247,6 +247,19 @@ fn the_number_of_rows_and_the_prompt_length_are_limited() {
 }
 
 #[test]
+fn lines_of_tables_are_counted_with_either_line_end() {
+    let bench = Bench::new();
+    for end in ["\n", "\r\n"] {
+        let lines = ["prompt,chosen,rejected", "1,2,3", "1,\"two\nlines\",3", "4,5,6"];
+        let table = lines.map(|line| format!("{line}{end}")).concat();
+        let cache = bench.prepare(bench.write("a.csv", table.as_bytes()));
+        assert_eq!([0, 1, 2].map(|row| cache.origin(row).line), [2, 3, 5], "{end:?}");
+        let error = bench.refusal("a.csv", format!("{table}7,8{end}").as_bytes());
+        assert!(error.starts_with("a.csv:6: expected 3 cells"), "{end:?}: {error}");
+    }
+}
+
+#[test]
 fn margins_in_tables_are_numbers() {
     let mut bench = Bench::new();
     bench.options.kind = RowKind::Reward;
