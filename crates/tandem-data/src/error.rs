@@ -32,6 +32,27 @@ pub enum DataError {
     /// A value of the wrong type.
     #[error("{place}: `{key}` should be {expected}, found {found}")]
     Type { place: Place, key: String, expected: &'static str, found: String },
+    /// A column with a part of the prompt, or with media, that nothing reads.
+    #[error("{place}: the column `{column}` is not used: {why}; {remedy}")]
+    UnusedColumn { place: Place, column: String, why: String, remedy: String },
+    /// A column that `data.columns` names and the row lacks.
+    #[error("{place}: no column `{column}`, which data.columns.{key} names; found {found}")]
+    MappedColumn { place: Place, key: String, column: String, found: String },
+    /// A row that is not of the shape that was named or recognised.
+    #[error("{place}: not a row of the shape \"{shape}\": {reason}")]
+    NotOfShape { place: Place, shape: &'static str, reason: String },
+    /// A completion with a label.
+    #[error(
+        "{place}: `prompt`, `completion` and `label` are rows for KTO, which is not supported: half of them are bad examples. \
+         Keep the rows whose label is true and remove `label`, or make pairs `prompt`, `chosen`, `rejected`"
+    )]
+    Labelled { place: Place },
+    /// A line of a table that is not a row.
+    #[error("{place}: {reason}")]
+    Cells { place: Place, reason: String },
+    /// A file that cannot be read as rows.
+    #[error("{}: {reason}", path.display())]
+    File { path: PathBuf, reason: String },
     /// Rows of different shapes in one data set.
     #[error(
         "{place}: this row is {found}, but the first row ({first}) is {expected}; all rows of a data set need the same shape"
@@ -47,7 +68,7 @@ pub enum DataError {
         expected: &'static str,
     },
     /// A data set without rows.
-    #[error("no rows in {files}: expected at least one JSON object")]
+    #[error("no rows in {files}: expected at least one row")]
     Empty { files: String },
     /// A file that changed while it was tokenised, so its cache key is wrong.
     #[error(

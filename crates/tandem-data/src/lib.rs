@@ -28,7 +28,7 @@ pub use batch::{forest, order};
 pub use cache::{prepare, token_cache};
 pub use error::DataError;
 pub use rows::{prompts, row, show};
-pub use source::record;
+pub use source::{columns, record, shapes};
 pub use text::{chat_template, decode_stream, stop_strings, text_stream, tokenizer, tokenizer_train};
 
 /// The result of reading or preparing data.

@@ -24,6 +24,14 @@ pub enum Reason {
     NoRoom,
     /// Omitted because the file's weight is below 1.
     LeftOutByWeight,
+    /// Dropped: the prompt has more than `max_prompt_length` tokens.
+    LongPrompt,
+    /// Dropped: the ratio of the scores is below 2 (SHP).
+    LowScoreRatio,
+    /// Dropped: fewer than two answers, or none better than another.
+    NoPair,
+    /// Kept, with a prompt without text.
+    WithoutPrompt,
     /// The chosen response, or the whole of a supervised row, was truncated to `max_length`.
     Truncated,
     /// The rejected response was truncated to `max_length`.
@@ -44,8 +52,15 @@ impl Reason {
             | Self::NothingToScore
             | Self::EmptyPrompt
             | Self::NoRoom
+            | Self::LongPrompt
+            | Self::LowScoreRatio
+            | Self::NoPair
             | Self::LeftOutByWeight => true,
-            Self::Truncated | Self::RejectedTruncated | Self::Merged | Self::PromptIgnored => false,
+            Self::WithoutPrompt
+            | Self::Truncated
+            | Self::RejectedTruncated
+            | Self::Merged
+            | Self::PromptIgnored => false,
         }
     }
 
@@ -56,6 +71,10 @@ impl Reason {
             Self::NothingToScore => "dropped: no token to score",
             Self::EmptyPrompt => "dropped: the prompt has no token",
             Self::NoRoom => "dropped: the prompt leaves no room for max_new_tokens within max_length",
+            Self::LongPrompt => "dropped: the prompt is longer than max_prompt_length",
+            Self::LowScoreRatio => "dropped: the ratio of the scores is below 2",
+            Self::NoPair => "dropped: no two answers of which one is better",
+            Self::WithoutPrompt => "have an empty prompt",
             Self::LeftOutByWeight => "left out by the file's weight",
             Self::Truncated => "cut at max_length",
             Self::RejectedTruncated => "rejected answer cut at max_length",

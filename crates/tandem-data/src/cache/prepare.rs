@@ -16,7 +16,7 @@ use crate::report::{Reason, Report};
 use crate::rows::row::{Outcome, RowOptions, tokenise};
 use crate::source::reader::{RawRow, RowReader};
 use crate::source::record::{Record, Shape};
-use crate::source::{Source, Sources};
+use crate::source::{Source, Sources, files};
 use crate::text::tokenizer::Tokenizer;
 
 /// Bytes of text that are read, tokenised and written at once, which bounds memory.
@@ -32,7 +32,7 @@ const PORTION_BYTES: usize = 4 << 20;
 /// Rows are tokenised on the current rayon pool; `pool.install(|| prepare(…))` selects another.
 ///
 /// # Errors
-/// The first invalid row in file order, with file and line; no rows; a file that changes meanwhile;
+/// A pattern without a match; the first invalid row in file order, with file and line; no rows; a file that changes meanwhile;
 /// a full disk, with nothing left behind.
 pub fn prepare(
     sources: &Sources,
@@ -44,6 +44,7 @@ pub fn prepare(
     if options.max_length == Some(0) {
         return Err(DataError::Option("max_length is 0: expected at least 1".into()));
     }
+    let sources = &files::expand(sources)?;
     let key = key(sources, tokenizer, options)?;
     let name = key.to_hex()[..32].to_string();
     let path = cache.join(format!("{name}.tokens"));
@@ -122,8 +123,8 @@ struct Builder<'a> {
     first: Option<(Shape, Place)>,
 }
 
-/// Line, number of copies, and outcome of a row.
-type Tokenised = (u32, u64, Result<Option<(Shape, Outcome)>, DataError>);
+/// Line, number of copies, and outcomes of a row.
+type Tokenised = (u32, u64, Result<Vec<(Option<Shape>, Outcome)>, DataError>);
 
 impl<'a> Builder<'a> {
     fn new(
@@ -143,6 +144,11 @@ impl<'a> Builder<'a> {
         let mut writer = CacheWriter::new(file, self.options.kind, key).map_err(written)?;
         for file in 0..self.sources.0.len() {
             self.read_file(file as u32, &mut writer, path)?;
+            if self.is_full(&writer) {
+                // Repetitions by weight may exceed it.
+                writer.rows.truncate(self.options.max_rows.unwrap_or(usize::MAX));
+                break;
+            }
         }
         let (files, names) = (self.sources.paths(), self.sources.names());
         if self.report.rows_read == 0 {
@@ -162,7 +168,7 @@ impl<'a> Builder<'a> {
 
     fn read_file(&mut self, file: u32, writer: &mut CacheWriter<File>, path: &Path) -> Result<(), DataError> {
         let source = &self.sources.0[file as usize];
-        let mut reader = RowReader::open(&source.path)?;
+        let mut reader = RowReader::open(&source.path, &self.options.columns)?;
         let mut repeated: Vec<(RowEntry, u64)> = Vec::new();
         let mut index = 0;
         let mut portion = read_portion(&mut reader);
@@ -183,17 +189,23 @@ impl<'a> Builder<'a> {
             for (line, copies, row) in tokenised {
                 let origin = Origin { file, line };
                 self.report.rows_read += 1;
-                let Some((shape, outcome)) = row? else {
+                let made = row?;
+                if copies == 0 {
                     self.report.note(Reason::LeftOutByWeight, origin);
-                    continue;
-                };
-                self.check_shape(shape, origin)?;
-                outcome.reasons.iter().for_each(|&reason| self.report.note(reason, origin));
-                if let Some(row) = &outcome.row {
+                }
+                for (shape, outcome) in made {
+                    if let Some(shape) = shape {
+                        self.check_shape(shape, origin)?;
+                    }
+                    outcome.reasons.iter().for_each(|&reason| self.report.note(reason, origin));
+                    let Some(row) = &outcome.row else { continue };
                     self.report.keep(row.parts(), row.longest());
                     writer.push(row, origin).map_err(DataError::io("writing the token cache", path))?;
                     if copies > 1 {
                         repeated.push((writer.rows[writer.rows.len() - 1], copies));
+                    }
+                    if self.is_full(writer) {
+                        return Ok(());
                     }
                 }
             }
@@ -208,18 +220,28 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
+    fn is_full(&self, writer: &CacheWriter<File>) -> bool {
+        self.options.max_rows.is_some_and(|max| writer.rows.len() >= max)
+    }
+
     /// Parses and tokenises a portion in parallel; results are in file order.
     fn tokenise(&self, source: &Source, index: u64, rows: Vec<RawRow>) -> Vec<Tokenised> {
         let one = |(i, raw): (usize, RawRow)| -> Tokenised {
             let copies = source.copies(index + i as u64);
             let place = Place { path: source.path.clone(), line: raw.line };
-            let work = || -> Result<Option<(Shape, Outcome)>, DataError> {
+            let work = || -> Result<Vec<(Option<Shape>, Outcome)>, DataError> {
                 if copies == 0 {
-                    return Ok(None);
+                    return Ok(Vec::new());
                 }
-                let record = Record::parse(&raw.text, self.options.kind, &place)?;
-                let outcome = tokenise(&record, self.tokenizer, self.options);
-                Ok(Some((record.shape, outcome.map_err(|e| e.at(place.clone()))?)))
+                let parsed = Record::parse_row(&raw.text, self.options.kind, &self.options.columns, &place)?;
+                if let Some(reason) = parsed.dropped {
+                    return Ok(vec![(None, Outcome { row: None, reasons: vec![reason] })]);
+                }
+                let one = |record: Record| {
+                    let outcome = tokenise(&record, self.tokenizer, self.options);
+                    Ok((Some(record.shape), outcome.map_err(|e| e.at(place.clone()))?))
+                };
+                parsed.records.into_iter().map(one).collect()
             };
             (raw.line, copies, work())
         };

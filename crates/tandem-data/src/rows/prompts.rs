@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 use crate::error::DataError;
 use crate::place::Place;
 use crate::rows::row::{RowOptions, TokenRow, tokenise};
+use crate::source::columns::Columns;
 use crate::source::reader::RowReader;
 use crate::source::record::{Content, Record, RowKind, Text};
 use crate::text::tokenizer::Tokenizer;
@@ -42,9 +43,9 @@ impl PromptRow {
     }
 }
 
-/// Reads a JSONL or JSON file of rows with a `prompt`: text or messages.
+/// Reads a file of rows with a `prompt`: text or messages.
 pub fn read(path: &Path) -> Result<Vec<PromptRow>, DataError> {
-    let mut reader = RowReader::open(path)?;
+    let mut reader = RowReader::open(path, &Columns::default())?;
     let mut rows = Vec::new();
     while let Some(raw) = reader.next_row()? {
         let place = Place { path: path.to_path_buf(), line: raw.line };

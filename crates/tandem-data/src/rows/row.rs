@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use crate::error::DataError;
 use crate::report::Reason;
 use crate::rows::tokens::PairTokens;
+use crate::source::columns::Columns;
 use crate::source::record::{Content, Message, Record, RowKind, Text};
 use crate::text::chat_template::RenderOptions;
 use crate::text::tokenizer::Tokenizer;
@@ -52,12 +53,35 @@ pub struct RowOptions {
     /// Tokens in the loss, for supervised rows.
     #[serde(default)]
     pub loss_on: LossMask,
+    /// Maximum tokens of a prompt; rows with a longer one are dropped. `None` is no limit.
+    #[serde(default)]
+    pub max_prompt_length: Option<usize>,
+    /// Number of rows after which reading stops. `None` is no limit.
+    #[serde(default)]
+    pub max_rows: Option<usize>,
+    /// Reading of the columns.
+    #[serde(default)]
+    pub columns: Columns,
 }
 
 impl RowOptions {
     /// Creates options without truncation and with the loss on responses.
     pub fn new(kind: RowKind) -> Self {
-        Self { kind, max_length: None, truncation: Truncation::KeepStart, loss_on: LossMask::Answer }
+        Self {
+            kind,
+            max_length: None,
+            truncation: Truncation::KeepStart,
+            loss_on: LossMask::Answer,
+            max_prompt_length: None,
+            max_rows: None,
+            columns: Columns::default(),
+        }
+    }
+}
+
+impl RowOptions {
+    fn is_too_long(&self, prompt: &[u32]) -> bool {
+        self.max_prompt_length.is_some_and(|max| prompt.len() > max)
     }
 }
 
@@ -143,6 +167,9 @@ pub fn tokenise(record: &Record, tokenizer: &Tokenizer, options: &RowOptions) ->
         }
         Content::Completion { prompt, completion } => {
             let ([prompt_ids, whole], merged) = context.completion(prompt, completion)?;
+            if options.is_too_long(&prompt_ids) {
+                return Ok(Outcome { row: None, reasons: vec![Reason::LongPrompt] });
+            }
             let mut scored = vec![1; whole.len()];
             if options.loss_on == LossMask::Answer {
                 scored[..prompt_ids.len()].fill(0);
@@ -161,6 +188,9 @@ pub fn tokenise(record: &Record, tokenizer: &Tokenizer, options: &RowOptions) ->
     };
     if record.prompt_ignored {
         outcome.reasons.push(Reason::PromptIgnored);
+    }
+    if outcome.row.is_some() && record.has_empty_prompt() {
+        outcome.reasons.push(Reason::WithoutPrompt);
     }
     Ok(outcome)
 }
@@ -213,6 +243,9 @@ impl Context<'_> {
             reasons.push(Reason::Merged);
         }
         prompt_ids.truncate(start);
+        if options.is_too_long(&prompt_ids) {
+            return Ok(Outcome { row: None, reasons: vec![Reason::LongPrompt] });
+        }
         let (mut chosen, mut rejected) = (chosen_ids.split_off(start), rejected_ids.split_off(start));
         let mut unseen = [0, 0];
         if let Some(max_length) = options.max_length {
@@ -300,6 +333,9 @@ fn finish_prompt(tokens: Vec<u32>, row: &Map<String, Value>, options: &RowOption
     let dropped = |reason| Outcome { row: None, reasons: vec![reason] };
     if tokens.is_empty() {
         return dropped(Reason::EmptyPrompt);
+    }
+    if options.is_too_long(&tokens) {
+        return dropped(Reason::LongPrompt);
     }
     if options.max_length.is_some_and(|max| tokens.len() > max) {
         return dropped(Reason::NoRoom);

@@ -1,7 +1,14 @@
 //! Files of a data set and their weights.
 
+mod arrow_rows;
+pub mod columns;
+mod csv_rows;
+pub(crate) mod files;
+mod format;
+mod json;
 pub(crate) mod reader;
 pub mod record;
+pub mod shapes;
 
 use std::path::PathBuf;
 
@@ -15,7 +22,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 /// one and two in turn. Repetitions follow as whole passes over the file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Source {
-    /// A `.jsonl` or `.json` file.
+    /// A file, a pattern of files, or a folder that `save_to_disk` of datasets wrote.
     pub path: PathBuf,
     /// Positive weight; 1 keeps the file as it is.
     pub weight: f64,

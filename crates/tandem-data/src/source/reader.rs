@@ -1,248 +1,137 @@
-//! Streaming reader of rows: the lines of JSONL or the elements of one JSON array, with line
-//! numbers.
-//!
-//! The file's first character selects the format. The reader only finds where an element ends, so
-//! memory stays bounded and rows can be parsed in parallel.
+//! Sequential reader of the rows of one file, whatever its format and compression.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::io::{self, BufRead, BufReader, Read, Seek};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::DataError;
-use crate::place::Place;
+use crate::source::arrow_rows::ArrowReader;
+use crate::source::columns::Columns;
+use crate::source::csv_rows::CsvReader;
+use crate::source::format::{Compression, Format, HEAD};
+use crate::source::json::JsonReader;
 
 /// Unparsed row.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct RawRow {
-    /// 1-based line on which the row starts.
+    /// 1-based line on which the row starts; for Parquet and Arrow, the row's number.
     pub line: u32,
     /// Bytes of one JSON value.
     pub text: Vec<u8>,
 }
 
-enum Layout {
-    Lines,
-    /// Inside the brackets. After the first element a comma must precede the next one.
-    Array {
-        any: bool,
-    },
-    Ended,
+type Input = Box<dyn BufRead + Send>;
+
+enum Rows {
+    Json(JsonReader<Input>),
+    Csv(Box<CsvReader<Input>>),
+    Arrow(Box<ArrowReader>),
 }
 
-/// Sequential reader of one file.
-pub(crate) struct RowReader<R = BufReader<File>> {
-    path: PathBuf,
-    input: R,
-    layout: Layout,
-    line: u32,
-    bytes: u64,
+/// Sequential reader of one file. Memory is bounded by a row, a page of Parquet or a batch of Arrow.
+pub(crate) struct RowReader {
+    rows: Rows,
+    bytes: Arc<AtomicU64>,
+    size: u64,
 }
 
 impl RowReader {
     /// Opens a file and detects its format.
-    pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
-        let file = File::open(path).map_err(DataError::io("reading", path))?;
-        Self::new(path, BufReader::with_capacity(1 << 18, file))
-    }
-}
-
-impl<R: BufRead> RowReader<R> {
-    fn new(path: &Path, input: R) -> Result<Self, DataError> {
-        let mut reader = Self { path: path.to_path_buf(), input, layout: Layout::Lines, line: 1, bytes: 0 };
-        if reader.buffer()?.starts_with("\u{feff}".as_bytes()) {
-            reader.consume(3);
+    pub(crate) fn open(path: &Path, columns: &Columns) -> Result<Self, DataError> {
+        let failed = |e| DataError::io("reading", path)(e);
+        let mut file = File::open(path).map_err(failed)?;
+        let size = file.metadata().map_err(failed)?.len();
+        let mut head = Vec::new();
+        (&mut file).take(HEAD as u64).read_to_end(&mut head).map_err(failed)?;
+        file.rewind().map_err(failed)?;
+        let bytes = Arc::new(AtomicU64::new(0));
+        let compression = Compression::detect(path, &head)?;
+        let counted = Counted { file: file.try_clone().map_err(failed)?, bytes: bytes.clone() };
+        let counted = BufReader::with_capacity(1 << 18, counted);
+        let mut input: Input = match compression {
+            Compression::None => Box::new(counted),
+            Compression::Gzip => buffered(flate2::bufread::MultiGzDecoder::new(counted)),
+            Compression::Zstd => buffered(zstd::stream::read::Decoder::with_buffer(counted).map_err(failed)?),
+        };
+        if compression != Compression::None {
+            let start = input.fill_buf().map_err(failed)?;
+            head = start[..start.len().min(HEAD)].to_vec();
         }
-        if reader.peek()? == Some(b'[') {
-            reader.consume(1);
-            reader.layout = Layout::Array { any: false };
-        }
-        Ok(reader)
+        let format = Format::detect(path, &head)?;
+        let rows = match format {
+            Format::Json => Rows::Json(JsonReader::new(path, input)?),
+            Format::Table(separator) => Rows::Csv(Box::new(CsvReader::new(path, input, separator, columns)?)),
+            Format::ArrowStream => Rows::Arrow(Box::new(ArrowReader::stream(path, input)?)),
+            Format::Parquet | Format::ArrowFile => {
+                // Both are read from their end.
+                if compression != Compression::None {
+                    file = tempfile::tempfile().map_err(DataError::io("decompressing", path))?;
+                    io::copy(&mut input, &mut file).map_err(failed)?;
+                    file.rewind().map_err(failed)?;
+                }
+                drop(input);
+                Rows::Arrow(Box::new(match format {
+                    Format::Parquet => ArrowReader::parquet(path, file)?,
+                    _ => ArrowReader::file(path, file)?,
+                }))
+            }
+        };
+        Ok(Self { rows, bytes, size })
     }
 
+    /// Returns the bytes of the file that were read; an estimate for Parquet and Arrow files.
     pub(crate) fn bytes_read(&self) -> u64 {
-        self.bytes
+        match &self.rows {
+            Rows::Arrow(rows) => match rows.fraction() {
+                Some(fraction) => (self.size as f64 * fraction) as u64,
+                None => self.bytes.load(Ordering::Relaxed),
+            },
+            _ => self.bytes.load(Ordering::Relaxed),
+        }
     }
 
     /// Returns the next row, without blank lines.
     pub(crate) fn next_row(&mut self) -> Result<Option<RawRow>, DataError> {
-        match self.layout {
-            Layout::Lines => self.next_line(),
-            Layout::Array { any } => self.next_element(any),
-            Layout::Ended => Ok(None),
+        match &mut self.rows {
+            Rows::Json(rows) => rows.next_row(),
+            Rows::Csv(rows) => rows.next_row(),
+            Rows::Arrow(rows) => rows.next_row(),
         }
-    }
-
-    fn next_line(&mut self) -> Result<Option<RawRow>, DataError> {
-        loop {
-            let mut text = Vec::new();
-            let count =
-                self.input.read_until(b'\n', &mut text).map_err(DataError::io("reading", &self.path))?;
-            if count == 0 {
-                return Ok(None);
-            }
-            self.bytes += count as u64;
-            let line = self.line;
-            self.line += 1;
-            if !text.iter().all(u8::is_ascii_whitespace) {
-                return Ok(Some(RawRow { line, text }));
-            }
-        }
-    }
-
-    fn next_element(&mut self, any: bool) -> Result<Option<RawRow>, DataError> {
-        let mut next = self.peek()?;
-        if any && next == Some(b',') {
-            self.consume(1);
-            next = self.peek()?;
-            if next == Some(b']') {
-                return Err(self.broken("an element is missing between `,` and `]`"));
-            }
-        } else if any && next.is_some_and(|b| b != b']') {
-            return Err(self.broken("expected `,` or `]` between the elements of the array"));
-        }
-        match next {
-            None => Err(self.broken("the file ends inside the array: `]` is missing")),
-            Some(b']') => {
-                self.consume(1);
-                self.layout = Layout::Ended;
-                match self.peek()? {
-                    None => Ok(None),
-                    Some(_) => Err(self.broken("something follows the array's `]`")),
-                }
-            }
-            Some(_) => {
-                self.layout = Layout::Array { any: true };
-                self.element().map(Some)
-            }
-        }
-    }
-
-    /// Consumes one JSON value by counting brackets outside of strings.
-    fn element(&mut self) -> Result<RawRow, DataError> {
-        let mut row = RawRow { line: self.line, text: Vec::new() };
-        let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
-        loop {
-            let buffer = self.buffer()?;
-            if buffer.is_empty() {
-                self.line = row.line;
-                return Err(self.broken("the file ends inside this element"));
-            }
-            let mut taken = 0;
-            let mut lines = 0;
-            let mut done = false;
-            for &byte in buffer {
-                // A bare number or word ends at the first byte that cannot belong to it.
-                if depth == 0
-                    && !in_string
-                    && (matches!(byte, b',' | b']' | b'}') || byte.is_ascii_whitespace())
-                {
-                    done = true;
-                    break;
-                }
-                taken += 1;
-                lines += u32::from(byte == b'\n');
-                if in_string {
-                    in_string = escaped || byte != b'"';
-                    escaped = !escaped && byte == b'\\';
-                } else {
-                    match byte {
-                        b'"' => in_string = true,
-                        b'{' | b'[' => depth += 1,
-                        b'}' | b']' => depth -= 1,
-                        _ => continue,
-                    }
-                }
-                if depth == 0 && !in_string {
-                    done = true;
-                    break;
-                }
-            }
-            row.text.extend_from_slice(&buffer[..taken]);
-            self.line += lines;
-            self.bytes += taken as u64;
-            self.input.consume(taken);
-            if done {
-                return Ok(row);
-            }
-        }
-    }
-
-    fn buffer(&mut self) -> Result<&[u8], DataError> {
-        self.input.fill_buf().map_err(DataError::io("reading", &self.path))
-    }
-
-    /// Skips white space and returns the next byte without consuming it.
-    fn peek(&mut self) -> Result<Option<u8>, DataError> {
-        loop {
-            let buffer = self.buffer()?;
-            let Some(&byte) = buffer.first() else { return Ok(None) };
-            if !byte.is_ascii_whitespace() {
-                return Ok(Some(byte));
-            }
-            let run = buffer.iter().take_while(|b| b.is_ascii_whitespace()).count();
-            let lines = buffer[..run].iter().filter(|&&b| b == b'\n').count();
-            self.line += lines as u32;
-            self.consume(run);
-        }
-    }
-
-    fn consume(&mut self, count: usize) {
-        self.bytes += count as u64;
-        self.input.consume(count);
-    }
-
-    fn broken(&self, reason: &str) -> DataError {
-        let place = Place { path: self.path.clone(), line: self.line };
-        DataError::Json { place, reason: reason.into() }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+fn buffered(input: impl Read + Send + 'static) -> Input {
+    Box::new(BufReader::with_capacity(1 << 18, Decompressed(input)))
+}
 
-    /// Reads through a buffer of `capacity` bytes, so that elements span several fills.
-    fn rows(text: &str, capacity: usize) -> Result<Vec<(u32, String)>, String> {
-        let input = BufReader::with_capacity(capacity, text.as_bytes());
-        let mut reader = RowReader::new(Path::new("f"), input).map_err(|e| e.to_string())?;
-        let mut rows = Vec::new();
-        while let Some(row) = reader.next_row().map_err(|e| e.to_string())? {
-            rows.push((row.line, String::from_utf8(row.text).unwrap().trim_end().to_string()));
-        }
-        assert_eq!(reader.bytes_read(), text.len() as u64);
-        Ok(rows)
+/// Decompressed data, whose errors say what they mean.
+struct Decompressed<R>(R);
+
+impl<R: Read> Read for Decompressed<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let explain = |e: io::Error| match e.kind() {
+            io::ErrorKind::Interrupted => e,
+            kind => io::Error::new(
+                kind,
+                format!("the compressed data are cut off or damaged ({e}): copy the file again"),
+            ),
+        };
+        self.0.read(buffer).map_err(explain)
     }
+}
 
-    #[test]
-    fn lines_keep_their_numbers_across_blank_lines() {
-        let expected = vec![(2, "{\"a\":1}".to_string()), (4, "{\"b\":2}".to_string())];
-        assert_eq!(rows("\n{\"a\":1}\r\n   \n{\"b\":2}", 64).unwrap().len(), 2);
-        assert_eq!(rows("\u{feff}{\"a\":1}\n{\"b\":2}\n", 8).unwrap()[0].1, "{\"a\":1}");
-        // Leading white space is skipped while the format is detected, and still counts as lines.
-        assert_eq!(rows("\n{\"a\":1}\n\n{\"b\":2}\n", 4).unwrap(), expected);
-        assert!(rows("", 8).unwrap().is_empty());
-    }
+/// File that counts the bytes that are read.
+struct Counted {
+    file: File,
+    bytes: Arc<AtomicU64>,
+}
 
-    #[test]
-    fn array_elements_are_found_whatever_the_buffer() {
-        let text = "[\n {\"a\": \"]}\\\"[\"},\n\n [1, {\"b\": []}] , 3\n, \"x,\"]\n";
-        let expected = [(2, "{\"a\": \"]}\\\"[\"}"), (4, "[1, {\"b\": []}]"), (4, "3"), (5, "\"x,\"")];
-        for capacity in [3, 5, 7, 64] {
-            let found = rows(text, capacity).unwrap();
-            let found: Vec<_> = found.iter().map(|(line, text)| (*line, text.as_str())).collect();
-            assert_eq!(found, expected, "capacity {capacity}");
-        }
-        assert!(rows("[]", 8).unwrap().is_empty());
-    }
-
-    #[test]
-    fn broken_arrays_name_the_line() {
-        assert!(rows("[{}\n{}]", 8).unwrap_err().contains("f:2: not valid JSON: expected `,`"));
-        assert!(
-            rows("[{},\n{\"a\"", 8).unwrap_err().contains("f:2: not valid JSON: the file ends inside this")
-        );
-        assert!(rows("[{}\n,{}", 8).unwrap_err().contains("`]` is missing"));
-        assert!(rows("[{}]\n{}", 8).unwrap_err().contains("f:2: not valid JSON: something follows"));
-        assert!(rows("[{},]", 8).unwrap_err().contains("between `,` and `]`"));
+impl Read for Counted {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read(buffer)?;
+        self.bytes.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
     }
 }

@@ -6,6 +6,9 @@ use serde_json::{Map, Value};
 
 use crate::error::DataError;
 use crate::place::Place;
+use crate::report::Reason;
+use crate::source::columns::{self, Columns};
+use crate::source::shapes;
 
 /// A message: `role`, `content`, and further fields of the chat template.
 pub type Message = Map<String, Value>;
@@ -99,9 +102,32 @@ const PREFERENCE_KEYS: &str =
     "`chosen` and `rejected` (with `prompt`, or with the prompt as their common beginning)";
 const SUPERVISED_KEYS: &str = "`text`, `messages`, or `prompt` and `completion`";
 
+/// Records made from one row of a file.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Parsed {
+    /// The records; some shapes make several from a row.
+    pub records: Vec<Record>,
+    /// The reason why there are none.
+    pub dropped: Option<Reason>,
+}
+
 impl Record {
-    /// Parses the JSON of one row; errors name `place`.
+    /// Parses the JSON of one row with the trainer's own keys; errors name `place`.
+    ///
+    /// # Panics
+    /// If the row is of a shape that makes several records or none, such as StackExchange's.
     pub fn parse(json: &[u8], kind: RowKind, place: &Place) -> Result<Self, DataError> {
+        let mut parsed = Self::parse_row(json, kind, &Columns::default(), place)?;
+        Ok(parsed.records.pop().expect("one row, one record"))
+    }
+
+    /// Parses the JSON of one row; errors name `place`.
+    pub fn parse_row(
+        json: &[u8],
+        kind: RowKind,
+        columns: &Columns,
+        place: &Place,
+    ) -> Result<Parsed, DataError> {
         let value: Value = serde_json::from_slice(json).map_err(|e| DataError::Json {
             place: place.clone(),
             // The parser sees one row only: its line number would mislead, its column does not.
@@ -110,10 +136,43 @@ impl Record {
                 _ => e.to_string(),
             },
         })?;
-        let Value::Object(row) = value else {
+        let Value::Object(mut row) = value else {
             return Err(type_error(place, "row", "a JSON object", &value));
         };
-        Row { row, place }.read(kind)
+        columns.rename(&mut row, place)?;
+        if kind == RowKind::Prompt {
+            return Ok(Parsed { records: vec![Row { row, place }.read(kind)?], dropped: None });
+        }
+        let takes_chosen = kind == RowKind::Supervised && columns.take_chosen;
+        let kind = if takes_chosen { RowKind::Preference } else { kind };
+        let pairs = kind != RowKind::Supervised;
+        let rows = match shapes::convert(row, columns.shape, pairs, takes_chosen, place)? {
+            Ok(rows) => rows,
+            Err(reason) => return Ok(Parsed { records: Vec::new(), dropped: Some(reason) }),
+        };
+        let records = rows.into_iter().map(|row| {
+            let record = Row { row, place }.read(kind)?;
+            Ok(if takes_chosen { record.into_chosen() } else { record })
+        });
+        Ok(Parsed { records: records.collect::<Result<_, DataError>>()?, dropped: None })
+    }
+
+    /// Makes a demonstration of a preference's chosen side.
+    fn into_chosen(mut self) -> Self {
+        if let Content::Preference { prompt, chosen, .. } = self.content {
+            self.content = Content::Completion { prompt, completion: chosen };
+        }
+        self
+    }
+
+    /// Returns whether the row has a prompt without text.
+    pub(crate) fn has_empty_prompt(&self) -> bool {
+        match &self.content {
+            Content::Completion { prompt, .. } | Content::Preference { prompt, .. } => {
+                matches!(prompt, Text::Plain(text) if text.is_empty())
+            }
+            Content::Text(_) | Content::Messages(_) | Content::Prompt(_) => false,
+        }
     }
 }
 
@@ -151,6 +210,7 @@ impl Row<'_> {
                 self.preference(&mut prompt_ignored)?
             }
             RowKind::Supervised if self.has("completion") && self.has("prompt") => {
+                self.check_unlabelled()?;
                 let (prompt, completion) = (self.text("prompt")?, self.text("completion")?);
                 self.same_kind("completion", &prompt, &completion)?;
                 (Content::Completion { prompt, completion }, "prompt, completion")
@@ -177,6 +237,7 @@ impl Row<'_> {
                 matches!(prompt, Text::Chat(_))
             }
         };
+        columns::check_unused(&self.row, &content.texts(), kind == RowKind::Prompt, self.place)?;
         let shape = Shape { keys, chat };
         Ok(Record { content, shape, margin, row, tools, template_kwargs, prompt_ignored })
     }
@@ -217,6 +278,19 @@ impl Row<'_> {
         Ok((Content::Preference { prompt, chosen, rejected }, "chosen, rejected"))
     }
 
+    /// Refuses rows that say whether a completion is good or bad.
+    fn check_unlabelled(&self) -> Result<(), DataError> {
+        let is_label = match self.row.get("label") {
+            Some(Value::Bool(_)) => true,
+            Some(Value::Number(label)) => label.as_f64().is_some_and(|x| x == 0.0 || x == 1.0),
+            Some(Value::String(label)) => {
+                matches!(label.to_ascii_lowercase().as_str(), "true" | "false" | "0" | "1")
+            }
+            _ => false,
+        };
+        if is_label { Err(DataError::Labelled { place: self.place.clone() }) } else { Ok(()) }
+    }
+
     /// Returns whether a key is present and not null; tables converted from columns have nulls for
     /// absent keys.
     fn has(&self, key: &str) -> bool {
@@ -253,22 +327,29 @@ impl Row<'_> {
         let Value::Object(found) = item else {
             return Err(type_error(self.place, key, "a message { role, content }", &item));
         };
-        // Null means absent; `from` and `value` are the names of older data sets.
-        let message: Message = found
-            .into_iter()
-            .filter(|(_, value)| !value.is_null())
-            .map(|(name, value)| match name.as_str() {
-                "from" => ("role".to_string(), value),
-                "value" => ("content".to_string(), value),
-                _ => (name, value),
-            })
-            .collect();
+        // Null means absent; `from` and `value` are ShareGPT's names.
+        let mut message: Message = found.into_iter().filter(|(_, value)| !value.is_null()).collect();
+        if !message.contains_key("role") && message.contains_key("from") {
+            let mut turn = Value::Object(message);
+            shapes::turn(&mut turn, key, self.place)?;
+            let Value::Object(converted) = turn else { unreachable!("it stays an object") };
+            message = converted;
+        }
         let role = message.get("role").unwrap_or(&Value::Null);
         if !role.is_string() {
             return Err(type_error(self.place, &format!("{key}.role"), "a string", role));
         }
         match message.get("content") {
-            Some(Value::String(_) | Value::Array(_)) => Ok(message),
+            Some(Value::Array(parts)) => match parts.iter().find_map(media_part) {
+                Some(part) => Err(DataError::UnusedColumn {
+                    place: self.place.clone(),
+                    column: format!("{key}.content"),
+                    why: format!("it has a part of type {part:?}, and only text is trained on"),
+                    remedy: "remove such rows".into(),
+                }),
+                None => Ok(message),
+            },
+            Some(Value::String(_)) => Ok(message),
             None if message.len() > 1 => Ok(message),
             other => Err(type_error(
                 self.place,
@@ -302,7 +383,10 @@ impl Row<'_> {
         });
         let other_kind = match kind {
             RowKind::Supervised if self.has("chosen") => {
-                Some("these are preferences, which method = \"dpo\" trains on".to_string())
+                Some(
+                    "these are preferences, which method = \"dpo\" trains on; data.take = \"chosen\" trains on the chosen side"
+                        .to_string(),
+                )
             }
             RowKind::Preference | RowKind::Reward
                 if self.has("messages") || self.has("text") || self.has("completion") =>
@@ -314,10 +398,68 @@ impl Row<'_> {
             }
             _ => None,
         };
+        let mapped = || {
+            let keys: &[_] = match kind {
+                RowKind::Preference | RowKind::Reward => &["prompt", "chosen", "rejected"],
+                RowKind::Supervised => &["prompt", "completion"],
+                RowKind::Prompt => &["prompt"],
+            };
+            let keys: Vec<_> = keys.iter().map(|key| format!("{key} = \"…\"")).collect();
+            format!("other columns are read with data.columns = {{ {} }}", keys.join(", "))
+        };
         let keys: Vec<_> = self.row.keys().map(|k| format!("`{k}`")).collect();
         let found = if keys.is_empty() { "none".to_string() } else { keys.join(", ") };
-        DataError::Keys { place: self.place.clone(), expected, found, hint: nearest.or(other_kind) }
+        DataError::Keys {
+            place: self.place.clone(),
+            expected,
+            found,
+            hint: nearest.or(other_kind).or_else(|| (!keys.is_empty()).then(mapped)),
+        }
     }
+}
+
+impl Content {
+    /// Returns every text that is tokenised.
+    fn texts(&self) -> Vec<&str> {
+        match self {
+            Self::Text(text) => vec![text],
+            Self::Messages(messages) => message_texts(messages),
+            Self::Prompt(prompt) => prompt.texts(),
+            Self::Completion { prompt, completion } => [prompt.texts(), completion.texts()].concat(),
+            Self::Preference { prompt, chosen, rejected } => {
+                [prompt.texts(), chosen.texts(), rejected.texts()].concat()
+            }
+        }
+    }
+}
+
+impl Text {
+    fn texts(&self) -> Vec<&str> {
+        match self {
+            Self::Plain(text) => vec![text],
+            Self::Chat(messages) => message_texts(messages),
+        }
+    }
+}
+
+fn message_texts(messages: &[Message]) -> Vec<&str> {
+    messages.iter().filter_map(|message| message.get("content")).flat_map(content_texts).collect()
+}
+
+fn content_texts(content: &Value) -> Vec<&str> {
+    match content {
+        Value::String(text) => vec![text],
+        Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// Returns the type of a content part that is not text.
+fn media_part(part: &Value) -> Option<&str> {
+    part["type"].as_str().filter(|kind| {
+        ["image", "image_url", "input_image", "video", "video_url", "audio", "audio_url", "input_audio"]
+            .contains(kind)
+    })
 }
 
 fn type_error(place: &Place, key: &str, expected: &'static str, found: &Value) -> DataError {

@@ -91,7 +91,7 @@ fn rows_of_different_shapes_are_refused() {
 #[test]
 fn an_empty_data_set_is_refused() {
     for content in ["", "\n\n", "[]"] {
-        assert_eq!(preference(content), "no rows in data.jsonl: expected at least one JSON object");
+        assert_eq!(preference(content), "no rows in data.jsonl: expected at least one row");
     }
 }
 

@@ -4,6 +4,8 @@ mod bad_input;
 mod cache;
 mod fixture;
 mod forest;
+mod formats;
 mod golden;
+mod shapes;
 mod templates;
 mod tokenizer;

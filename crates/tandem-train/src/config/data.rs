@@ -1,24 +1,29 @@
 //! `[data]`: rows and their order.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use tandem_data::columns::KEYS;
 use tandem_data::record::RowKind;
 use tandem_data::row::{LossMask, Truncation};
+use tandem_data::shapes::NamedShape;
 use toml::{Table, Value};
 
 use super::Method;
 use super::error::Result;
-use super::form::{Form, POSITIVE, boolean, choice, custom, integer, number, path, path_value};
+use super::form::{Form, POSITIVE, boolean, choice, custom, integer, number, path, path_value, texts_value};
 use super::keys::keys;
-use super::reader::Entry;
+use super::reader::{Entry, nearest};
 
 keys! {
     /// Source of rows, and limits on their length.
     #[derive(Clone, Debug, PartialEq)]
     pub struct DataConfig(method: Method) {
-        /// Training rows: a JSONL or JSON file, a list of them, or a list of tables with `path` and
-        /// `weight`. Weight 2 puts every row of the file into an epoch twice, 0.5 every second row.
-        /// A path may be a split of the [hub](hub.md): `hf://owner/name/split`.
+        /// Training rows: a file, a pattern such as `"data/*.parquet"`, a folder of `save_to_disk`,
+        /// a split of the [hub](hub.md) (`hf://owner/name/split`), a list of them, or a list of tables
+        /// with `path` and `weight`. [Formats](data.md#files) are JSONL, JSON, CSV, TSV, Parquet and
+        /// Arrow, also with `.gz` or `.zst`. Weight 2 puts every row of the file into an epoch twice,
+        /// 0.5 every second row.
         train: Vec<DataSource> = sources().required(SOURCES),
         /// Held-out rows, in the same formats.
         eval: Vec<DataSource> = sources().or(Vec::new()).free().methods_because(
@@ -26,6 +31,32 @@ keys! {
             |method| !method.generates(),
             "an online run has no completions to evaluate on; remove it, and compare models with `tandem eval --judge`",
         ),
+        /// Shape of the rows; without it, it is recognised from the columns. See [data](data.md#shapes).
+        shape: Option<NamedShape> = choice(NamedShape::NAMES).optional().methods_because(
+            method,
+            |method| !method.generates(),
+            "an online run reads prompts alone; map their column with data.columns = { prompt = \"…\" }",
+        ),
+        /// Columns by the key that they are read as: `{ prompt = "question" }`.
+        columns: BTreeMap<String, String> = columns().or(BTreeMap::new()),
+        /// Columns that are left out on purpose. A column that looks like a part of the prompt is
+        /// refused otherwise.
+        ignore_columns: Vec<String> = ignored().or(Vec::new()),
+        /// Side of preferences to train on as demonstrations.
+        take: Option<Side> = choice([("chosen", Side::Chosen)]).optional().methods_because(
+            method,
+            |method| method.rows() == RowKind::Supervised,
+            "only method = \"sft\" trains on one side; remove `take`",
+        ),
+        /// Number of training rows to use, from the first file on.
+        train_rows: Option<usize> = integer(1..=1 << 40).optional(),
+        /// Number of held-out rows to use.
+        eval_rows: Option<usize> = integer(1..=1 << 40)
+            .optional()
+            .free()
+            .only(!eval.is_empty(), "data.eval names no held-out rows; remove `eval_rows`"),
+        /// Longest prompt in tokens; rows with a longer one are dropped.
+        max_prompt_length: Option<usize> = integer(1..=1 << 24).optional(),
         /// Longest sequence in tokens, prompt and completion together.
         max_length: usize = integer(2..=1 << 24).or(1024),
         /// The part of a longer sequence that is kept. `"keep_start"`: its beginning; a row whose
@@ -64,10 +95,17 @@ keys! {
     }
 }
 
+/// Side of a preference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The better completion.
+    Chosen,
+}
+
 /// A file of rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DataSource {
-    /// A JSONL or JSON file.
+    /// A file, a pattern, or a folder of a saved data set.
     pub path: PathBuf,
     /// Number of times that each row is in an epoch; 0.5 takes every second row.
     pub weight: f64,
@@ -121,6 +159,38 @@ fn template<'a>() -> Form<'a, TemplateSource> {
     })
 }
 
+fn columns<'a>() -> Form<'a, BTreeMap<String, String>> {
+    const EXPECTED: &str = "a table of key = \"column\", for example { prompt = \"question\" }";
+    let read = |entry: Entry| {
+        let wrong = entry.wrong(EXPECTED);
+        let mut columns = BTreeMap::new();
+        for entry in entry.section().map_err(|_| wrong)?.drain() {
+            let key = entry.name().to_owned();
+            if !KEYS.contains(&key.as_str()) {
+                let hint = match nearest(&key, &KEYS) {
+                    Some(known) => format!("did you mean `{known}`?"),
+                    None => format!("keys are {}", KEYS.join(", ")),
+                };
+                return Err(entry.conflict(format!("no key that rows are read by; {hint}")));
+            }
+            match entry.string() {
+                Ok(column) if !column.is_empty() => columns.insert(key, column.to_owned()),
+                _ => return Err(entry.wrong("the name of a column")),
+            };
+        }
+        Ok(columns)
+    };
+    custom("table", read, |columns: &BTreeMap<String, String>| {
+        let entries = columns.iter().map(|(key, column)| (key.clone(), column.clone().into()));
+        (!columns.is_empty()).then(|| Value::Table(entries.collect()))
+    })
+}
+
+fn ignored<'a>() -> Form<'a, Vec<String>> {
+    let read = |entry: Entry| entry.items().iter().map(|item| item.string().map(str::to_owned)).collect();
+    custom("list of strings", read, |names: &Vec<String>| (!names.is_empty()).then(|| texts_value(names)))
+}
+
 /// Reads a source: a file, or the files of a split of the hub.
 fn source(entry: Entry) -> Result<Vec<DataSource>> {
     let weighted =
@@ -132,7 +202,7 @@ fn source(entry: Entry) -> Result<Vec<DataSource>> {
     let mut table = entry.section().map_err(|_| wrong)?;
     let paths = match table.take("path") {
         Some(entry) => entry.rows_or_name()?,
-        None => return Err(table.missing("path", "a JSONL or JSON file")),
+        None => return Err(table.missing("path", "a file of rows")),
     };
     let weight = table.take("weight").map_or(Ok(1.0), |entry| (number(POSITIVE).read)(entry))?;
     table.finish()?;

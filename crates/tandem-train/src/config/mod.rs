@@ -41,7 +41,7 @@ use toml::Value;
 
 pub use adapter::{AdapterSection, AdapterStart};
 pub use compute::{Checkpointing, ComputeConfig, Devices, Engine, GpuSet};
-pub use data::{DataConfig, DataSource, Order, TemplateSource};
+pub use data::{DataConfig, DataSource, Order, Side, TemplateSource};
 pub(crate) use derived::whole_format;
 pub use error::{ConfigError, Place, Problem};
 pub use hub::{Fetch, HubPart, HubUse, load_judges_fetched};

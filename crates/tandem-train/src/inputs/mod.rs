@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tandem_data::columns::Columns;
 use tandem_data::order::{self, BatchSampler};
 use tandem_data::progress::Progress;
 use tandem_data::row::RowOptions;
@@ -240,10 +241,28 @@ fn tokens(
     let sources =
         Sources(sources.iter().map(|s| Source { path: s.path.clone(), weight: s.weight }).collect());
     let kind = config.method.rows();
-    let DataConfig { max_length, truncation, loss_on, .. } = config.data;
+    let DataConfig { max_length, truncation, loss_on, max_prompt_length, .. } = config.data;
+    let columns = Columns {
+        shape: config.data.shape,
+        names: config.data.columns.clone(),
+        ignored: config.data.ignore_columns.clone(),
+        take_chosen: config.data.take == Some(config::Side::Chosen),
+    };
+    let max_rows = match split {
+        Split::Train => config.data.train_rows,
+        Split::Eval => config.data.eval_rows,
+    };
     // Prompt tokens that leave room for the completion.
     let max_length = max_length - config.online.as_ref().map_or(0, |online| online.max_new_tokens);
-    let options = RowOptions { kind, max_length: Some(max_length), truncation, loss_on };
+    let options = RowOptions {
+        kind,
+        max_length: Some(max_length),
+        truncation,
+        loss_on,
+        max_prompt_length,
+        max_rows,
+        columns,
+    };
     let relay =
         Relay { split, state: Mutex::new(RelayState { observer: &mut *observer, done: 0, total: 0 }) };
     let cache = tandem_data::prepare::prepare(&sources, tokenizer, &options, &config.cache_folder(), &relay)?;

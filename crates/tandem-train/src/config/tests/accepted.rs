@@ -29,6 +29,13 @@ fn the_example_arrives_whole() {
         data: DataConfig {
             train: vec![file("data/pref_conv.jsonl")],
             eval: vec![file("data/held_out.jsonl")],
+            shape: None,
+            columns: std::collections::BTreeMap::new(),
+            ignore_columns: Vec::new(),
+            take: None,
+            train_rows: None,
+            eval_rows: None,
+            max_prompt_length: None,
             max_length: 1024,
             truncation: tandem_data::row::Truncation::KeepStart,
             order: Order::Shuffled,
@@ -141,6 +148,13 @@ fn the_resolved_config_reads_back_as_the_same_value() {
             "compute.checkpointing=block",
         ]),
         set(&["train.optimizer_state=bf16"]),
+        set(&[
+            "data.shape=orca",
+            "data.columns={ question = 'q', chosen = 'good' }",
+            "data.ignore_columns=['a', 'b']",
+        ]),
+        set(&["data.train_rows=5", "data.eval=e", "data.eval_rows=3", "data.max_prompt_length=256"]),
+        load_with(SMALL_SFT, &["data.take=chosen", "data.shape=hh"]).1.expect("valid"),
         set(&["train.optimizer=rmsprop", "train.optimizer_state=8bit"]),
     ];
     for config in configs {

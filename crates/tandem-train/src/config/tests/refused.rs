@@ -189,6 +189,11 @@ fn values_out_of_range_are_refused() {
         ("objective.beta=0", "a positive number, found the integer 0"),
         ("objective.label_smoothing=2", "a number from 0 to 1, found the integer 2"),
         ("data.max_length=1", "an integer from 2 to 16777216, found the integer 1"),
+        ("data.columns=3", "a table of key = \"column\""),
+        ("data.columns={ prompt = 3 }", "the name of a column, found the integer 3"),
+        ("data.shape='shp '", "one of \"sharegpt\""),
+        ("data.train_rows=0", "an integer from 1 to"),
+        ("data.ignore_columns=[3]", "a string, found the integer 3"),
         ("seed=-3", "an integer of at least 0, found the integer -3"),
         ("compute.threads=-1", "an integer from 0 to 4096, found the integer -1"),
         (
@@ -341,4 +346,17 @@ fn an_override_that_is_not_key_value_is_refused() {
         let text = refusal(EXAMPLE, &[set]);
         assert!(text.starts_with(&format!("--set {set}: ")) && text.contains(expected), "{set}: {text}");
     }
+}
+
+#[test]
+fn keys_of_rows_are_refused_where_nothing_reads_them() {
+    for (set, expected) in [
+        ("data.columns={ promt = 'question' }", "did you mean `prompt`?"),
+        ("data.take=chosen", "only method = \"sft\" trains on one side"),
+    ] {
+        let text = refusal(EXAMPLE, &[set]);
+        assert!(text.contains(expected), "{set}: {text}");
+    }
+    let text = refusal(SMALL_SFT, &["data.eval_rows=3"]);
+    assert!(text.contains("data.eval names no held-out rows"), "{text}");
 }

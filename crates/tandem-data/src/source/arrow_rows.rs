@@ -1,0 +1,198 @@
+//! Reader of Parquet and Arrow IPC: batches of columns, written row by row as JSON.
+//!
+//! A null field inside of a struct is left out: tables have every field of every message.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::{
+    Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type, UInt16Type, UInt32Type,
+    UInt64Type,
+};
+use arrow_array::{Array, RecordBatch, RecordBatchReader, StructArray};
+use arrow_ipc::reader::{FileReader, StreamReader};
+use arrow_schema::{ArrowError, DataType};
+use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
+
+use crate::error::DataError;
+use crate::source::files::refuse;
+use crate::source::reader::RawRow;
+
+/// Rows of Parquet that are decoded at once.
+const BATCH_ROWS: usize = 128;
+
+pub(crate) struct ArrowReader {
+    path: PathBuf,
+    format: &'static str,
+    batches: Box<dyn Iterator<Item = Result<RecordBatch, ArrowError>> + Send>,
+    batch: Option<(StructArray, usize)>,
+    row: u64,
+    num_rows: Option<u64>,
+}
+
+impl ArrowReader {
+    pub(crate) fn parquet(path: &Path, file: File) -> Result<Self, DataError> {
+        // The schema that Arrow keeps in the file may name types that only Arrow has.
+        let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
+        let builder = ParquetRecordBatchReaderBuilder::try_new_with_options(file, options);
+        let builder = builder.map_err(|e| damaged(path, "Parquet", e))?;
+        let num_rows = u64::try_from(builder.metadata().file_metadata().num_rows()).ok();
+        let reader = builder.with_batch_size(BATCH_ROWS).build().map_err(|e| damaged(path, "Parquet", e))?;
+        let batches: Box<dyn RecordBatchReader + Send> = Box::new(reader);
+        Ok(Self::new(path, "Parquet", Box::new(batches), num_rows))
+    }
+
+    pub(crate) fn file(path: &Path, file: File) -> Result<Self, DataError> {
+        let reader = FileReader::try_new(BufReader::with_capacity(1 << 18, file), None);
+        Ok(Self::new(path, "Arrow", Box::new(reader.map_err(|e| damaged(path, "Arrow", e))?), None))
+    }
+
+    pub(crate) fn stream(path: &Path, input: impl BufRead + Send + 'static) -> Result<Self, DataError> {
+        let reader = StreamReader::try_new(input, None).map_err(|e| damaged(path, "Arrow", e))?;
+        Ok(Self::new(path, "Arrow", Box::new(reader), None))
+    }
+
+    fn new(
+        path: &Path,
+        format: &'static str,
+        batches: Box<dyn Iterator<Item = Result<RecordBatch, ArrowError>> + Send>,
+        num_rows: Option<u64>,
+    ) -> Self {
+        Self { path: path.to_path_buf(), format, batches, batch: None, row: 0, num_rows }
+    }
+
+    /// Returns the part of the rows that was read, if the file says how many there are.
+    pub(crate) fn fraction(&self) -> Option<f64> {
+        self.num_rows.map(|rows| self.row as f64 / rows.max(1) as f64)
+    }
+
+    pub(crate) fn next_row(&mut self) -> Result<Option<RawRow>, DataError> {
+        loop {
+            if let Some((batch, at)) = &mut self.batch
+                && *at < batch.len()
+            {
+                let mut text = Vec::new();
+                write_struct(batch, *at, true, &mut text);
+                *at += 1;
+                self.row += 1;
+                return Ok(Some(RawRow { line: self.row as u32, text }));
+            }
+            self.batch = match self.batches.next() {
+                None => return Ok(None),
+                Some(Ok(batch)) => Some((batch.into(), 0)),
+                Some(Err(e)) => {
+                    return Err(damaged(&self.path, self.format, format!("after row {}: {e}", self.row)));
+                }
+            };
+        }
+    }
+}
+
+fn damaged(path: &Path, format: &str, error: impl std::fmt::Display) -> DataError {
+    let error = error.to_string();
+    let remedy = if error.contains("Disabled feature") {
+        "write it with the compression snappy, zstd, gzip or lz4"
+    } else {
+        "the file is cut off or damaged: download or write it again"
+    };
+    refuse(path, format!("cannot read the {format} file ({error}); {remedy}"))
+}
+
+fn write_struct(array: &StructArray, i: usize, with_nulls: bool, out: &mut Vec<u8>) {
+    out.push(b'{');
+    let mut any = false;
+    for (field, column) in array.fields().iter().zip(array.columns()) {
+        if !with_nulls && column.is_null(i) {
+            continue;
+        }
+        if std::mem::replace(&mut any, true) {
+            out.push(b',');
+        }
+        write_text(field.name(), out);
+        out.push(b':');
+        write_value(column, i, out);
+    }
+    out.push(b'}');
+}
+
+fn write_value(array: &dyn Array, i: usize, out: &mut Vec<u8>) {
+    if array.is_null(i) {
+        out.extend_from_slice(b"null");
+        return;
+    }
+    macro_rules! number {
+        ($type:ty) => {
+            write_json(&array.as_primitive::<$type>().value(i), out)
+        };
+    }
+    macro_rules! dictionary {
+        ($($key:ident => $type:ty),*) => {
+            match array.data_type() {
+                DataType::Dictionary(key, _) => match **key {
+                    $(DataType::$key => {
+                        let array = array.as_dictionary::<$type>();
+                        write_value(array.values(), array.keys().value(i) as usize, out);
+                    })*
+                    _ => write_opaque(array, out),
+                },
+                _ => write_opaque(array, out),
+            }
+        };
+    }
+    match array.data_type() {
+        DataType::Null => out.extend_from_slice(b"null"),
+        DataType::Boolean => write_json(&array.as_boolean().value(i), out),
+        DataType::Int8 => number!(Int8Type),
+        DataType::Int16 => number!(Int16Type),
+        DataType::Int32 => number!(Int32Type),
+        DataType::Int64 => number!(Int64Type),
+        DataType::UInt8 => number!(UInt8Type),
+        DataType::UInt16 => number!(UInt16Type),
+        DataType::UInt32 => number!(UInt32Type),
+        DataType::UInt64 => number!(UInt64Type),
+        DataType::Float32 => number!(Float32Type),
+        DataType::Float64 => number!(Float64Type),
+        DataType::Utf8 => write_text(array.as_string::<i32>().value(i), out),
+        DataType::LargeUtf8 => write_text(array.as_string::<i64>().value(i), out),
+        DataType::Utf8View => write_text(array.as_string_view().value(i), out),
+        DataType::Struct(_) => write_struct(array.as_struct(), i, false, out),
+        DataType::List(_) => write_list(&*array.as_list::<i32>().value(i), out),
+        DataType::LargeList(_) => write_list(&*array.as_list::<i64>().value(i), out),
+        DataType::FixedSizeList(..) => write_list(&*array.as_fixed_size_list().value(i), out),
+        DataType::Map(..) => write_list(&array.as_map().value(i), out),
+        _ => dictionary!(
+            Int8 => Int8Type, Int16 => Int16Type, Int32 => Int32Type, Int64 => Int64Type,
+            UInt8 => UInt8Type, UInt16 => UInt16Type, UInt32 => UInt32Type, UInt64 => UInt64Type
+        ),
+    }
+}
+
+fn write_list(items: &dyn Array, out: &mut Vec<u8>) {
+    out.push(b'[');
+    for i in 0..items.len() {
+        if i > 0 {
+            out.push(b',');
+        }
+        write_value(items, i, out);
+    }
+    out.push(b']');
+}
+
+/// Writes a value that is no part of a row, such as a date or bytes: an object, which every key of a
+/// row refuses with its type.
+fn write_opaque(array: &dyn Array, out: &mut Vec<u8>) {
+    let _ = write!(out, "{{\"type\":");
+    write_text(&array.data_type().to_string(), out);
+    out.push(b'}');
+}
+
+fn write_text(text: &str, out: &mut Vec<u8>) {
+    write_json(&text, out);
+}
+
+/// Writes a number, a text or a truth value; a number that is not finite is null.
+fn write_json(value: &impl serde::Serialize, out: &mut Vec<u8>) {
+    serde_json::to_writer(out, value).expect("memory takes every value");
+}

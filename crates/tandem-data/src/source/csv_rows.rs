@@ -1,0 +1,93 @@
+//! Reader of CSV and TSV: a header line, then rows of text.
+
+use std::io::BufRead;
+use std::path::{Path, PathBuf};
+
+use csv::{ByteRecord, ReaderBuilder};
+use serde_json::{Map, Number, Value};
+
+use crate::error::DataError;
+use crate::place::Place;
+use crate::source::columns::Columns;
+use crate::source::files::refuse;
+use crate::source::reader::RawRow;
+
+pub(crate) struct CsvReader<R> {
+    path: PathBuf,
+    input: csv::Reader<R>,
+    /// Names of the columns, and whether their cells are numbers.
+    columns: Vec<(String, bool)>,
+    record: ByteRecord,
+    /// 1 where lines end with CR LF: the reader counts a line when it meets the LF, which is then
+    /// the beginning of the next record.
+    uncounted: u64,
+}
+
+impl<R: BufRead> CsvReader<R> {
+    pub(crate) fn new(
+        path: &Path,
+        mut input: R,
+        separator: u8,
+        columns: &Columns,
+    ) -> Result<Self, DataError> {
+        let start = input.fill_buf().map_err(DataError::io("reading", path))?;
+        let end = start.iter().position(|byte| *byte == b'\n');
+        let uncounted = u64::from(end.is_some_and(|end| end > 0 && start[end - 1] == b'\r'));
+        let mut input = ReaderBuilder::new().delimiter(separator).from_reader(input);
+        let header = input.byte_headers().map_err(|e| broken(path, e, 0))?.clone();
+        let mut names: Vec<(String, bool)> = Vec::new();
+        for name in &header {
+            let Ok(name) = std::str::from_utf8(name) else {
+                return Err(refuse(path, "the header line is not UTF-8: write the file again as UTF-8"));
+            };
+            if names.iter().any(|(other, _)| other == name) {
+                return Err(refuse(path, format!("the header line has two columns `{name}`: rename one")));
+            }
+            names.push((name.to_owned(), columns.is_number(name)));
+        }
+        Ok(Self { path: path.to_path_buf(), input, columns: names, record: ByteRecord::new(), uncounted })
+    }
+
+    pub(crate) fn next_row(&mut self) -> Result<Option<RawRow>, DataError> {
+        if !self
+            .input
+            .read_byte_record(&mut self.record)
+            .map_err(|e| broken(&self.path, e, self.uncounted))?
+        {
+            return Ok(None);
+        }
+        let line = (self.record.position().map_or(0, csv::Position::line) + self.uncounted) as u32;
+        let mut row = Map::new();
+        for ((name, is_number), cell) in self.columns.iter().zip(&self.record) {
+            let Ok(text) = std::str::from_utf8(cell) else {
+                let place = Place { path: self.path.clone(), line };
+                let found = format!("\"{}\"", cell.escape_ascii());
+                return Err(DataError::Type { place, key: name.clone(), expected: "UTF-8", found });
+            };
+            let number = || text.trim().parse().ok().and_then(Number::from_f64).map(Value::Number);
+            let value = match is_number {
+                true if text.trim().is_empty() => Value::Null,
+                true => number().unwrap_or_else(|| text.into()),
+                false => text.into(),
+            };
+            row.insert(name.clone(), value);
+        }
+        let text = serde_json::to_vec(&row).expect("texts and numbers are JSON");
+        Ok(Some(RawRow { line, text }))
+    }
+}
+
+fn broken(path: &Path, error: csv::Error, uncounted: u64) -> DataError {
+    let line = error.position().map_or(1, |position| position.line() + uncounted) as u32;
+    let place = Place { path: path.to_path_buf(), line };
+    match error.into_kind() {
+        csv::ErrorKind::Io(e) => DataError::io("reading", path)(e),
+        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => DataError::Cells {
+            place,
+            reason: format!(
+                "expected {expected_len} cells, as in the header line, found {len}; quote cells with separators or line ends"
+            ),
+        },
+        other => DataError::Cells { place, reason: format!("{other:?}") },
+    }
+}

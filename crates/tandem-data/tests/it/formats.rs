@@ -1,0 +1,271 @@
+//! The same rows in every format, and files that are not what they seem.
+//!
+//! `tests/data/formats/make.py` wrote the files with pyarrow and datasets.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+use crate::fixture::{data_path, tokenizer_with};
+use tandem_data::columns::Columns;
+use tandem_data::prepare::prepare;
+use tandem_data::progress::Silent;
+use tandem_data::prompts;
+use tandem_data::record::RowKind;
+use tandem_data::report::Reason;
+use tandem_data::row::RowOptions;
+use tandem_data::source::Sources;
+use tandem_data::token_cache::TokenCache;
+use tandem_data::tokenizer::Tokenizer;
+
+struct Bench {
+    folder: tempfile::TempDir,
+    tokenizer: Tokenizer,
+    options: RowOptions,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let (folder, tokenizer) = tokenizer_with(false, None);
+        Self { folder, tokenizer, options: RowOptions::new(RowKind::Preference) }
+    }
+
+    fn try_prepare(&self, path: impl Into<PathBuf>) -> Result<TokenCache, String> {
+        let cache = self.folder.path().join("cache");
+        let sources = Sources::from(path.into());
+        prepare(&sources, &self.tokenizer, &self.options, &cache, &Silent)
+            .map_err(|e| match std::error::Error::source(&e) {
+                Some(cause) => format!("{e}: {cause}"),
+                None => e.to_string(),
+            })
+            .map_err(|e| e.replace(&format!("{}/", self.folder.path().display()), ""))
+    }
+
+    fn prepare(&self, path: impl Into<PathBuf>) -> TokenCache {
+        self.try_prepare(path).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    fn write(&self, name: &str, content: &[u8]) -> PathBuf {
+        let path = self.folder.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        path
+    }
+
+    fn refusal(&self, name: &str, content: &[u8]) -> String {
+        self.try_prepare(self.write(name, content)).err().unwrap_or_else(|| panic!("{name} was read"))
+    }
+}
+
+fn format_path(name: &str) -> PathBuf {
+    data_path("formats").join(name)
+}
+
+fn decompressed(name: &str) -> Vec<u8> {
+    let file = File::open(format_path(name)).unwrap();
+    let mut content = Vec::new();
+    match Path::new(name).extension().unwrap().to_str() {
+        Some("gz") => flate2::read::GzDecoder::new(file).read_to_end(&mut content).unwrap(),
+        _ => zstd::stream::read::Decoder::new(file).unwrap().read_to_end(&mut content).unwrap(),
+    };
+    content
+}
+
+fn assert_same_rows(expected: &TokenCache, found: &TokenCache, num_rows: usize) {
+    let file = found.files()[0].display();
+    assert_eq!((expected.num_rows(), found.num_rows()), (num_rows, num_rows), "{file}");
+    for i in 0..num_rows {
+        assert_eq!(expected.pair(i), found.pair(i), "row {i} of {file}");
+    }
+    let [a, b] = [expected, found].map(|cache| cache.report().clone());
+    assert_eq!(
+        (a.num_tokens, a.longest, a.count(Reason::WithoutPrompt)),
+        (b.num_tokens, b.longest, b.count(Reason::WithoutPrompt))
+    );
+}
+
+#[test]
+fn the_same_rows_in_every_format_give_the_same_tokens() {
+    let bench = Bench::new();
+    let lines = decompressed("rows.jsonl.zst");
+    let expected = bench.prepare(bench.write("rows.jsonl", &lines));
+    assert_eq!(expected.report().count(Reason::WithoutPrompt), 20);
+    for name in ["rows.jsonl.zst", "rows.jsonl.gz", "rows.parquet", "rows.feather", "rows.csv.gz"] {
+        let found = bench.prepare(format_path(name));
+        assert!(found.was_built(), "{name}");
+        assert_same_rows(&expected, &found, 1000);
+        if !name.contains("csv") {
+            // Rows have the numbers of the lines.
+            assert_eq!(expected.content_hash(), found.content_hash(), "{name}");
+            assert_eq!(found.origin(999).line, 1000);
+        }
+    }
+    // Our own writers of compressed files and of tables.
+    let mut table = csv::WriterBuilder::new().delimiter(b'\t').from_writer(Vec::new());
+    table.write_record(["rejected", "prompt", "chosen"]).unwrap();
+    for line in lines.split(|b| *b == b'\n').filter(|line| !line.is_empty()) {
+        let row: serde_json::Value = serde_json::from_slice(line).unwrap();
+        table.write_record(["rejected", "prompt", "chosen"].map(|key| row[key].as_str().unwrap())).unwrap();
+    }
+    let table = table.into_inner().unwrap();
+    assert_same_rows(&expected, &bench.prepare(bench.write("rows.tsv", &table)), 1000);
+    let table = zstd::encode_all(&table[..], 1).unwrap();
+    assert_same_rows(&expected, &bench.prepare(bench.write("rows.tsv.zst", &table)), 1000);
+    let parquet = std::fs::read(format_path("rows.parquet")).unwrap();
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(&parquet).unwrap();
+    let gzip = bench.write("rows.parquet.gz", &gzip.finish().unwrap());
+    assert_same_rows(&expected, &bench.prepare(gzip), 1000);
+    let feather = std::fs::read(format_path("rows.feather")).unwrap();
+    let feather = bench.write("rows.arrow.zst", &zstd::encode_all(&feather[..], 1).unwrap());
+    assert_same_rows(&expected, &bench.prepare(feather), 1000);
+}
+
+#[test]
+fn conversations_in_nested_columns_give_the_same_tokens() {
+    let bench = Bench::new();
+    let expected = bench.prepare(format_path("chat.jsonl"));
+    let names = ["none", "snappy", "gzip", "lz4", "large"].map(|codec| format!("chat_{codec}.parquet"));
+    for name in names.iter().map(String::as_str).chain(["chat_large.feather", "chat_stream.arrow"]) {
+        assert_same_rows(&expected, &bench.prepare(format_path(name)), 40);
+    }
+    let rows = prompts::read(&format_path("chat_snappy.parquet")).unwrap();
+    let source = rows.iter().map(|row| row.row()["source"].as_str().unwrap()).take(4).collect::<Vec<_>>();
+    assert_eq!(source, ["a", "b", "c", "a"]);
+    assert_eq!(rows[3].row()["score"], 1.0);
+    let error = bench.try_prepare(format_path("chat_brotli.parquet")).unwrap_err();
+    assert!(error.ends_with("write it with the compression snappy, zstd, gzip or lz4"), "{error}");
+}
+
+#[test]
+fn a_saved_data_set_and_a_pattern_stand_for_their_files() {
+    let bench = Bench::new();
+    let lines = decompressed("rows.jsonl.zst");
+    let lines: Vec<_> = lines.split_inclusive(|b| *b == b'\n').take(60).collect();
+    let expected = bench.prepare(bench.write("part.jsonl", &lines.concat()));
+    let saved = bench.prepare(format_path("saved"));
+    assert_same_rows(&expected, &saved, 60);
+    assert_eq!((saved.files().len(), saved.origin(30).line), (2, 1));
+    bench.write("shard-1.jsonl", &lines[20..].concat());
+    bench.write("shard-0.jsonl", &lines[..20].concat());
+    assert_same_rows(&expected, &bench.prepare(bench.folder.path().join("shard-*.jsonl")), 60);
+
+    let error = bench.try_prepare(bench.folder.path().join("nothing-*.jsonl")).unwrap_err();
+    assert_eq!(error, "nothing-*.jsonl: no file matches this pattern");
+    let error = bench.try_prepare(bench.folder.path()).unwrap_err();
+    assert!(
+        error.contains("a folder that save_to_disk of datasets did not write (no state.json)"),
+        "{error}"
+    );
+    bench.write("dataset_dict.json", br#"{"splits": ["train", "test"]}"#);
+    let error = bench.try_prepare(bench.folder.path()).unwrap_err();
+    assert!(error.ends_with("a data set of several splits: give one, train or test"), "{error}");
+}
+
+#[test]
+fn files_that_are_not_what_they_seem_are_refused_with_the_remedy() {
+    let bench = Bench::new();
+    let parquet = std::fs::read(format_path("rows.parquet")).unwrap();
+    let feather = std::fs::read(format_path("rows.feather")).unwrap();
+    let stream = std::fs::read(format_path("chat_stream.arrow")).unwrap();
+    let zst = std::fs::read(format_path("rows.jsonl.zst")).unwrap();
+    let gz = std::fs::read(format_path("rows.jsonl.gz")).unwrap();
+    let half = |content: &[u8]| content[..content.len() / 2].to_vec();
+    for (name, content, expected) in [
+        ("a.csv", parquet.clone(), "a.csv: CSV by its name, Parquet by its content: rename it"),
+        ("a.jsonl", parquet.clone(), "a.jsonl: JSON by its name, Parquet by its content: rename it"),
+        ("a.parquet", feather.clone(), "a.parquet: Parquet by its name, Arrow by its content: rename it"),
+        ("a.parquet", half(&parquet), "a.parquet: cannot read the Parquet file ("),
+        ("a.parquet", Vec::new(), "a.parquet: not Parquet: it is empty; download or write it again"),
+        ("a.parquet", b"<html>".to_vec(), "a.parquet: not Parquet: it begins with \"<html>\""),
+        ("a.feather", half(&feather), "a.feather: cannot read the Arrow file ("),
+        ("a.arrow", half(&stream), "a.arrow: cannot read the Arrow file ("),
+        ("a.jsonl", zst.clone(), "a.jsonl: compressed with zstd: add .zst to its name"),
+        ("a.jsonl.gz", zst.clone(), "a.jsonl.gz: not compressed as its name says"),
+        ("a.jsonl.zst", half(&zst), "reading a.jsonl.zst: the compressed data are cut off or damaged ("),
+        ("a.jsonl.gz", half(&gz), "reading a.jsonl.gz: the compressed data are cut off or damaged ("),
+        ("a.data", b"hello".to_vec(), "a.data: the format is not known by its name: expected .jsonl, .json"),
+        (
+            "a.parquet",
+            b"version https://git-lfs.github.com/spec/v1\n".to_vec(),
+            "a.parquet: a pointer of Git LFS",
+        ),
+        ("a.csv", Vec::new(), "no rows in a.csv"),
+        ("a.csv", b"prompt,chosen,rejected\n".to_vec(), "no rows in a.csv"),
+        (
+            "a.csv",
+            b"prompt,chosen,chosen\n1,2,3\n".to_vec(),
+            "a.csv: the header line has two columns `chosen`",
+        ),
+        (
+            "a.csv",
+            b"prompt,chosen,rejected\n1,2,3\n1,2\n".to_vec(),
+            "a.csv:3: expected 3 cells, as in the header line, found 2",
+        ),
+        ("a.csv", b"prompt,chosen,rejected\n1,2,\xff\n".to_vec(), "a.csv:2: `rejected` should be UTF-8"),
+    ] {
+        let error = bench.refusal(name, &content);
+        assert!(error.starts_with(expected), "expected {expected}\nfound {error}");
+    }
+}
+
+#[test]
+fn a_column_of_the_wrong_type_is_named_with_its_row() {
+    let bench = Bench::new();
+    let names = [("chosen".to_string(), "made".to_string())].into();
+    let options = RowOptions {
+        columns: Columns { names, ignored: vec!["chosen".into()], ..Columns::default() },
+        ..bench.options.clone()
+    };
+    let error = Bench { options, ..bench }.try_prepare(format_path("chat_large.parquet")).unwrap_err();
+    assert!(
+        error.contains(
+            "chat_large.parquet:1: `chosen` should be a string or a list of messages, found an object"
+        ),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_number_of_rows_and_the_prompt_length_are_limited() {
+    let mut bench = Bench::new();
+    let all = bench.prepare(format_path("rows.parquet"));
+    bench.options.max_rows = Some(130);
+    let first = bench.prepare(format_path("rows.parquet"));
+    assert_eq!(first.num_rows(), 130);
+    for i in 0..130 {
+        assert_eq!(first.pair(i), all.pair(i));
+    }
+    bench.options.max_rows = None;
+    bench.options.max_prompt_length = Some(4);
+    let short = bench.prepare(format_path("rows.parquet"));
+    let expected: Vec<_> = (0..all.num_rows()).filter(|&i| all.pair(i).prompt.len() <= 4).collect();
+    assert!(!expected.is_empty() && expected.len() < 1000);
+    assert_eq!(short.report().count(Reason::LongPrompt), 1000 - expected.len() as u64);
+    for (i, &row) in expected.iter().enumerate() {
+        assert_eq!(short.pair(i), all.pair(row));
+    }
+}
+
+#[test]
+fn lines_of_tables_are_counted_with_either_line_end() {
+    let bench = Bench::new();
+    for end in ["\n", "\r\n"] {
+        let lines = ["prompt,chosen,rejected", "1,2,3", "1,\"two\nlines\",3", "4,5,6"];
+        let table = lines.map(|line| format!("{line}{end}")).concat();
+        let cache = bench.prepare(bench.write("a.csv", table.as_bytes()));
+        assert_eq!([0, 1, 2].map(|row| cache.origin(row).line), [2, 3, 5], "{end:?}");
+        let error = bench.refusal("a.csv", format!("{table}7,8{end}").as_bytes());
+        assert!(error.starts_with("a.csv:6: expected 3 cells"), "{end:?}: {error}");
+    }
+}
+
+#[test]
+fn margins_in_tables_are_numbers() {
+    let mut bench = Bench::new();
+    bench.options.kind = RowKind::Reward;
+    let table = "prompt,chosen,rejected,margin\n1,2,3,0.5\n4,5,6,\n";
+    let cache = bench.prepare(bench.write("a.csv", table.as_bytes()));
+    assert_eq!([cache.margin(0), cache.margin(1)], [0.5, 0.0]);
+    let error = bench.refusal("b.csv", b"prompt,chosen,rejected,margin\n1,2,3,much\n");
+    assert!(error.starts_with("b.csv:2: `margin` should be a number, found a string"), "{error}");
+}
