@@ -15,7 +15,7 @@ pub(crate) fn run(arguments: &ExportArguments) -> anyhow::Result<Exit> {
     let ExportArguments { model, to, dtype } = arguments;
     if to.extension().is_none_or(|end| end != "pt") {
         return Err(mistake(format!(
-            "--to {}: the name's end says the format, and .pt (policy.pt) is the only one",
+            "--to {}: the extension selects the format; .pt (policy.pt) is the only one",
             to.display()
         )));
     }

@@ -48,7 +48,9 @@ pub fn write_policy(destination: &Path, decoder: &Decoder, dtype: DType, read: R
             write_values(&mut zip, &values, dtype).map_err(failed)?;
         }
         small(&mut zip, "version", b"3\n").map_err(failed)?;
-        zip.finish().and_then(|file| file.into_inner().map_err(|e| e.into_error())).map_err(failed)
+        zip.finish()
+            .and_then(|file| file.into_inner().map_err(std::io::IntoInnerError::into_error))
+            .map_err(failed)
     })
 }
 
