@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use tandem_comm::Launch;
+use tandem_kernels::DType;
 use tandem_model::Sampling;
 
 /// Preference optimisation for language models: SFT, then DPO.
@@ -43,6 +44,8 @@ pub(crate) enum Command {
     Serve(ServeArguments),
     /// Merge an adapter into its base model.
     Merge(MergeArguments),
+    /// Write a model in another program's format.
+    Export(ExportArguments),
     /// Create a model of random weights from a config.json.
     Init(InitArguments),
     /// Start several ranks of a run on this machine, one process each.
@@ -442,11 +445,34 @@ pub(crate) struct MergeArguments {
     pub dtype: Option<StoredType>,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct ExportArguments {
+    /// Model folder, GGUF file, folder of a run (its final model), or a model's name on the hub.
+    #[arg(value_name = "MODEL")]
+    pub model: PathBuf,
+    /// File to create. A name that ends with .pt gets the format of Mitchell's DPO repository,
+    /// policy.pt: step_idx 0, the state dict under the names of transformers 4, and no metrics.
+    #[arg(long, value_name = "FILE")]
+    pub to: PathBuf,
+    /// Type of the stored weights; default: the model's.
+    #[arg(long, value_enum)]
+    pub dtype: Option<StoredType>,
+}
+
 /// A storage type.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum StoredType {
     F32,
     Bf16,
+}
+
+impl From<StoredType> for DType {
+    fn from(stored: StoredType) -> Self {
+        match stored {
+            StoredType::F32 => Self::F32,
+            StoredType::Bf16 => Self::Bf16,
+        }
+    }
 }
 
 #[derive(Debug, Args)]

@@ -3,7 +3,7 @@
 use crate::config::Architecture;
 use crate::{Gguf, Result, TensorInfo};
 
-/// What turns stored values into HF's.
+/// Conversion of stored values into HF's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transform {
     /// Nothing.
@@ -40,7 +40,7 @@ pub struct Mapped {
     pub name: String,
     /// Place and type.
     pub info: TensorInfo,
-    /// What turns stored values into HF's.
+    /// Conversion of stored values into HF's.
     pub transform: Transform,
 }
 

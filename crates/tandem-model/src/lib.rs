@@ -44,7 +44,7 @@ pub use adapter::{AdapterFiles, Merged, PeftFolder};
 pub use decode::{Generator, GeneratorOptions, Request, Sampling};
 pub use decoder::Decoder;
 pub use error::ModelError;
-pub use io::{ModelFolder, Save, WeightFiles, save};
+pub use io::{ModelFolder, Save, WeightFiles, save, write_policy};
 pub use layers::{
     BatchCapacity, Checkpointing, Gradient, LayerExecutor, PolicyAndReferenceScores, SavedActivations,
     TensorParallelOps,

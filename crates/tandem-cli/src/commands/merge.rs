@@ -8,7 +8,7 @@ use tandem_kernels::DType;
 use tandem_model::save::SHARD_BYTES;
 use tandem_model::{Merged, ModelFolder, PeftFolder, Save};
 
-use crate::args::{MergeArguments, StoredType};
+use crate::args::MergeArguments;
 use crate::exit::{Exit, mistake};
 use crate::hub;
 use crate::output::print_lines;
@@ -18,10 +18,7 @@ pub(crate) fn run(arguments: &MergeArguments) -> anyhow::Result<Exit> {
     if output.exists() {
         return Err(mistake(format!("{} already exists; merge writes a new folder", output.display())));
     }
-    let dtype = dtype.map(|dtype| match dtype {
-        StoredType::F32 => DType::F32,
-        StoredType::Bf16 => DType::Bf16,
-    });
+    let dtype = dtype.map(DType::from);
     let adapter = &hub::model(adapter, ModelFiles::Adapter)?;
     let base = match base {
         Some(base) => Some(base.clone()),

@@ -4,6 +4,7 @@ pub(crate) mod chat;
 pub(crate) mod data;
 pub(crate) mod doctor;
 pub(crate) mod eval;
+pub(crate) mod export;
 pub(crate) mod generate;
 pub(crate) mod init;
 pub(crate) mod launch;

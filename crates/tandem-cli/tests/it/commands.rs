@@ -259,6 +259,24 @@ fn merge_says_what_it_lacks() {
 }
 
 #[test]
+fn export_writes_a_policy_pt_once() {
+    let shop = Workshop::new();
+    shop.run(&["export", "model", "--to", "policy.pt"]).expect(0);
+    assert!(shop.bytes("policy.pt").starts_with(b"PK"));
+    shop.run(&["export", "model", "--to", "policy.pt"]).expect(2).says(&["policy.pt already exists"]);
+    shop.run(&["export", "model", "--to", "model.onnx"]).expect(2).says(&["model.onnx", "policy.pt"]);
+    shop.run(&["export", "model", "--to", "half.pt", "--dtype", "bf16"]).expect(0);
+    assert!(shop.bytes("half.pt").len() * 100 < shop.bytes("policy.pt").len() * 55);
+    write_adapter(&shop, "model", "adapter");
+    shop.run(&["export", "adapter", "--to", "adapter.pt"]).expect(2).says(&["adapter", "tandem merge"]);
+    fs::create_dir(shop.path("run")).unwrap();
+    fs::rename(shop.path("model"), shop.path("run/final")).unwrap();
+    shop.run(&["export", "run", "--to", "again.pt"]).expect(0);
+    assert!(shop.bytes("again.pt") == shop.bytes("policy.pt"));
+    assert!(!shop.path("adapter.pt").exists() && !shop.path("model.onnx").exists());
+}
+
+#[test]
 fn doctor_has_a_line_for_each_library_there_or_not() {
     let shop = Workshop::new();
     let output = shop.command(&["doctor"]).env("TANDEM_NCCL", "/nowhere/libnccl.so.2").output().unwrap();

@@ -1,4 +1,4 @@
-//! What is downloaded, where it lies, and how it goes on after an interruption.
+//! Downloads into the cache: files, their places, and resumption after an interruption.
 
 use std::fs;
 use std::path::{Path, PathBuf};

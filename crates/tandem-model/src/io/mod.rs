@@ -13,6 +13,8 @@ pub(crate) mod torch;
 pub use folder::ModelFolder;
 pub use load::WeightFiles;
 pub use save::Save;
+pub use tensor_file::ReadLayer;
+pub use torch::write_policy;
 
 pub(crate) use archive::{StoredType, TensorArchive};
 pub(crate) use load::{Source, read_sources};

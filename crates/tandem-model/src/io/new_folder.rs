@@ -57,12 +57,35 @@ pub(crate) fn write_folder(destination: &Path, fill: &mut dyn FnMut(&Path) -> Re
     sync(parent)
 }
 
-/// Temporary folder, removed when dropped unless it was renamed.
+/// Makes the file `destination`, replacing a file of that name; `fill` gets its temporary path and
+/// writes it.
+///
+/// # Errors
+/// If the disk refuses or `fill` fails: nothing is left behind, and an older file stays whole.
+pub(crate) fn write_new_file(
+    destination: &Path,
+    fill: &mut dyn FnMut(&Path, File) -> Result<File>,
+) -> Result<()> {
+    let name = destination.file_name().and_then(|n| n.to_str());
+    let name = name.ok_or_else(|| ModelError::format(destination, "not a name for a file"))?;
+    let parent = destination.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::create_dir_all(parent).map_err(|e| ModelError::io(parent, e))?;
+    let unfinished = Unfinished(parent.join(format!(".{name}.writing-{}", std::process::id())));
+    let path = &unfinished.0;
+    let file = fill(path, File::create(path).map_err(|e| ModelError::io(path, e))?)?;
+    file.sync_all().map_err(|e| ModelError::io(path, e))?;
+    fs::rename(path, destination).map_err(|e| ModelError::io(destination, e))?;
+    sync(parent)
+}
+
+/// Temporary folder or file, removed when dropped unless it was renamed.
 struct Unfinished(PathBuf);
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        _ = fs::remove_dir_all(&self.0);
+        if fs::remove_file(&self.0).is_err() {
+            _ = fs::remove_dir_all(&self.0);
+        }
     }
 }
 

@@ -146,7 +146,7 @@ impl Save<'_> {
 }
 
 /// Lists every tensor of a decoder with its layer.
-fn stored(decoder: &Decoder) -> Vec<Tensor> {
+pub(crate) fn stored(decoder: &Decoder) -> Vec<Tensor> {
     let spec = decoder.spec();
     let family = family_named(spec.family).expect("specs come from families");
     let mut tensors = Vec::new();

@@ -13,7 +13,7 @@ use crate::layout::LayerId;
 use crate::{ModelError, Result};
 
 /// Callback that fills a layer's flat buffer.
-pub(crate) type ReadLayer<'a> = &'a mut dyn FnMut(LayerId, &mut [f32]) -> Result<()>;
+pub type ReadLayer<'a> = &'a mut dyn FnMut(LayerId, &mut [f32]) -> Result<()>;
 
 /// Flat f32 buffer of one layer at a time.
 pub(crate) struct LayerReader<'a> {
@@ -27,7 +27,7 @@ impl<'a> LayerReader<'a> {
         Self { read, flat: Vec::new(), held: None }
     }
 
-    fn get(&mut self, layer: LayerId, len: usize) -> Result<&[f32]> {
+    pub(crate) fn get(&mut self, layer: LayerId, len: usize) -> Result<&[f32]> {
         if self.held != Some(layer) {
             self.held = None;
             self.flat.clear();
@@ -93,7 +93,7 @@ fn header(tensors: &[Tensor], dtype: DType) -> Vec<u8> {
     [(text.len() as u64).to_le_bytes().as_slice(), &text].concat()
 }
 
-fn write_values(file: &mut impl Write, values: &[f32], dtype: DType) -> std::io::Result<()> {
+pub(crate) fn write_values(file: &mut impl Write, values: &[f32], dtype: DType) -> std::io::Result<()> {
     let mut bytes = Vec::with_capacity(dtype.size() << 16);
     for values in values.chunks(1 << 16) {
         bytes.clear();

@@ -100,9 +100,9 @@ struct Inner {
     up: Option<Tensor>,
     /// `h`.
     hidden: Option<Tensor>,
-    /// What attention gave, before its norm.
+    /// Output of attention, before its norm.
     attention_term: Option<HalfTerm>,
-    /// What the feed-forward gave, before its norm.
+    /// Output of the feed-forward, before its norm.
     mlp_term: Option<HalfTerm>,
     reduced: LoraIntermediate,
 }

@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use crate::support::{Golden, all, bits, cpu, formula, goldens, tensor_shapes, tensors};
 use serde_json::{Map, Value, json};
 use tandem_kernels::{DType, MemoryKind};
 use tandem_model::save::SHARD_BYTES;
-use tandem_model::{Decoder, LayerId, ModelError, ModelFolder, ParamKind, Save, init};
+use tandem_model::{Decoder, LayerId, ModelError, ModelFolder, ParamKind, Save, init, write_policy};
 
 /// The error with its cause, as the command prints them.
 fn told(error: Option<ModelError>) -> String {
@@ -459,6 +460,80 @@ fn policy_pt_gives_the_weights_of_its_folder() {
     fs::remove_file(golden.folder.path().join("model.safetensors")).unwrap();
     fs::copy(goldens().join("policy.pt"), golden.folder.path().join("policy.pt")).unwrap();
     assert!(bits(&golden.load(&device)) == bits(&loaded));
+}
+
+#[test]
+fn an_exported_policy_pt_gives_the_same_weights() {
+    let device = cpu();
+    for &name in all() {
+        let golden = Golden::new(name);
+        let weights = golden.load(&device);
+        let out = tempfile::tempdir().unwrap();
+        let path = out.path().join("policy.pt");
+        let read = |layer, flat: &mut [f32]| {
+            flat.copy_from_slice(weights.layers[golden.decoder.index(layer)].view().as_slice::<f32>());
+            Ok(())
+        };
+        write_policy(&path, &golden.decoder, DType::F32, &mut { read }).unwrap();
+        let folder = golden.open().with_weights(&path);
+        let files = folder.weights(&golden.decoder).unwrap();
+        let loaded = files.load(&golden.decoder, &device, MemoryKind::Master).unwrap();
+        assert!(bits(&loaded) == bits(&weights), "{name}");
+        let whole = fs::metadata(&path).unwrap().len();
+        write_policy(&path, &golden.decoder, DType::Bf16, &mut { read }).unwrap();
+        folder.weights(&golden.decoder).unwrap();
+        assert!(fs::metadata(&path).unwrap().len() < whole, "{name}");
+        assert_eq!(fs::read_dir(out.path()).unwrap().count(), 1, "nothing is left beside the file");
+    }
+}
+
+#[test]
+fn a_failed_export_leaves_the_older_file() {
+    let golden = Golden::new("llama-tied");
+    let out = tempfile::tempdir().unwrap();
+    let path = out.path().join("policy.pt");
+    fs::write(&path, "older").unwrap();
+    let fail = |layer, _: &mut [f32]| match layer {
+        LayerId::Head => Err(ModelError::Invalid("the source went away".into())),
+        _ => Ok(()),
+    };
+    let error = write_policy(&path, &golden.decoder, DType::F32, &mut { fail }).err();
+    assert!(told(error).contains("the source went away"));
+    assert_eq!(fs::read_to_string(&path).unwrap(), "older");
+    assert_eq!(fs::read_dir(out.path()).unwrap().count(), 1, "no half file is left");
+}
+
+/// `goldens/check_policy.py`, with the interpreter that `TANDEM_TEST_PYTHON` names.
+#[test]
+#[ignore = "long: runs in .ci/nightly"]
+fn torch_loads_an_exported_policy_pt() {
+    let Some(python) = std::env::var_os("TANDEM_TEST_PYTHON") else {
+        eprintln!("skipped: TANDEM_TEST_PYTHON names no interpreter with transformers");
+        return;
+    };
+    let has = Command::new(&python).args(["-c", "import torch, transformers"]).output();
+    if !has.expect("TANDEM_TEST_PYTHON starts").status.success() {
+        eprintln!("skipped: the interpreter of TANDEM_TEST_PYTHON has no transformers");
+        return;
+    }
+    let device = cpu();
+    let golden: Vec<_> = all().iter().map(|name| Golden::new(name)).collect();
+    let mut command = Command::new(&python);
+    command.arg(goldens().join("../check_policy.py"));
+    for golden in &golden {
+        let weights = golden.load(&device);
+        let path = golden.folder.path().join("policy.pt");
+        let read = |layer, flat: &mut [f32]| {
+            flat.copy_from_slice(weights.layers[golden.decoder.index(layer)].view().as_slice::<f32>());
+            Ok(())
+        };
+        write_policy(&path, &golden.decoder, DType::F32, &mut { read }).unwrap();
+        command.arg(golden.folder.path());
+    }
+    let output = command.output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    assert_eq!(text(&output.stdout).lines().count(), all().len());
 }
 
 #[test]

@@ -73,7 +73,7 @@ pub enum Problem {
     ForeignKey {
         /// The full key.
         key: String,
-        /// What to write instead, or why nothing is needed.
+        /// Replacement to write, or the reason why none is needed.
         advice: String,
     },
     /// A required key that is missing.

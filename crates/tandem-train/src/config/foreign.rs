@@ -69,13 +69,13 @@ const NAMES: &[(&[&str], &str)] = &[
     // Model, data and output.
     (
         &["model_name_or_path", "base_model", "model_name", "model_id", "pretrained_model_name_or_path"],
-        "it is `model` here, a folder",
+        "it is `model` here: a folder, a GGUF file or a name of the hub",
     ),
     (&["ref_model", "ref_model_name_or_path", "reference_model"], "it is `reference.model` here"),
     (&["output_dir", "save_dir"], "it is `output` here"),
     (
         &["dataset", "datasets", "dataset_name", "dataset_path", "train_dataset", "train_file", "data_files"],
-        "it is `data.train` here, a file or a list of files",
+        "it is `data.train` here: a file, a pattern, a split of the hub, or a list of them",
     ),
     (
         &["test_datasets", "eval_dataset", "validation_file", "val_size", "val_set_size"],
@@ -91,7 +91,7 @@ const NAMES: &[(&[&str], &str)] = &[
     ),
     (
         &["dataset_text_field", "dataset_kwargs", "remove_unused_columns", "label_names"],
-        "it is not needed: the rows' own keys say what they are (docs/data.md)",
+        "the rows' own keys say what they are; `data.columns` maps other columns to them (docs/data.md)",
     ),
     (
         &["chat_template_path", "template", "chat_template_jinja"],
@@ -102,8 +102,12 @@ const NAMES: &[(&[&str], &str)] = &[
         "it is `data.max_length` here",
     ),
     (
-        &["max_prompt_length", "max_completion_length"],
-        "there is one limit, `data.max_length`, for prompt and completion together",
+        &["max_prompt_length", "max_prompt_len"],
+        "it is `data.max_prompt_length` here; rows with a longer prompt are dropped, not cut",
+    ),
+    (
+        &["max_completion_length"],
+        "there is one limit, `data.max_length`, for prompt and completion together; online runs have `online.max_new_tokens`",
     ),
     (&["truncation_mode"], "it is `data.truncation` here: \"keep_start\" or \"keep_end\""),
     (
@@ -160,9 +164,10 @@ const NAMES: &[(&[&str], &str)] = &[
         &["dataloader_drop_last"],
         "it has no counterpart: the rows left over at an epoch's end join the next epoch's first batch",
     ),
+    (&["max_samples"], "it is `data.train_rows` here, and `data.eval_rows` for held-out rows"),
     (
-        &["streaming", "max_samples", "overwrite_cache"],
-        "it has no counterpart: give a file with the rows that should train",
+        &["streaming", "overwrite_cache"],
+        "it is not needed: files are read row by row, and a changed file is tokenised again",
     ),
     // Batches and steps.
     (

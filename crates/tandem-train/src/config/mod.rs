@@ -162,8 +162,9 @@ impl Config {
                 .required_if(true, "how to train: \"sft\", \"dpo\", \"reward\" or \"online\""),
                 now.method;
             /// A folder with `config.json`, the tokenizer's files and, unless `weights` says
-            /// otherwise, safetensors. Or a [name of the hub](hub.md): `"owner/name"` or
-            /// `"owner/name@revision"`; an existing folder comes first.
+            /// otherwise, safetensors. Or a [GGUF file](formats.md#gguf). Or a [name of the
+            /// hub](hub.md): `"owner/name"` or `"owner/name@revision"`; an existing folder comes
+            /// first.
             model = path_or_name(HubPart::Model).required("an HF model folder"), now.model.clone();
             /// Initial weights. `"random"`: random weights from `seed`. A path: a `policy.pt` of the
             /// original DPO code.

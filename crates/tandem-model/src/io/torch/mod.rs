@@ -5,7 +5,9 @@
 //! strings: it refuses anything else by name, and runs no code of the file.
 
 mod pickle;
+mod policy;
 mod zip;
+mod zip_writer;
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -14,6 +16,8 @@ use std::path::Path;
 use crate::io::archive::{Entry, StoredType, TensorArchive, map};
 use crate::{ModelError, Result};
 use pickle::{PickledTensor, Value};
+
+pub use policy::write_policy;
 
 /// Opens the state dict in a file of `torch.save`.
 pub(crate) fn open(path: &Path) -> Result<TensorArchive> {

@@ -7,11 +7,11 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-const END: u32 = 0x0605_4b50;
-const END64_LOCATOR: u32 = 0x0706_4b50;
-const END64: u32 = 0x0606_4b50;
-const CENTRAL: u32 = 0x0201_4b50;
-const LOCAL: u32 = 0x0403_4b50;
+pub(super) const END: u32 = 0x0605_4b50;
+pub(super) const END64_LOCATOR: u32 = 0x0706_4b50;
+pub(super) const END64: u32 = 0x0606_4b50;
+pub(super) const CENTRAL: u32 = 0x0201_4b50;
+pub(super) const LOCAL: u32 = 0x0403_4b50;
 
 /// Returns the byte range of each member, by name.
 pub(super) fn members(file: &[u8]) -> Result<HashMap<String, Range<usize>>, String> {
