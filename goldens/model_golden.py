@@ -6,12 +6,13 @@ config.json, the tokens of a prompt with two answers,
 the weight of each log-prob in the objective, and how far torch's own bf16 (autocast) is from float64; NAME.safetensors holds what transformers makes of them in float64
 (stored as f32). Weights come from formula.py.
 
-Made with torch 2.15.0 and transformers 5.23.0:  OMP_NUM_THREADS=1 python goldens/model_golden.py
+Made with torch 2.15.0 and transformers 5.23.0:  OMP_NUM_THREADS=1 python goldens/model_golden.py [NAME…]
 """
 
 import copy
 import json
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -71,7 +72,8 @@ def main() -> None:
     prompt, chosen, rejected = tokens("prompt", PROMPT), tokens("chosen", CHOSEN), tokens("rejected", REJECTED)
     # Multiples of a quarter, some of them zero: exact in every type.
     weights = [(i * 5 % 9 - 4) / 4 for i in range(CHOSEN + REJECTED)]
-    for name, config in CONFIGS.items():
+    for name in sys.argv[1:] or CONFIGS:
+        config = CONFIGS[name]
         parsed = AutoConfig.for_model(**copy.deepcopy(config))
         model = AutoModelForCausalLM.from_config(parsed, attn_implementation=attention(config)).eval()
         model = set_weights(model).double()

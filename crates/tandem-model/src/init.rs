@@ -43,7 +43,7 @@ pub fn init_layer(decoder: &Decoder, layer: LayerId, seed: u64, flat: &mut [f32]
         if param.part.is_norm_weight() {
             values.fill(match spec.norm.kind {
                 NormKind::Rms { offset } => 1.0 - offset,
-                NormKind::Layer => 1.0,
+                NormKind::Layer { .. } => 1.0,
             });
         } else if param.decay {
             let residual = matches!(param.part, ParamKind::OutWeight | ParamKind::DownWeight);

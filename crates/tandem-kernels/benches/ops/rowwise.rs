@@ -65,13 +65,19 @@ fn norms(bench: &Bench, dtype: DType) {
         let work = moved(&[&x, &y]);
         bench.line(&name, work, || {
             let (y, kept) = (y.view_mut(), kept.view_mut());
-            let call =
-                ops::LayerNorm { x: x.view(), w: w.view(), b: b.view(), eps: 1e-5, y, mean_inverse: kept };
+            let call = ops::LayerNorm {
+                x: x.view(),
+                w: w.view(),
+                b: Some(b.view()),
+                eps: 1e-5,
+                y,
+                mean_inverse: kept,
+            };
             ops::layer_norm(device, call).expect("fits");
         });
         let work = moved(&[&x, &dy, &dx, &dx]);
         bench.line(&format!("{name} backward"), work, || {
-            let (dx, sums) = (dx.view_mut(), Some((dw.view_mut(), db.view_mut())));
+            let (dx, sums) = (dx.view_mut(), Some((dw.view_mut(), Some(db.view_mut()))));
             let call = ops::LayerNormBackward {
                 x: x.view(),
                 w: w.view(),

@@ -18,6 +18,7 @@ struct Silu;
 struct Gelu;
 struct GeluTanh;
 struct Relu;
+struct ReluSquared;
 
 impl Function for Silu {
     #[inline(always)]
@@ -66,6 +67,15 @@ impl Function for Relu {
     }
 }
 
+impl Function for ReluSquared {
+    #[inline(always)]
+    fn evaluate<V: Vector>(x: V) -> (V, V) {
+        // SAFETY: `x` exists, so the CPU has V.
+        let positive = unsafe { V::splat(0.0).max(x) };
+        (positive.mul(positive), positive.add(positive))
+    }
+}
+
 /// Runs `$body` with the type alias `$F` bound to the [`Function`] of an [`Activation`].
 macro_rules! with_function {
     ($function:expr, $F:ident => $body:expr) => {
@@ -84,6 +94,10 @@ macro_rules! with_function {
             }
             Activation::Relu => {
                 type $F = Relu;
+                $body
+            }
+            Activation::ReluSquared => {
+                type $F = ReluSquared;
                 $body
             }
         }

@@ -102,7 +102,7 @@ vector_kernel! {
 
 pub(crate) fn layer_norm(cpu: &Cpu, call: LayerNorm) {
     let LayerNorm { x, w, b, eps, y, mean_inverse } = call;
-    let (w, b) = (w.as_slice::<f32>(), b.as_slice::<f32>());
+    let (w, b) = (w.as_slice::<f32>(), b.as_ref().map(|b| b.as_slice::<f32>()));
     let kept = RowsMut::<f32>::new(mean_inverse);
     with_element!(x.dtype(), X => with_element!(y.dtype(), Y => {
         let y = RowsMut::<Y>::new(y);
@@ -118,7 +118,7 @@ vector_kernel! {
     unsafe fn layer_norm_row<V: Vector, X: Element, Y: Element>(
         x: &[X],
         w: &[f32],
-        b: &[f32],
+        b: Option<&[f32]>,
         eps: f32,
         y: &mut [Y],
     ) -> [f32; 2] {
@@ -140,8 +140,8 @@ vector_kernel! {
             let inverse = 1.0 / (squares.sum() / x.len() as f32 + eps).sqrt();
             for_lanes!(V, x.len(), |i, n| {
                 let normal = V::get(x.as_ptr().add(i), n).sub(V::splat(mean)).mul(V::splat(inverse));
-                let (w, b) = (V::load(w.as_ptr().add(i), n), V::load(b.as_ptr().add(i), n));
-                normal.mul_add(w, b).put(y.as_mut_ptr().add(i), n);
+                let b = b.map_or(zero, |b| V::load(b.as_ptr().add(i), n));
+                normal.mul_add(V::load(w.as_ptr().add(i), n), b).put(y.as_mut_ptr().add(i), n);
             });
             [mean, inverse]
         }
@@ -167,7 +167,9 @@ pub(crate) fn layer_norm_backward(cpu: &Cpu, call: LayerNormBackward, mut partia
     }));
     if let Some((dw, db)) = dw_db {
         add_rows(cpu, partial.view().col_range(0..width), dw);
-        add_rows(cpu, partial.view().col_range(width..2 * width), db);
+        if let Some(db) = db {
+            add_rows(cpu, partial.view().col_range(width..2 * width), db);
+        }
     }
 }
 

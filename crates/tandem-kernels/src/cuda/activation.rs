@@ -15,6 +15,7 @@ fn number(function: Activation) -> i32 {
         Activation::Gelu => 1,
         Activation::GeluTanh => 2,
         Activation::Relu => 3,
+        Activation::ReluSquared => 4,
     }
 }
 

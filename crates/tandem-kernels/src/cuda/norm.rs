@@ -41,7 +41,7 @@ pub(crate) fn rms_norm(cuda: &Cuda, call: RmsNorm) -> Result<()> {
 
 pub(crate) fn layer_norm(cuda: &Cuda, call: LayerNorm) -> Result<()> {
     let LayerNorm { x, w, b, eps, y, mean_inverse } = call;
-    let way = Rows::forward(x, &[w, b], y.view());
+    let way = Rows::forward(x, &[w, b.unwrap_or(w)], y.view());
     let name = by_type!("layer_norm", x.dtype(), y.dtype());
     let kept = args![&mean_inverse, mean_inverse.stride()];
     let operands = args![x, x.stride(), w, b, eps, &y, y.stride()];
@@ -71,7 +71,7 @@ pub(crate) fn layer_norm_backward(cuda: &Cuda, call: LayerNormBackward, partial:
     let (head, tail) = (args![x, x.stride(), w], args![dy, dy.stride(), &dx, dx.stride()]);
     // SAFETY: as above.
     unsafe { cuda.launch(&LAYER_NORM, name, sums.grid(), &[head, kept, tail, &sums.args()].concat())? };
-    dw_db.map_or(Ok(()), |(dw, db)| sums.add(cuda, dw, Some(db)))
+    dw_db.map_or(Ok(()), |(dw, db)| sums.add(cuda, dw, db))
 }
 
 /// Iteration of a backward pass over rows, and its sums of weight gradients.

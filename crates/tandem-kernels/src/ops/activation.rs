@@ -19,6 +19,8 @@ pub enum Activation {
     GeluTanh,
     /// `max(x, 0)`.
     Relu,
+    /// `max(x, 0)²` (`relu2`).
+    ReluSquared,
 }
 
 /// Computes `h[T,F] = f(gu[:, ..F]) · gu[:, F..]`: gate first, up second. `gu` `[T,2F]` and `h`

@@ -61,8 +61,8 @@ pub struct LayerNorm<'a> {
     pub x: View<'a>,
     /// `[1,D]` f32.
     pub w: View<'a>,
-    /// `[1,D]` f32.
-    pub b: View<'a>,
+    /// `[1,D]` f32; zeros if `None`.
+    pub b: Option<View<'a>>,
     /// Added to the variance.
     pub eps: f32,
     /// `[T,D]`, f32 or bf16.
@@ -83,8 +83,8 @@ pub struct LayerNormBackward<'a> {
     pub dy: View<'a>,
     /// `[T,D]` f32, added to.
     pub dx: ViewMut<'a>,
-    /// `[1,D]` f32 each, added to; skipped if `None`.
-    pub dw_db: Option<(ViewMut<'a>, ViewMut<'a>)>,
+    /// `[1,D]` f32 each, added to; skipped if `None`. The second is that of the bias, if there is one.
+    pub dw_db: Option<(ViewMut<'a>, Option<ViewMut<'a>>)>,
 }
 
 /// Computes `y = x / rms(x) · (w + offset)` with `rms(x) = sqrt(mean(x²) + eps)`.
@@ -130,10 +130,12 @@ pub fn layer_norm(device: &Device, call: LayerNorm) -> Result<()> {
     let LayerNorm { x, w, b, y, mean_inverse, .. } = &call;
     let (tokens, width) = (x.rows(), x.cols());
     check::f32_shape(OP, "w", w, 1, width)?;
-    check::f32_shape(OP, "b", b, 1, width)?;
+    if let Some(b) = b {
+        check::f32_shape(OP, "b", b, 1, width)?;
+    }
     check::shape(OP, "y", y, tokens, width)?;
     check::f32_shape(OP, "mean_inverse", mean_inverse, tokens, 2)?;
-    let work = check::work(OP, x, 8.0 * x.len() as f64, check::bytes(&[x, w, b, y, mean_inverse]));
+    let work = check::work(OP, x, 8.0 * x.len() as f64, check::bytes(&[x, w, y, mean_inverse]));
     launch!(device, work, {
         cpu => kernel::layer_norm(cpu, call),
         cuda => cuda::norm::layer_norm(cuda, call)
@@ -151,7 +153,9 @@ pub fn layer_norm_backward(device: &Device, call: LayerNormBackward) -> Result<(
     check::f32_shape(OP, "dx", dx, tokens, width)?;
     if let Some((dw, db)) = dw_db {
         check::f32_shape(OP, "dw", dw, 1, width)?;
-        check::f32_shape(OP, "db", db, 1, width)?;
+        if let Some(db) = db {
+            check::f32_shape(OP, "db", db, 1, width)?;
+        }
     }
     let mut partial = partial_sums(device, x, dw_db.is_some(), 2 * width)?;
     let bytes = check::bytes(&[x, w, mean_inverse, dy, dx, dx]);

@@ -3,6 +3,9 @@
 //! A [`Family`] declares how its `config.json` is read and which HF modules hold our parameters. It
 //! contains no mathematics: that follows from the [`DecoderSpec`].
 
+mod arcee;
+mod cohere;
+mod cohere2;
 mod ernie4_5;
 mod exaone4;
 mod gemma;
@@ -12,6 +15,7 @@ mod glm4;
 mod gpt2;
 mod gpt_neox;
 mod granite;
+mod hunyuan;
 mod llama;
 mod ministral3;
 mod mistral;
@@ -36,7 +40,7 @@ use crate::spec::{
 };
 
 /// Every supported architecture.
-pub static FAMILIES: [Family; 21] = [
+pub static FAMILIES: [Family; 25] = [
     llama::FAMILY,
     mistral::FAMILY,
     ministral3::FAMILY,
@@ -56,6 +60,10 @@ pub static FAMILIES: [Family; 21] = [
     seed_oss::FAMILY,
     exaone4::FAMILY,
     starcoder2::FAMILY,
+    arcee::FAMILY,
+    cohere::FAMILY,
+    cohere2::FAMILY,
+    hunyuan::FAMILY,
     gpt2::FAMILY,
     gpt_neox::FAMILY,
 ];

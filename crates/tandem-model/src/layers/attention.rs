@@ -1,4 +1,4 @@
-//! Attention of a block: project, normalise heads, rotate, attend, project back.
+//! Attention of a block: project, normalise heads, rotate (or rotate, normalise), attend, project back.
 
 use std::ops::Range;
 
@@ -70,9 +70,9 @@ pub(super) struct Attended {
 
 /// Operands of attention, and its normaliser.
 struct Operands {
-    /// `[T, (H+2K)·d]`: q and k rotated (unless heads are normalised: then as projected), v.
+    /// `[T, (H+2K)·d]`: q and k rotated (unless they are normalised first: then as projected), v.
     qkv: Tensor,
-    /// Normalised, rotated q and k `[T, (H+K)·d]`, and the inverse rms of each head `[H+K, T]`.
+    /// Normalised and rotated q and k `[T, (H+K)·d]`, and the inverse rms of each head `[H+K, T]`.
     normed: Option<(Tensor, Tensor)>,
     /// `[T, H]` f32.
     log_sum_exp: Tensor,
@@ -115,12 +115,18 @@ pub(super) fn forward(
 ) -> Result<(Attended, Option<Tensor>)> {
     let spec = &walk.decoder.spec().attention;
     let (mut qkv, reduced) = walk.linear(weights, ParamKind::QkvWeight, ParamKind::QkvBias, input)?;
+    let rotates_first = spec.qk_norm == Some(QkNorm::PerHeadRotated);
+    if rotates_first {
+        rotate(walk, layer, qkv.view_mut(), attend.positions(), false)?;
+    }
     let mut normed = match spec.qk_norm {
         Some(kind) => Some(norm_heads(walk, weights, kind, qkv.view())?),
         None => None,
     };
-    let qk = normed.as_mut().map_or_else(|| qkv.view_mut(), |(qk, _)| qk.view_mut());
-    rotate(walk, layer, qk, attend.positions(), false)?;
+    if !rotates_first {
+        let qk = normed.as_mut().map_or_else(|| qkv.view_mut(), |(qk, _)| qk.view_mut());
+        rotate(walk, layer, qk, attend.positions(), false)?;
+    }
     let mut output = walk.alloc(input.extent(), spec.query_width(), walk.dtype)?;
     let mut log_sum_exp = walk.alloc(input.extent(), spec.heads, DType::F32)?;
     let (q, k, v) = query_key_value(spec, &qkv, normed.as_ref());
@@ -182,10 +188,16 @@ pub(super) fn backward(
         ops::attention_backward(walk.device, call)?;
     }
     drop((d_output, output, log_sum_exp));
-    rotate(walk, layer, d_qkv.view_mut(), &forest.positions, true)?;
+    let rotates_first = spec.qk_norm == Some(QkNorm::PerHeadRotated);
+    if !rotates_first {
+        rotate(walk, layer, d_qkv.view_mut(), &forest.positions, true)?;
+    }
     if let Some(((normed, inverse_rms), kind)) = normed.zip(spec.qk_norm) {
         drop(normed);
         norm_heads_backward(walk, weights, kind, qkv.view(), inverse_rms.view(), &mut d_qkv, gradients)?;
+    }
+    if rotates_first {
+        rotate(walk, layer, d_qkv.view_mut(), &forest.positions, true)?;
     }
     drop(qkv);
     let (weight, bias) = (ParamKind::QkvWeight, ParamKind::QkvBias);
@@ -222,7 +234,7 @@ fn norm_groups(
 ) -> impl Iterator<Item = (ParamKind, Range<usize>)> + use<> {
     let (query, both) = (spec.query_width(), spec.query_width() + spec.kv_width());
     let (query_step, key_step) = match kind {
-        QkNorm::PerHead => (spec.head_dim, spec.head_dim),
+        QkNorm::PerHead | QkNorm::PerHeadRotated => (spec.head_dim, spec.head_dim),
         QkNorm::Full => (query, both - query),
     };
     let groups = |part, range: Range<usize>, step| {
@@ -235,7 +247,7 @@ fn norm_groups(
 fn rms_offset(walk: &LayerExecutor) -> f32 {
     match walk.decoder.spec().norm.kind {
         NormKind::Rms { offset } => offset,
-        NormKind::Layer => 0.0,
+        NormKind::Layer { .. } => 0.0,
     }
 }
 

@@ -92,11 +92,10 @@ fn normalise(
             ops::rms_norm(walk.device, call)?;
             inverse
         }
-        NormKind::Layer => {
-            let bias = weights.require(parts.1)?;
+        NormKind::Layer { bias } => {
+            let b = if bias { Some(weights.require(parts.1)?) } else { None };
             let mut moments = walk.alloc(rows, 2, DType::F32)?;
-            let call =
-                ops::LayerNorm { x, w: weight, b: bias, eps: spec.eps, y, mean_inverse: moments.view_mut() };
+            let call = ops::LayerNorm { x, w: weight, b, eps: spec.eps, y, mean_inverse: moments.view_mut() };
             ops::layer_norm(walk.device, call)?;
             moments
         }
@@ -155,9 +154,9 @@ pub(crate) fn norm_backward(
             let call = ops::RmsNormBackward { x, w: weight, offset, inverse_rms: statistics, dy, dx, dw };
             ops::rms_norm_backward(walk.device, call)?;
         }
-        NormKind::Layer => {
-            let call =
-                ops::LayerNormBackward { x, w: weight, mean_inverse: statistics, dy, dx, dw_db: dw.zip(db) };
+        NormKind::Layer { .. } => {
+            let dw_db = dw.map(|dw| (dw, db));
+            let call = ops::LayerNormBackward { x, w: weight, mean_inverse: statistics, dy, dx, dw_db };
             ops::layer_norm_backward(walk.device, call)?;
         }
     }

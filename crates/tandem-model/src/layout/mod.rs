@@ -383,17 +383,17 @@ impl LayerLayout {
 
     fn block(spec: &DecoderSpec) -> Self {
         let (hidden, attention, mlp) = (spec.hidden_size, &spec.attention, &spec.mlp);
-        let layer_norm = spec.norm.kind == NormKind::Layer;
+        let norm_bias = spec.norm.kind == NormKind::LAYER;
         let (before, after) = (spec.norms_before(), spec.norms_after());
         let second_norm = before && spec.residual != Residual::Parallel { shared_norm: true };
         let (qk_norm, [q_norm, k_norm]) = match attention.qk_norm {
             Some(QkNorm::Full) => (true, [attention.query_width(), attention.kv_width()]),
-            Some(QkNorm::PerHead) => (true, [attention.head_dim; 2]),
+            Some(QkNorm::PerHead | QkNorm::PerHeadRotated) => (true, [attention.head_dim; 2]),
             None => (false, [0; 2]),
         };
         let parts = [
             (before, ParamKind::Norm1Weight, 1, hidden),
-            (before && layer_norm, ParamKind::Norm1Bias, 1, hidden),
+            (before && norm_bias, ParamKind::Norm1Bias, 1, hidden),
             (true, ParamKind::QkvWeight, attention.qkv_width(), hidden),
             (attention.qkv_bias, ParamKind::QkvBias, 1, attention.qkv_width()),
             (true, ParamKind::OutWeight, hidden, attention.query_width()),
@@ -402,7 +402,7 @@ impl LayerLayout {
             (qk_norm, ParamKind::KNormWeight, 1, k_norm),
             (after, ParamKind::PostNorm1Weight, 1, hidden),
             (second_norm, ParamKind::Norm2Weight, 1, hidden),
-            (second_norm && layer_norm, ParamKind::Norm2Bias, 1, hidden),
+            (second_norm && norm_bias, ParamKind::Norm2Bias, 1, hidden),
             (true, ParamKind::UpWeight, mlp.up_width(), hidden),
             (mlp.up_bias, ParamKind::UpBias, 1, mlp.up_width()),
             (true, ParamKind::DownWeight, hidden, mlp.width),
@@ -417,7 +417,7 @@ impl LayerLayout {
         let (hidden, vocab, is_score) = (spec.hidden_size, spec.vocab_size, spec.head.is_score());
         let parts = [
             (true, ParamKind::FinalNormWeight, 1, hidden),
-            (spec.norm.kind == NormKind::Layer, ParamKind::FinalNormBias, 1, hidden),
+            (spec.norm.kind == NormKind::LAYER, ParamKind::FinalNormBias, 1, hidden),
             (!spec.head.tied && !is_score, ParamKind::HeadWeight, vocab, hidden),
             (is_score, ParamKind::ScoreWeight, 1, hidden),
             (spec.head.bias, ParamKind::HeadBias, 1, vocab),

@@ -181,10 +181,11 @@ impl Config {
             "gelu" => Activation::Gelu,
             "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Activation::GeluTanh,
             "relu" => Activation::Relu,
+            "relu2" => Activation::ReluSquared,
             other => {
                 return Err(self.error(format!(
                     "{key} is \"{other}\", which is not supported; known: silu, gelu, gelu_new, gelu_pytorch_tanh, \
-                     gelu_fast, relu"
+                     gelu_fast, relu, relu2"
                 )));
             }
         })
@@ -354,12 +355,20 @@ pub(crate) struct RotaryKeys {
     pub(crate) fraction: Option<f64>,
     /// Whether "su" and "yarn" mean longrope, as in older folders of Phi-3.
     pub(crate) old_names_mean_longrope: bool,
+    /// Whether "dynamic" with an `alpha` stretches the base once for all lengths, as in Hunyuan.
+    pub(crate) alpha_stretches: bool,
 }
 
 impl RotaryKeys {
     /// Heads that rotate whole, with this base.
     pub(crate) const fn whole(theta: f64) -> Self {
-        Self { theta, theta_beside: true, fraction: None, old_names_mean_longrope: false }
+        Self {
+            theta,
+            theta_beside: true,
+            fraction: None,
+            old_names_mean_longrope: false,
+            alpha_stretches: false,
+        }
     }
 
     /// Heads of which this fraction rotates unless the config says otherwise.
@@ -478,6 +487,10 @@ impl RotaryTable<'_> {
             "su" | "yarn" if keys.old_names_mean_longrope => "longrope",
             kind => kind,
         };
+        if let Some(alpha) = self.number("alpha")?.filter(|_| keys.alpha_stretches && kind == "dynamic") {
+            let width = head_dim as f64;
+            return Ok(RotarySpec::plain(theta * alpha.powf(width / (width - 2.0)), dims));
+        }
         let scaling = self.scaling(kind, dims)?;
         Ok(RotarySpec { scaling, ..RotarySpec::plain(theta, dims) })
     }

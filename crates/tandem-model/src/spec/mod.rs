@@ -79,8 +79,16 @@ pub enum NormKind {
         /// Added to the weight.
         offset: f32,
     },
+    /// LayerNorm with a weight, and perhaps a bias.
+    Layer {
+        /// True if it has a bias.
+        bias: bool,
+    },
+}
+
+impl NormKind {
     /// LayerNorm with weight and bias.
-    Layer,
+    pub const LAYER: Self = Self::Layer { bias: true };
 }
 
 /// A norm over the hidden dimension.
@@ -125,11 +133,13 @@ impl Residual {
     pub const PRE_NORM: Self = Self::Sequential { norms: NormPlacement::Before, scale: 1.0 };
 }
 
-/// Norm of queries and keys, before they rotate.
+/// Norm of queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
     /// Each head by its own rms, one weight for all query heads and one for all key heads (Qwen 3).
     PerHead,
+    /// As [`QkNorm::PerHead`], after the heads have rotated: the others come before (Hunyuan).
+    PerHeadRotated,
     /// All query heads together, and all key heads (OLMo 2).
     Full,
 }

@@ -8,7 +8,7 @@
 namespace {
 
 // The functions by their numbers in `activation.rs`.
-enum { SILU, GELU, GELU_TANH, RELU };
+enum { SILU, GELU, GELU_TANH, RELU, RELU_SQUARED };
 
 // 1 / x for x from 1 to infinity, within one unit in the last place: a division that rounds right
 // takes longer than the rest.
@@ -69,6 +69,12 @@ __device__ __forceinline__ void relu(float x, float &value, float &slope) {
     slope = x > 0.0f ? 1.0f : 0.0f;
 }
 
+__device__ __forceinline__ void relu_squared(float x, float &value, float &slope) {
+    const float positive = x < 0.0f ? 0.0f : x;
+    value = positive * positive;
+    slope = 2.0f * positive;
+}
+
 template <int N, void (*F)(float, float &, float &)>
 __device__ __forceinline__ void each(const float (&x)[N], float (&value)[N], float (&slope)[N]) {
 #pragma unroll
@@ -82,7 +88,8 @@ __device__ __forceinline__ void evaluate(int function, const float (&x)[N], floa
     case SILU: return each<N, silu>(x, value, slope);
     case GELU: return each<N, gelu>(x, value, slope);
     case GELU_TANH: return each<N, gelu_tanh>(x, value, slope);
-    default: return each<N, relu>(x, value, slope);
+    case RELU: return each<N, relu>(x, value, slope);
+    default: return each<N, relu_squared>(x, value, slope);
     }
 }
 

@@ -8,7 +8,7 @@
 
 namespace {
 
-// y = (x − mean) / σ · w + b, and (mean, 1/σ). The variance is taken from the mean: it may be small
+// y = (x − mean) / σ · w + b, and (mean, 1/σ); without b if it is null. The variance is taken from the mean: it may be small
 // beside the mean's square.
 template <int N, typename X, typename Y>
 __device__ __forceinline__ void forward(const X *__restrict__ x, size_t x_stride, const float *__restrict__ w,
@@ -38,9 +38,9 @@ __device__ __forceinline__ void forward(const X *__restrict__ x, size_t x_stride
         mean_inverse[row * kept_stride + 1] = inverse;
     }
     const auto write = [&](int i, const float (&u)[N]) {
-        float g[N], shift[N];
+        float g[N], shift[N] = {};
         load_many(w + i, g);
-        load_many(b + i, shift);
+        if (b) load_many(b + i, shift);
 #pragma unroll
         for (int j = 0; j < N; j++) g[j] = u[j] * inverse * g[j] + shift[j];
         put(y + i, g);

@@ -11,8 +11,8 @@ constexpr int WARPS = THREADS / WARP;
 
 } // namespace
 
-// first[i] += Σ_r partial[r, i] for the first `width` columns, and second likewise for the next
-// ones. Each of a block's 32 warps adds every 32nd row, and then their sums follow one another.
+// first[i] += Σ_r partial[r, i] for the first `width` columns, and second, unless it is null,
+// likewise for the next ones. Each of a block's 32 warps adds every 32nd row, and then their sums follow one another.
 KERNEL_BOUNDS(add_norm_sums, THREADS, 1, const float *partial, int rows, int columns, float *first, float *second, int width) {
     SHARED(float, of_warps, THREADS);
     const int i = blockIdx.x * WARP + threadIdx.x % WARP;
@@ -23,7 +23,7 @@ KERNEL_BOUNDS(add_norm_sums, THREADS, 1, const float *partial, int rows, int col
     }
     of_warps[threadIdx.x] = sum;
     __syncthreads();
-    if (threadIdx.x >= WARP || i >= columns) return;
+    if (threadIdx.x >= WARP || i >= columns || (i >= width && !second)) return;
     for (int warp = 1; warp < WARPS; warp++) sum += of_warps[warp * WARP + threadIdx.x];
     float *const to = i < width ? first + i : second + (i - width);
     *to += sum;

@@ -4,8 +4,8 @@ use tandem_kernels::ops::{self, Activation};
 use super::matrix::{Matrix, Random, cases, poison, round, same_at_every_thread_count};
 use crate::places::Place;
 
-const FUNCTIONS: [Activation; 4] =
-    [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Relu];
+const FUNCTIONS: [Activation; 5] =
+    [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Relu, Activation::ReluSquared];
 
 /// Φ by Simpson's rule, independent of any series a kernel may use.
 fn normal_cdf(x: f64) -> f64 {
@@ -24,13 +24,16 @@ fn value(function: Activation, x: f64) -> f64 {
             0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
         }
         Activation::Relu => x.max(0.0),
+        Activation::ReluSquared => x.max(0.0).powi(2),
     }
 }
 
-/// By central differences, but for ReLU, whose slope at 0 is 0 as in PyTorch.
+/// By central differences, but for those with a kink at 0, where the slope is 0 as in PyTorch.
 fn slope(function: Activation, x: f64) -> f64 {
-    if function == Activation::Relu {
-        return f64::from(u8::from(x > 0.0));
+    match function {
+        Activation::Relu => return f64::from(u8::from(x > 0.0)),
+        Activation::ReluSquared => return 2.0 * x.max(0.0),
+        _ => {}
     }
     (value(function, x + 1e-5) - value(function, x - 1e-5)) / 2e-5
 }
@@ -106,9 +109,12 @@ fn extremes() {
             ops::activate(&device, function, u.view(), h.view_mut()).unwrap();
             ops::activate_backward(&device, function, u.view(), one.view(), du.view_mut()).unwrap();
             let [h, du] = [h, du].map(|t| Matrix::read(&device, t.view()));
-            let (value, slope) = (vec![0., 0., 0., 90.0, 1e4, 1e18], vec![0., 0., 0., 1., 1., 1.]);
-            h.assert_close(&Matrix { rows: 1, cols: 6, data: value }, 1e-6, &format!("h {what}"));
-            du.assert_close(&Matrix { rows: 1, cols: 6, data: slope }, 1e-6, &format!("du {what}"));
+            let (value, slope) = match function {
+                Activation::ReluSquared => ([0., 0., 0., 8100., 1e8, 1e36], [0., 0., 0., 180., 2e4, 2e18]),
+                _ => ([0., 0., 0., 90., 1e4, 1e18], [0., 0., 0., 1., 1., 1.]),
+            };
+            h.assert_close(&Matrix { rows: 1, cols: 6, data: value.to_vec() }, 1e-6, &format!("h {what}"));
+            du.assert_close(&Matrix { rows: 1, cols: 6, data: slope.to_vec() }, 1e-6, &format!("du {what}"));
         }
     }
 }

@@ -179,12 +179,12 @@ fn layer_norm_forward_and_backward() {
                     let mut kept = poison(device, tokens, 2, DType::F32);
                     let (x, w, b, eps) = (xt.view(), wt.view(), bt.view(), EPS as f32);
                     let (to, mean_inverse) = (y.view_mut(), kept.view_mut());
-                    let call = ops::LayerNorm { x, w, b, eps, y: to, mean_inverse };
+                    let call = ops::LayerNorm { x, w, b: Some(b), eps, y: to, mean_inverse };
                     ops::layer_norm(device, call).unwrap();
                     let [mut dxt, mut dwt, mut dbt] = [&dx, &dw, &db].map(|m| m.tensor(device, DType::F32));
                     let dyt = dy.tensor(device, y_type);
                     let (mean_inverse, dy, dx) = (kept.view(), dyt.view(), dxt.view_mut());
-                    let dw_db = Some((dwt.view_mut(), dbt.view_mut()));
+                    let dw_db = Some((dwt.view_mut(), Some(dbt.view_mut())));
                     let call = ops::LayerNormBackward { x, w, mean_inverse, dy, dx, dw_db };
                     ops::layer_norm_backward(device, call).unwrap();
                     [y, dxt, dwt, dbt].map(|t| Matrix::read(device, t.view()))
@@ -203,6 +203,39 @@ fn layer_norm_forward_and_backward() {
                 found[2].assert_close(&add(&dw, &more_dw), loose * error, &format!("dw {what}"));
                 found[3].assert_close(&add(&db, &more_db), error, &format!("db {what}"));
             }
+        }
+    }
+}
+
+/// A norm without bias gives the bits of one whose bias is zero.
+#[test]
+fn a_layer_norm_without_bias_is_one_with_a_bias_of_zero() {
+    for (place, dtype, _) in cases() {
+        for (tokens, width) in SIZES {
+            let mut random = Random(10);
+            let x = random.matrix(tokens, width, dtype);
+            let (w, zero) = (random.matrix(1, width, DType::F32), Matrix::zeros(1, width));
+            let dy = random.matrix(tokens, width, dtype);
+            let run = |device: &Device, has_bias: bool| {
+                let [xt, dyt] = [&x, &dy].map(|m| m.tensor(device, dtype));
+                let [wt, bt] = [&w, &zero].map(|m| m.tensor(device, DType::F32));
+                let mut y = poison(device, tokens, width, dtype);
+                let mut kept = poison(device, tokens, 2, DType::F32);
+                let [mut dx, mut dw, mut db] =
+                    [tokens, 1, 1].map(|rows| Matrix::zeros(rows, width).tensor(device, DType::F32));
+                let (x, w, b) = (xt.view(), wt.view(), has_bias.then(|| bt.view()));
+                let (to, mean_inverse) = (y.view_mut(), kept.view_mut());
+                let call = ops::LayerNorm { x, w, b, eps: EPS as f32, y: to, mean_inverse };
+                ops::layer_norm(device, call).unwrap();
+                let (mean_inverse, dy) = (kept.view(), dyt.view());
+                let dw_db = Some((dw.view_mut(), has_bias.then(|| db.view_mut())));
+                let call = ops::LayerNormBackward { x, w, mean_inverse, dy, dx: dx.view_mut(), dw_db };
+                ops::layer_norm_backward(device, call).unwrap();
+                [y, dx, dw].map(|t| Matrix::read(device, t.view()))
+            };
+            let found = same_at_every_thread_count(place, |device| run(device, false));
+            let expected = same_at_every_thread_count(place, |device| run(device, true));
+            assert!(found == expected, "{tokens}x{width} {dtype}");
         }
     }
 }
@@ -250,7 +283,8 @@ fn parts(device: &Device, dtype: DType, tolerance: f64, start: usize) {
     ops::rms_norm_backward(device, call).unwrap();
     let mut kept = poison(device, ROWS, 2, DType::F32);
     let y = layer_y.view_mut().col_range(cols.clone());
-    let call = ops::LayerNorm { x: xv, w: wt.view(), b: bt.view(), eps, y, mean_inverse: kept.view_mut() };
+    let call =
+        ops::LayerNorm { x: xv, w: wt.view(), b: Some(bt.view()), eps, y, mean_inverse: kept.view_mut() };
     ops::layer_norm(device, call).unwrap();
     let to = layer_dx.view_mut().col_range(cols.clone());
     let call = ops::LayerNormBackward {
