@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from formula import weight
-from model_golden import CHOSEN, CONFIGS, PROMPT, REJECTED, attention, set_weights, tokens
+from model_golden import CHOSEN, CONFIGS, PROMPT, REJECTED, attention, model_class, set_weights, tokens
 
 FOLDER = Path(__file__).parent / "adapters"
 PREFIX = "base_model.model."
@@ -51,7 +51,8 @@ ADAPTERS = {
 def base_model(name: str):
     """A golden model with the weights of the formula."""
     config = AutoConfig.for_model(**copy.deepcopy(CONFIGS[name]))
-    return set_weights(AutoModelForCausalLM.from_config(config, attn_implementation=attention(CONFIGS[name])).eval())
+    auto_class = model_class(CONFIGS[name])
+    return set_weights(auto_class.from_config(config, attn_implementation=attention(CONFIGS[name])).eval())
 
 
 def source(name: str, names, model: str) -> str:

@@ -22,10 +22,18 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from adapter_golden import ADAPTERS, base_model, log_probs, with_adapter
-from model_golden import CONFIGS, attention
+from model_golden import CONFIGS, attention, model_class
 
 # Every adapter golden, and LoRA on all linear layers of each model golden.
-CHECKED = ADAPTERS | {name: (name, {"target_modules": "all-linear"}) for name in CONFIGS}
+# peft's "all-linear" of a vision-language model means the vision tower too.
+LINEAR = r".*language_model\.layers\.\d+\.(self_attn|mlp)\..*_proj"
+
+
+def targets(config: dict) -> str:
+    return "all-linear" if model_class(config) is AutoModelForCausalLM else LINEAR
+
+
+CHECKED = ADAPTERS | {name: (name, {"target_modules": targets(config)}) for name, config in CONFIGS.items()}
 
 
 def tensors(model) -> dict[str, torch.Tensor]:
@@ -35,11 +43,12 @@ def tensors(model) -> dict[str, torch.Tensor]:
 
 def check(name: str, binary: str, folder: str) -> str:
     model_name, options = CHECKED[name]
+    auto_class = model_class(CONFIGS[model_name])
     base, theirs, ours, merged = (f"{folder}/{part}" for part in ("base", "theirs", "ours", "merged"))
     base_model(model_name).save_pretrained(base)
 
     def fresh():
-        return AutoModelForCausalLM.from_pretrained(base, attn_implementation=attention(CONFIGS[model_name])).eval()
+        return auto_class.from_pretrained(base, attn_implementation=attention(CONFIGS[model_name])).eval()
 
     # peft saves an adapter that it has trained; its tables go along where they are targets.
     model, _, _ = with_adapter(fresh(), model_name, options, theirs)
@@ -68,7 +77,7 @@ def check(name: str, binary: str, folder: str) -> str:
         assert torch.equal(found[key], tensor), key
     assert torch.equal(log_probs(loaded), expected), (log_probs(loaded) - expected).abs().max()
 
-    ordinary, report = AutoModelForCausalLM.from_pretrained(merged, output_loading_info=True, attn_implementation=attention(CONFIGS[model_name]))
+    ordinary, report = auto_class.from_pretrained(merged, output_loading_info=True, attn_implementation=attention(CONFIGS[model_name]))
     assert not any(report.values()), report
     off = ((log_probs(ordinary.eval()) - expected).abs().max() / expected.abs().max()).item()
     assert off < 1e-5, off

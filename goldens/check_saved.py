@@ -13,7 +13,9 @@ import tempfile
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
+
+from model_golden import model_class
 
 FOLDER = Path(__file__).parent / "models"
 
@@ -22,8 +24,9 @@ def main() -> None:
     rewrite = sys.argv[1]
     for golden in sorted(FOLDER.glob("*.json")):
         torch.manual_seed(0)
-        config = AutoConfig.for_model(**json.loads(golden.read_text())["config"])
-        model = AutoModelForCausalLM.from_config(config)
+        config = json.loads(golden.read_text())["config"]
+        auto_class = model_class(config)
+        model = auto_class.from_config(AutoConfig.for_model(**config))
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.normal_()
@@ -32,12 +35,13 @@ def main() -> None:
             for options in ([], ["f32", "9000"], ["bf16"]):
                 subprocess.run([rewrite, f"{folder}/theirs", f"{folder}/ours", *options], check=True,
                                stdout=subprocess.DEVNULL)
-                loaded, report = AutoModelForCausalLM.from_pretrained(f"{folder}/ours", output_loading_info=True)
+                loaded, report = auto_class.from_pretrained(f"{folder}/ours", output_loading_info=True)
                 wrong = {kind: names for kind, names in report.items() if names}
                 assert not wrong, (golden.stem, options, wrong)
                 dtype = torch.bfloat16 if options == ["bf16"] else torch.float32
                 ours = dict(loaded.named_parameters())
                 for name, parameter in model.named_parameters():
+                    # What does not train is copied as it is.
                     assert ours[name].dtype == dtype, (golden.stem, name, ours[name].dtype)
                     assert torch.equal(ours[name], parameter.to(dtype)), (golden.stem, options, name)
         print(f"{golden.stem}: equal whole, in shards and in bf16")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from formula import fnv1a32, weight
 
@@ -32,10 +32,31 @@ def tokens(name: str, count: int) -> list[int]:
     return [fnv1a32(f"{name}{i}") % VOCAB for i in range(count)]
 
 
+# How names begin in memory, and in folders, where transformers 5 renames: by model_type.
+IN_FOLDERS = {
+    "gpt_neox": {"lm_head": "embed_out"},
+    "gemma3": {"model.language_model": "language_model.model", "lm_head": "language_model.lm_head"},
+    "mistral3": {"model.language_model": "language_model.model", "lm_head": "language_model.lm_head"},
+    "qwen2_5_vl": {"model.language_model": "model"},
+}
+
+
 def stored_parameters(model):
-    """Parameters by the names they have in a folder: transformers 5 renames one in memory."""
+    """Parameters by the names they have in a folder; of a vision-language model, those of the text model."""
     for name, parameter in model.named_parameters():
-        yield name.replace("lm_head", "embed_out") if model.config.model_type == "gpt_neox" else name, parameter
+        if any(word in name for word in ("vision_tower", "multi_modal_projector", "visual")):
+            continue
+        for memory, folder in IN_FOLDERS.get(model.config.model_type, {}).items():
+            if name.startswith(f"{memory}."):
+                name = folder + name.removeprefix(memory)
+                break
+        yield name, parameter
+
+
+def model_class(config: dict):
+    """Auto class of a config."""
+    sees = config["architectures"][0].endswith("ForConditionalGeneration")
+    return AutoModelForImageTextToText if sees else AutoModelForCausalLM
 
 
 def set_weights(model):
@@ -48,7 +69,7 @@ def set_weights(model):
 
 def attention(config: dict) -> str:
     """Implementation of attention: sdpa leaves out the soft cap of scores."""
-    return "eager" if config["model_type"] in ("gemma2", "gemma3_text") else "sdpa"
+    return "eager" if config["model_type"] in ("gemma2", "gemma3_text", "gemma3") else "sdpa"
 
 
 def scores_and_gradients(model, prompt, answers, weights) -> dict:
@@ -75,7 +96,7 @@ def main() -> None:
     for name in sys.argv[1:] or CONFIGS:
         config = CONFIGS[name]
         parsed = AutoConfig.for_model(**copy.deepcopy(config))
-        model = AutoModelForCausalLM.from_config(parsed, attn_implementation=attention(config)).eval()
+        model = model_class(config).from_config(parsed, attn_implementation=attention(config)).eval()
         model = set_weights(model).double()
         out = scores_and_gradients(model, prompt, [chosen, rejected], weights)
         with torch.autocast("cpu", dtype=torch.bfloat16):

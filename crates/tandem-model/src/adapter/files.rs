@@ -143,11 +143,8 @@ fn locate(archive: &TensorArchive, family: &Family, piece: &HfTensor) -> Result<
 fn spellings(family: &Family, name: &str) -> Vec<String> {
     let mut names = vec![name.to_owned()];
     // The name in the model's files is the name in memory of older versions.
-    if let Some((in_files, in_memory)) = family.renamed
-        && let Some(rest) = name.strip_prefix(PREFIX).and_then(|name| name.strip_prefix(in_memory))
-    {
-        names.push(format!("{PREFIX}{in_files}{rest}"));
-    }
+    let older = name.strip_prefix(PREFIX).and_then(|name| family.name_in_files(name));
+    names.extend(older.map(|name| format!("{PREFIX}{name}")));
     let mut older = Vec::new();
     for name in &names {
         if name.ends_with("lora_magnitude_vector") {

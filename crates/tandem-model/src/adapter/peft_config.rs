@@ -163,6 +163,11 @@ pub(super) fn to_json(adapter: &Adapter, spec: &DecoderSpec, base: &str) -> Valu
     let AdapterConfig { kind, rank, alpha, rank_stabilized, dropout, .. } = *adapter.config();
     let family = family_named(spec.family).expect("specs come from families");
     let (targets, saved) = peft_names(adapter, spec);
+    let targets: Value = match targets {
+        Targets::Names(names) => names.into(),
+        Targets::Pattern(pattern) => pattern.into(),
+        Targets::AllLinear => "all-linear".into(),
+    };
     let transposed = adapter
         .matrices()
         .iter()
@@ -186,7 +191,7 @@ pub(super) fn to_json(adapter: &Adapter, spec: &DecoderSpec, base: &str) -> Valu
         ("r", rank.into()),
         ("rank_pattern", json!({})),
         ("revision", Value::Null),
-        ("target_modules", targets.into()),
+        ("target_modules", targets),
         ("task_type", if spec.head.is_score() { SCORE } else { LANGUAGE }.into()),
         ("use_dora", (kind == AdapterKind::Dora).into()),
         ("use_rslora", rank_stabilized.into()),

@@ -10,11 +10,7 @@ pub(super) const PREFIX: &str = "base_model.model.";
 
 /// Returns the name in an adapter of a model's module or tensor.
 pub(super) fn adapter_name(family: &Family, name: &str) -> String {
-    let renamed = family.renamed.and_then(|(file, memory)| Some((memory, name.strip_prefix(file)?)));
-    match renamed {
-        Some((memory, rest)) if rest.is_empty() || rest.starts_with('.') => format!("{PREFIX}{memory}{rest}"),
-        _ => format!("{PREFIX}{name}"),
-    }
+    format!("{PREFIX}{}", family.name_in_memory(name).as_deref().unwrap_or(name))
 }
 
 /// Lists every trained tensor of a layer, by its place in the layer's flat buffer.

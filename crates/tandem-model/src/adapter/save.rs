@@ -10,7 +10,7 @@ use super::pieces::{pieces, tied_copy};
 use crate::decoder::Decoder;
 use crate::families::family_named;
 use crate::io::ModelFolder;
-use crate::io::{LayerReader, Tensor, write_tensors};
+use crate::io::{LayerReader, LayerTensor, Tensor, write_tensors};
 use crate::io::{write_folder, write_json};
 use crate::layout::LayerId;
 use crate::{ModelError, Result};
@@ -34,7 +34,8 @@ pub fn save_adapter(
     let family = family_named(decoder.spec().family).expect("specs come from families");
     let mut tensors = Vec::new();
     for layer in decoder.layers() {
-        let tensor = |piece| Tensor { layer, len: decoder.trained(layer).len, piece };
+        let len = decoder.trained(layer).len;
+        let tensor = |piece| Tensor::Layer(LayerTensor { layer, len, piece });
         tensors.extend(pieces(family, decoder, layer).into_iter().map(tensor));
         if layer == LayerId::Embedding {
             tensors.extend(tied_copy(family, decoder).into_iter().map(tensor));

@@ -7,8 +7,13 @@ use super::{Family, Sizes, decoder, llama};
 use crate::Result;
 use crate::spec::{Config, DecoderSpec, NormKind, NormSpec, Residual, RotaryKeys, RotarySpec};
 
-pub(super) const FAMILY: Family =
-    Family { model_type: "cohere", architecture: "CohereForCausalLM", read, ..llama::FAMILY };
+pub(super) const FAMILY: Family = Family {
+    model_type: "cohere",
+    architecture: "CohereForCausalLM",
+    read,
+    has_scorer: false,
+    ..llama::FAMILY
+};
 
 fn read(config: &Config) -> Result<DecoderSpec> {
     config.refuse_flag("use_qk_norm")?;

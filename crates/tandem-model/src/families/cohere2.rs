@@ -4,8 +4,13 @@ use super::{Family, cohere, llama};
 use crate::Result;
 use crate::spec::{Config, DecoderSpec};
 
-pub(super) const FAMILY: Family =
-    Family { model_type: "cohere2", architecture: "Cohere2ForCausalLM", read, ..llama::FAMILY };
+pub(super) const FAMILY: Family = Family {
+    model_type: "cohere2",
+    architecture: "Cohere2ForCausalLM",
+    read,
+    has_scorer: false,
+    ..llama::FAMILY
+};
 
 fn read(config: &Config) -> Result<DecoderSpec> {
     let mut spec = cohere::unrotated(config)?;

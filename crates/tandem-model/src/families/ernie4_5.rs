@@ -6,8 +6,13 @@ use super::{Family, llama};
 use crate::Result;
 use crate::spec::{Config, DecoderSpec, RotaryKeys};
 
-pub(super) const FAMILY: Family =
-    Family { model_type: "ernie4_5", architecture: "Ernie4_5ForCausalLM", read, ..llama::FAMILY };
+pub(super) const FAMILY: Family = Family {
+    model_type: "ernie4_5",
+    architecture: "Ernie4_5ForCausalLM",
+    read,
+    has_scorer: false,
+    ..llama::FAMILY
+};
 
 fn read(config: &Config) -> Result<DecoderSpec> {
     let mut spec = llama::unrotated(config, Some(128), 1e-5)?;

@@ -13,22 +13,40 @@ pub(super) const FAMILY: Family = Family {
     ..llama::FAMILY
 };
 
+/// Lists Gemma 2's modules where the body is called `$body` and the head `$head`.
+macro_rules! modules {
+    ($body:literal, $head:literal) => {
+        &[
+            (TokenTable, &[concat!($body, ".embed_tokens")]),
+            (Norm1Weight, &[concat!($body, ".layers.{}.input_layernorm")]),
+            (
+                QkvWeight,
+                &[
+                    concat!($body, ".layers.{}.self_attn.q_proj"),
+                    concat!($body, ".layers.{}.self_attn.k_proj"),
+                    concat!($body, ".layers.{}.self_attn.v_proj"),
+                ],
+            ),
+            (OutWeight, &[concat!($body, ".layers.{}.self_attn.o_proj")]),
+            (QNormWeight, &[concat!($body, ".layers.{}.self_attn.q_norm")]),
+            (KNormWeight, &[concat!($body, ".layers.{}.self_attn.k_norm")]),
+            (PostNorm1Weight, &[concat!($body, ".layers.{}.post_attention_layernorm")]),
+            (Norm2Weight, &[concat!($body, ".layers.{}.pre_feedforward_layernorm")]),
+            (
+                UpWeight,
+                &[concat!($body, ".layers.{}.mlp.gate_proj"), concat!($body, ".layers.{}.mlp.up_proj")],
+            ),
+            (DownWeight, &[concat!($body, ".layers.{}.mlp.down_proj")]),
+            (PostNorm2Weight, &[concat!($body, ".layers.{}.post_feedforward_layernorm")]),
+            (FinalNormWeight, &[concat!($body, ".norm")]),
+            (HeadWeight, &[$head]),
+        ]
+    };
+}
+pub(super) use modules;
+
 /// Gemma 2's modules, which Gemma 3 kept.
-pub(super) const MODULES: &[(ParamKind, &[&str])] = &[
-    (TokenTable, &["model.embed_tokens"]),
-    (Norm1Weight, &["model.layers.{}.input_layernorm"]),
-    (QkvWeight, super::SEPARATE_QKV),
-    (OutWeight, &["model.layers.{}.self_attn.o_proj"]),
-    (QNormWeight, &["model.layers.{}.self_attn.q_norm"]),
-    (KNormWeight, &["model.layers.{}.self_attn.k_norm"]),
-    (PostNorm1Weight, &["model.layers.{}.post_attention_layernorm"]),
-    (Norm2Weight, &["model.layers.{}.pre_feedforward_layernorm"]),
-    (UpWeight, &["model.layers.{}.mlp.gate_proj", "model.layers.{}.mlp.up_proj"]),
-    (DownWeight, &["model.layers.{}.mlp.down_proj"]),
-    (PostNorm2Weight, &["model.layers.{}.post_feedforward_layernorm"]),
-    (FinalNormWeight, &["model.norm"]),
-    (HeadWeight, &["lm_head"]),
-];
+pub(super) const MODULES: &[(ParamKind, &[&str])] = modules!("model", "lm_head");
 
 fn read(config: &Config) -> Result<DecoderSpec> {
     let mut spec = llama::descendant(config, Some(256))?;

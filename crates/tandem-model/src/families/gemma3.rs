@@ -10,10 +10,11 @@ pub(super) const FAMILY: Family = Family {
     architecture: "Gemma3ForCausalLM",
     read,
     modules: gemma2::MODULES,
+    stem: Some("Gemma3Text"),
     ..llama::FAMILY
 };
 
-fn read(config: &Config) -> Result<DecoderSpec> {
+pub(super) fn read(config: &Config) -> Result<DecoderSpec> {
     let mut spec = llama::unrotated(config, Some(256), 1e-6)?;
     gemma2::common(config, &mut spec, [None, None])?;
     // transformers reads attn_logit_softcapping in this family and does not apply it.

@@ -28,7 +28,10 @@ pub(super) const FAMILY: Family = Family {
         (UpWeight, HfLayout::Transposed),
         (DownWeight, HfLayout::Transposed),
     ],
-    renamed: None,
+    renamed: &[],
+    stem: None,
+    has_scorer: true,
+    beside: &[],
 };
 
 fn read(config: &Config) -> Result<DecoderSpec> {

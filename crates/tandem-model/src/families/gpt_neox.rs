@@ -23,7 +23,10 @@ pub(super) const FAMILY: Family = Family {
         (HeadWeight, &["embed_out"]),
     ],
     order: &[(QkvWeight, HfLayout::HeadInterleaved), (QkvBias, HfLayout::HeadInterleaved)],
-    renamed: Some(("embed_out", "lm_head")),
+    renamed: &[("embed_out", "lm_head")],
+    stem: None,
+    has_scorer: true,
+    beside: &[],
 };
 
 fn read(config: &Config) -> Result<DecoderSpec> {

@@ -4,8 +4,13 @@ use super::{Family, llama};
 use crate::Result;
 use crate::spec::{Config, DecoderSpec, NormPlacement, Residual};
 
-pub(super) const FAMILY: Family =
-    Family { model_type: "granite", architecture: "GraniteForCausalLM", read, ..llama::FAMILY };
+pub(super) const FAMILY: Family = Family {
+    model_type: "granite",
+    architecture: "GraniteForCausalLM",
+    read,
+    has_scorer: false,
+    ..llama::FAMILY
+};
 
 fn read(config: &Config) -> Result<DecoderSpec> {
     let mut spec = llama::with_biases(config)?;

@@ -1,6 +1,6 @@
 //! Llama 1–3: RMSNorm, grouped-query attention, gated feed-forward, every rotary scaling.
 
-use super::{Family, SEPARATE_QKV, Sizes, decoder};
+use super::{Family, Sizes, decoder};
 use crate::Result;
 use crate::layout::ParamKind::{self, *};
 use crate::spec::{Config, DecoderSpec, NormKind, NormSpec, RotaryKeys};
@@ -12,7 +12,10 @@ pub(super) const FAMILY: Family = Family {
     read,
     modules: MODULES,
     order: &[],
-    renamed: None,
+    renamed: &[],
+    stem: None,
+    has_scorer: true,
+    beside: &[],
 };
 
 fn read(config: &Config) -> Result<DecoderSpec> {
@@ -50,17 +53,35 @@ pub(super) fn unrotated(
     Ok(spec)
 }
 
+/// Lists Llama's modules where the body is called `$body` and the head `$head`.
+macro_rules! modules {
+    ($body:literal, $head:literal) => {
+        &[
+            (TokenTable, &[concat!($body, ".embed_tokens")]),
+            (Norm1Weight, &[concat!($body, ".layers.{}.input_layernorm")]),
+            (
+                QkvWeight,
+                &[
+                    concat!($body, ".layers.{}.self_attn.q_proj"),
+                    concat!($body, ".layers.{}.self_attn.k_proj"),
+                    concat!($body, ".layers.{}.self_attn.v_proj"),
+                ],
+            ),
+            (OutWeight, &[concat!($body, ".layers.{}.self_attn.o_proj")]),
+            (QNormWeight, &[concat!($body, ".layers.{}.self_attn.q_norm")]),
+            (KNormWeight, &[concat!($body, ".layers.{}.self_attn.k_norm")]),
+            (Norm2Weight, &[concat!($body, ".layers.{}.post_attention_layernorm")]),
+            (
+                UpWeight,
+                &[concat!($body, ".layers.{}.mlp.gate_proj"), concat!($body, ".layers.{}.mlp.up_proj")],
+            ),
+            (DownWeight, &[concat!($body, ".layers.{}.mlp.down_proj")]),
+            (FinalNormWeight, &[concat!($body, ".norm")]),
+            (HeadWeight, &[$head]),
+        ]
+    };
+}
+pub(super) use modules;
+
 /// Llama's modules, which its descendants kept.
-pub(super) const MODULES: &[(ParamKind, &[&str])] = &[
-    (TokenTable, &["model.embed_tokens"]),
-    (Norm1Weight, &["model.layers.{}.input_layernorm"]),
-    (QkvWeight, SEPARATE_QKV),
-    (OutWeight, &["model.layers.{}.self_attn.o_proj"]),
-    (QNormWeight, &["model.layers.{}.self_attn.q_norm"]),
-    (KNormWeight, &["model.layers.{}.self_attn.k_norm"]),
-    (Norm2Weight, &["model.layers.{}.post_attention_layernorm"]),
-    (UpWeight, &["model.layers.{}.mlp.gate_proj", "model.layers.{}.mlp.up_proj"]),
-    (DownWeight, &["model.layers.{}.mlp.down_proj"]),
-    (FinalNormWeight, &["model.norm"]),
-    (HeadWeight, &["lm_head"]),
-];
+pub(super) const MODULES: &[(ParamKind, &[&str])] = modules!("model", "lm_head");

@@ -7,7 +7,7 @@ use crate::spec::{Config, DecoderSpec, QueryScale, RotaryKeys, RotaryScaling, Ro
 pub(super) const FAMILY: Family =
     Family { model_type: "ministral3", architecture: "Ministral3ForCausalLM", read, ..llama::FAMILY };
 
-fn read(config: &Config) -> Result<DecoderSpec> {
+pub(super) fn read(config: &Config) -> Result<DecoderSpec> {
     config.refuse_key("layer_types")?;
     let mut spec = llama::unrotated(config, Some(128), 1e-5)?;
     let head_dim = spec.attention.head_dim;

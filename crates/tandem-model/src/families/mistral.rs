@@ -7,7 +7,7 @@ use crate::spec::{Config, DecoderSpec};
 pub(super) const FAMILY: Family =
     Family { model_type: "mistral", architecture: "MistralForCausalLM", read, ..llama::FAMILY };
 
-fn read(config: &Config) -> Result<DecoderSpec> {
+pub(super) fn read(config: &Config) -> Result<DecoderSpec> {
     // transformers ignores the key in this family, and windows every layer.
     config.refuse_key("layer_types")?;
     let mut spec = llama::descendant(config, None)?;

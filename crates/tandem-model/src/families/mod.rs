@@ -11,6 +11,7 @@ mod exaone4;
 mod gemma;
 mod gemma2;
 mod gemma3;
+mod gemma3_vision;
 mod glm4;
 mod gpt2;
 mod gpt_neox;
@@ -19,12 +20,15 @@ mod hunyuan;
 mod llama;
 mod ministral3;
 mod mistral;
+mod mistral3;
 mod olmo2;
 mod olmo3;
 mod phi;
 mod phi3;
 mod qwen2;
+mod qwen2_5_vl;
 mod qwen3;
+mod qwen3_vl;
 mod seed_oss;
 mod smollm3;
 mod starcoder2;
@@ -40,7 +44,7 @@ use crate::spec::{
 };
 
 /// Every supported architecture.
-pub static FAMILIES: [Family; 25] = [
+pub static FAMILIES: [Family; 29] = [
     llama::FAMILY,
     mistral::FAMILY,
     ministral3::FAMILY,
@@ -64,6 +68,10 @@ pub static FAMILIES: [Family; 25] = [
     cohere::FAMILY,
     cohere2::FAMILY,
     hunyuan::FAMILY,
+    gemma3_vision::FAMILY,
+    mistral3::FAMILY,
+    qwen2_5_vl::FAMILY,
+    qwen3_vl::FAMILY,
     gpt2::FAMILY,
     gpt_neox::FAMILY,
 ];
@@ -83,8 +91,16 @@ pub struct Family {
     modules: &'static [(ParamKind, &'static [&'static str])],
     /// Parts whose elements HF does not order as [`HfLayout::Rows`].
     order: &'static [(ParamKind, HfLayout)],
-    /// Module that `transformers` 5 renames when it loads: its name in files, then in memory.
-    pub renamed: Option<(&'static str, &'static str)>,
+    /// Modules that `transformers` 5 renames when it loads: how names begin in files, then in memory.
+    renamed: &'static [(&'static str, &'static str)],
+    /// Stem of the classes beside the language model's, where it is not that of
+    /// [`Family::architecture`].
+    stem: Option<&'static str>,
+    /// True if transformers has a sequence classifier of the family.
+    has_scorer: bool,
+    /// How the names of a vision–language model's other tensors begin. They do not train, and are
+    /// copied into what is saved.
+    beside: &'static [&'static str],
 }
 
 impl Family {
@@ -114,20 +130,48 @@ impl Family {
         self.order.iter().find(|(known, _)| *known == part).map_or(HfLayout::Rows, |(_, order)| *order)
     }
 
-    /// Returns the prefix of the names of the family's classes.
-    fn stem(&self) -> &'static str {
-        self.architecture.trim_end_matches("ForCausalLM").trim_end_matches("LMHeadModel")
+    /// Returns the name in memory of a module or tensor that transformers 5 renames, from that in
+    /// files.
+    pub(crate) fn name_in_memory(&self, name: &str) -> Option<String> {
+        self.renamed.iter().find_map(|(file, memory)| replace_beginning(name, file, memory))
     }
 
-    /// Returns the class of the family's models with a score head.
-    pub(crate) fn scorer_class(&self) -> String {
-        format!("{}{SCORER}", self.stem())
+    /// Returns the name in files, from that in memory.
+    pub(crate) fn name_in_files(&self, name: &str) -> Option<String> {
+        self.renamed.iter().find_map(|(file, memory)| replace_beginning(name, memory, file))
+    }
+
+    /// Returns whether this is the text model of a vision–language model.
+    pub fn sees(&self) -> bool {
+        !self.beside.is_empty()
+    }
+
+    /// Returns whether a tensor belongs to another part than the text model.
+    pub(crate) fn is_beside(&self, name: &str) -> bool {
+        self.beside.iter().any(|beginning| name.starts_with(beginning))
+    }
+
+    /// Returns the prefix of the names of the family's classes.
+    fn stem(&self) -> &'static str {
+        let own = || self.architecture.trim_end_matches("ForCausalLM").trim_end_matches("LMHeadModel");
+        self.stem.unwrap_or_else(own)
+    }
+
+    /// Returns the class of the family's models with a score head, if transformers has one.
+    pub(crate) fn scorer_class(&self) -> Option<String> {
+        self.has_scorer.then(|| format!("{}{SCORER}", self.stem()))
     }
 
     /// Returns whether `class` is the family's bare model (`LlamaModel`), which older folders name.
     fn is_headless(&self, class: &str) -> bool {
         class.strip_prefix(self.stem()) == Some("Model")
     }
+}
+
+/// Replaces the beginning of a dotted name: whole words of it.
+fn replace_beginning(name: &str, old: &str, new: &str) -> Option<String> {
+    let rest = name.strip_prefix(old)?;
+    (rest.is_empty() || rest.starts_with('.')).then(|| format!("{new}{rest}"))
 }
 
 /// Modules that hold queries, keys and values in most families.
@@ -253,6 +297,12 @@ pub fn family_of(config: &Config) -> Result<&'static Family> {
         let known: Vec<_> = FAMILIES.iter().map(|f| f.architecture).collect();
         let class =
             class.map_or_else(|| format!("model_type \"{model_type}\""), |c| format!("architecture {c}"));
+        if config.has_linear_attention() {
+            return config.error(format!(
+                "{class} has layers of linear attention, which are not supported; take a model whose layers all have \
+                 full or sliding attention, as Qwen3"
+            ));
+        }
         config.error(format!("{class} is not supported; known: {}", known.join(", ")))
     })
 }
@@ -264,8 +314,9 @@ pub fn family_of(config: &Config) -> Result<&'static Family> {
 /// If the classifier has more labels, or its architecture is none of [`FAMILIES`].
 pub(crate) fn scorer_family_of(config: &Config) -> Result<Option<&'static Family>> {
     let Some(class) = class_of(config).filter(|class| class.ends_with(SCORER)) else { return Ok(None) };
-    let found = FAMILIES.iter().find(|f| f.scorer_class() == class).ok_or_else(|| {
-        let known: Vec<_> = FAMILIES.iter().map(Family::scorer_class).collect();
+    let is_class = |f: &&Family| f.scorer_class().as_deref() == Some(class);
+    let found = FAMILIES.iter().find(is_class).ok_or_else(|| {
+        let known: Vec<_> = FAMILIES.iter().filter_map(Family::scorer_class).collect();
         config.error(format!("architecture {class} is not supported; known: {}", known.join(", ")))
     })?;
     // transformers writes the labels alone, and takes two where there are none.

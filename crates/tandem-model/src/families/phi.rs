@@ -22,7 +22,10 @@ pub(super) const FAMILY: Family = Family {
         (HeadWeight, &["lm_head"]),
     ],
     order: &[],
-    renamed: None,
+    renamed: &[],
+    stem: None,
+    has_scorer: true,
+    beside: &[],
 };
 
 fn read(config: &Config) -> Result<DecoderSpec> {

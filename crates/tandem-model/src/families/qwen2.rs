@@ -7,7 +7,7 @@ use crate::spec::{Config, DecoderSpec};
 pub(super) const FAMILY: Family =
     Family { model_type: "qwen2", architecture: "Qwen2ForCausalLM", read, ..llama::FAMILY };
 
-fn read(config: &Config) -> Result<DecoderSpec> {
+pub(super) fn read(config: &Config) -> Result<DecoderSpec> {
     let mut spec = llama::descendant(config, None)?;
     spec.attention.qkv_bias = true;
     spec.attention.windows = windows(config, spec.num_layers)?;

@@ -10,6 +10,8 @@ use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde_json::Value;
 use tandem_gguf::{Gguf, Mapped, Quant, Transform};
 
+use crate::families::Family;
+use crate::layout::ParamKind;
 use crate::{ModelError, Result};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +26,17 @@ pub(crate) enum StoredType {
     Gguf(Quant, Transform),
     /// Any other type, by name: none of weights.
     Other(String),
+}
+
+impl StoredType {
+    /// Returns the name in safetensors files; `None` of a GGUF file's types and torch's own.
+    pub(crate) fn in_safetensors(&self) -> Option<String> {
+        match self {
+            Self::F32 | Self::F16 | Self::Bf16 => Some(self.to_string().to_uppercase()),
+            Self::Other(name) if !name.ends_with("Storage") => Some(name.to_uppercase()),
+            Self::Gguf(..) | Self::Other(_) => None,
+        }
+    }
 }
 
 impl std::fmt::Display for StoredType {
@@ -151,6 +164,12 @@ impl TensorArchive {
     /// Lists every name, in no particular order.
     pub(crate) fn names(&self) -> Vec<&str> {
         self.tensors.keys().map(String::as_str).collect()
+    }
+
+    /// Returns whether there is a tensor of this part, under the name in files or in memory.
+    pub(crate) fn holds(&self, family: &Family, part: ParamKind) -> bool {
+        let mut names = family.names(part).flat_map(|name| [family.name_in_memory(&name), Some(name)]);
+        names.any(|name| name.is_some_and(|name| self.tensors.contains_key(&name)))
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<StoredTensor<'_>> {

@@ -12,6 +12,7 @@ use super::new_folder::{TOKENIZER_FILES, copy_files, write_file};
 use super::torch;
 use crate::decoder::Decoder;
 use crate::families::{Family, family_of, scorer_family_of};
+use crate::layout::ParamKind;
 use crate::spec::Config;
 use crate::spec::{DecoderSpec, HeadSpec};
 use crate::{ModelError, Result};
@@ -65,6 +66,12 @@ impl ModelFolder {
         let (config, gguf) = read_config(path)?;
         let scorer = scorer_family_of(&config)?;
         let family = scorer.map_or_else(|| family_of(&config), Ok)?;
+        if family.scorer_class().is_none() {
+            return Err(config.error(format!(
+                "{} cannot begin a reward model: transformers has no sequence classifier of it",
+                family.architecture
+            )));
+        }
         let pad = config.token_id("pad_token_id")?;
         let mut folder = Self::new(path, config, gguf, family)?;
         folder.spec.head = HeadSpec::score(pad);
@@ -87,7 +94,12 @@ impl ModelFolder {
                 }
             }
         }
-        Ok(Self {
+        for id in config.eos_token_ids()? {
+            if !spec.eos_token_ids.contains(&id) {
+                spec.eos_token_ids.push(id);
+            }
+        }
+        let mut folder = Self {
             path: path.to_owned(),
             config,
             family,
@@ -96,7 +108,14 @@ impl ModelFolder {
             gguf,
             score_seed: None,
             chat_template: None,
-        })
+        };
+        // transformers ties the head of a vision–language model that says nothing, unless the files
+        // hold one.
+        let says = folder.config.as_map().contains_key("tie_word_embeddings");
+        if family.sees() && !says && folder.weight_file().is_some() {
+            folder.spec.head.tied = !folder.archive()?.holds(family, ParamKind::HeadWeight);
+        }
+        Ok(folder)
     }
 
     /// Sets the chat template of models that are saved with this folder's tokenizer.
@@ -224,6 +243,11 @@ impl ModelFolder {
                  use the unquantised model, and set compute.format"
             )));
         }
+        WeightFiles::new(self.archive()?, self.family, decoder, self.score_seed)
+    }
+
+    /// Opens the files of the weights.
+    pub(crate) fn archive(&self) -> Result<TensorArchive> {
         let file = self.weight_file().ok_or_else(|| {
             ModelError::format(
                 &self.path,
@@ -231,13 +255,12 @@ impl ModelFolder {
             )
         })?;
         let extension = file.extension().and_then(|e| e.to_str()).unwrap_or_default();
-        let archive = match (&self.gguf, extension) {
-            (Some(gguf), _) if self.weights.is_none() => TensorArchive::open_gguf(gguf)?,
-            (_, "json") => TensorArchive::open_index(&file)?,
-            (_, "safetensors") => TensorArchive::open(&file)?,
-            _ => torch::open(&file)?,
-        };
-        WeightFiles::new(archive, self.family, decoder, self.score_seed)
+        match (&self.gguf, extension) {
+            (Some(gguf), _) if self.weights.is_none() => TensorArchive::open_gguf(gguf),
+            (_, "json") => TensorArchive::open_index(&file),
+            (_, "safetensors") => TensorArchive::open(&file),
+            _ => torch::open(&file),
+        }
     }
 }
 

@@ -256,13 +256,7 @@ fn locate(archive: &TensorArchive, family: &Family, piece: &HfTensor) -> Option<
     // A folder saved from the bare model leaves the prefix off.
     let short = piece.name.strip_prefix(family.base_prefix).map(str::to_owned);
     // torch.save of a model that transformers 5 loaded has the name that the module has in memory.
-    let in_memory = family.renamed.and_then(|(file, memory)| {
-        piece
-            .name
-            .strip_prefix(file)
-            .filter(|rest| rest.starts_with('.'))
-            .map(|rest| format!("{memory}{rest}"))
-    });
+    let in_memory = family.name_in_memory(&piece.name);
     let mut names = std::iter::once(piece.name.clone()).chain(short).chain(in_memory);
     names.find(|name| archive.get(name).is_some())
 }
@@ -289,7 +283,7 @@ fn left_over(
     name: &str,
 ) -> Option<String> {
     let is_mask = name.ends_with(".attn.bias") && archive.get(name).is_some_and(|t| t.shape.len() == 4);
-    if is_mask || HARMLESS.iter().any(|end| name.ends_with(end)) {
+    if is_mask || family.is_beside(name) || HARMLESS.iter().any(|end| name.ends_with(end)) {
         return None;
     }
     let stored = archive.get(name)?;

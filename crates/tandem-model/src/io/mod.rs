@@ -20,4 +20,4 @@ pub(crate) use archive::{StoredType, TensorArchive};
 pub(crate) use load::{Source, read_sources};
 pub(crate) use new_folder::{write_folder, write_json};
 pub(crate) use order::widened;
-pub(crate) use tensor_file::{LayerReader, Tensor, write_tensors};
+pub(crate) use tensor_file::{LayerReader, LayerTensor, Tensor, write_tensors};

@@ -8,17 +8,27 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 use tandem_kernels::{DType, Device};
 
+use super::archive::TensorArchive;
 use super::folder::{ModelFolder, QUANTISATION};
 use super::new_folder::{write_folder, write_json};
-use super::tensor_file::{LayerReader, Tensor, write_tensors};
-use crate::Result;
+use super::tensor_file::{LayerReader, LayerTensor, Tensor, write_tensors};
 use crate::decoder::Decoder;
 use crate::families::{family_named, pieces};
 use crate::layout::LayerId;
 use crate::weights::FlatWeights;
+use crate::{ModelError, Result};
 
 /// Default size of one weight file in bytes; a larger model gets several and an index.
 pub const SHARD_BYTES: u64 = 5_000_000_000;
+
+/// Files beside tokenizer and weights that are copied: defaults of generation, and what turns images
+/// into the input of a vision–language model.
+const FURTHER_FILES: [&str; 4] = [
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+];
 
 /// A model to write.
 #[derive(Clone, Copy)]
@@ -47,7 +57,7 @@ impl Save<'_> {
     ) -> Result<()> {
         write_folder(destination, &mut |folder| {
             self.write_config(folder)?;
-            self.template.copy_files(&["generation_config.json"], folder)?;
+            self.template.copy_files(&FURTHER_FILES, folder)?;
             self.template.copy_tokenizer(folder)?;
             self.write_weights(folder, read)
         })
@@ -73,9 +83,10 @@ impl Save<'_> {
         // transformers 4 calls it torch_dtype; 5 reads both.
         let key = if config.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
         config.insert(key.into(), dtype.into());
-        // A merged adapter may have untied the head from the table.
+        // A merged adapter may have untied the head from the table, and where a vision–language model's
+        // config has no such key, versions of transformers differ.
         let tied = self.decoder.spec().head.tied;
-        if tied != self.template.spec().head.tied {
+        if tied != self.template.spec().head.tied || self.template.family().sees() {
             config.insert("tie_word_embeddings".into(), tied.into());
         }
         if self.decoder.spec().head.is_score() {
@@ -101,7 +112,13 @@ impl Save<'_> {
         folder: &Path,
         read: &mut dyn FnMut(LayerId, &mut [f32]) -> Result<()>,
     ) -> Result<()> {
-        let tensors = stored(self.decoder);
+        let source = self.template.family().sees().then(|| self.template.archive()).transpose()?;
+        let mut tensors: Vec<_> = stored(self.decoder).into_iter().map(Tensor::Layer).collect();
+        if let Some(source) = &source {
+            tensors.extend(self.copied(source)?);
+        }
+        // Wide elements first: every tensor is then aligned. The order is else as it was.
+        tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.alignment(self.dtype)));
         let shards = self.cut(&tensors);
         let heads = self.decoder.spec().attention.heads;
         let mut layers = LayerReader::new(read);
@@ -115,9 +132,25 @@ impl Save<'_> {
         Ok(())
     }
 
+    /// Lists the tensors beside the text model, by name.
+    fn copied<'a>(&self, source: &'a TensorArchive) -> Result<Vec<Tensor<'a>>> {
+        let mut names = source.names();
+        names.retain(|name| self.template.family().is_beside(name));
+        names.sort_unstable();
+        let copy = |name: &'a str| {
+            let stored = source.get(name).expect("the archive lists it");
+            let dtype = stored.dtype.in_safetensors().ok_or_else(|| {
+                let reason = format!("tensor {name} is {}, which safetensors files have not", stored.dtype);
+                ModelError::format(source.path(), reason)
+            })?;
+            Ok(Tensor::Copied { name, dtype, shape: stored.shape, bytes: stored.bytes })
+        };
+        names.into_iter().map(copy).collect()
+    }
+
     /// Divides the tensors, in order, into files of at most `shard_bytes`; a larger tensor has one
     /// to itself.
-    fn cut<'t>(&self, tensors: &'t [Tensor]) -> Vec<&'t [Tensor]> {
+    fn cut<'t, 'a>(&self, tensors: &'t [Tensor<'a>]) -> Vec<&'t [Tensor<'a>]> {
         let (mut shards, mut start, mut bytes) = (Vec::new(), 0, 0);
         for (i, tensor) in tensors.iter().enumerate() {
             let size = tensor.bytes(self.dtype);
@@ -136,7 +169,7 @@ impl Save<'_> {
         let mut total = 0;
         for (index, shard) in shards.iter().enumerate() {
             for tensor in *shard {
-                map.insert(tensor.piece.name.clone(), shard_name(index, shards.len()).into());
+                map.insert(tensor.name().to_owned(), shard_name(index, shards.len()).into());
                 total += tensor.bytes(self.dtype);
             }
         }
@@ -146,13 +179,13 @@ impl Save<'_> {
 }
 
 /// Lists every tensor of a decoder with its layer.
-pub(crate) fn stored(decoder: &Decoder) -> Vec<Tensor> {
+pub(crate) fn stored(decoder: &Decoder) -> Vec<LayerTensor> {
     let spec = decoder.spec();
     let family = family_named(spec.family).expect("specs come from families");
     let mut tensors = Vec::new();
     for layer in decoder.layers() {
         let layout = decoder.layout(layer);
-        let tensor = |piece| Tensor { layer, len: layout.len, piece };
+        let tensor = |piece| LayerTensor { layer, len: layout.len, piece };
         tensors.extend(pieces(family, spec, layer, layout).into_iter().map(tensor));
     }
     tensors

@@ -39,16 +39,59 @@ impl<'a> LayerReader<'a> {
     }
 }
 
-/// Tensor to write: its layer, the length of that layer's buffer, and its place there.
-pub(crate) struct Tensor {
+/// Tensor of a layer to write: the layer, the length of its buffer, and the tensor's place there.
+pub(crate) struct LayerTensor {
     pub(crate) layer: LayerId,
     pub(crate) len: usize,
     pub(crate) piece: HfTensor,
 }
 
-impl Tensor {
+impl LayerTensor {
     pub(crate) fn bytes(&self, dtype: DType) -> u64 {
         (self.piece.range.len() * dtype.size()) as u64
+    }
+}
+
+/// Tensor to write.
+pub(crate) enum Tensor<'a> {
+    /// Part of a layer's buffer, written in the file's type.
+    Layer(LayerTensor),
+    /// Tensor of another file, copied as it is.
+    Copied {
+        name: &'a str,
+        /// Type as safetensors files name it.
+        dtype: String,
+        shape: Vec<usize>,
+        bytes: &'a [u8],
+    },
+}
+
+impl Tensor<'_> {
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            Self::Layer(tensor) => &tensor.piece.name,
+            Self::Copied { name, .. } => name,
+        }
+    }
+
+    /// Returns the length in a file of type `dtype`.
+    pub(crate) fn bytes(&self, dtype: DType) -> u64 {
+        match self {
+            Self::Layer(tensor) => tensor.bytes(dtype),
+            Self::Copied { bytes, .. } => bytes.len() as u64,
+        }
+    }
+
+    /// Returns the largest power of two up to eight that divides the length of an element in bytes.
+    pub(crate) fn alignment(&self, dtype: DType) -> usize {
+        match self {
+            Self::Layer(_) => dtype.size(),
+            Self::Copied { shape, bytes, .. } => {
+                let elements: usize = shape.iter().product();
+                let size = if elements == 0 { 1 } else { bytes.len() / elements };
+                1 << size.max(1).trailing_zeros().min(3)
+            }
+        }
     }
 }
 
@@ -63,10 +106,15 @@ pub(crate) fn write_tensors(
     let failed = |e| ModelError::io(path, e);
     let mut file = BufWriter::with_capacity(1 << 20, File::create(path).map_err(failed)?);
     file.write_all(&header(tensors, dtype)).map_err(failed)?;
-    for Tensor { layer, len, piece } in tensors {
-        let flat = layers.get(*layer, *len)?;
-        let values = order::to_hf(piece, heads, &flat[piece.range.clone()]);
-        write_values(&mut file, &values, dtype).map_err(failed)?;
+    for tensor in tensors {
+        match tensor {
+            Tensor::Layer(LayerTensor { layer, len, piece }) => {
+                let flat = layers.get(*layer, *len)?;
+                let values = order::to_hf(piece, heads, &flat[piece.range.clone()]);
+                write_values(&mut file, &values, dtype).map_err(failed)?;
+            }
+            Tensor::Copied { bytes, .. } => file.write_all(bytes).map_err(failed)?,
+        }
     }
     let file = file.into_inner().map_err(|e| failed(e.into_error()))?;
     file.sync_all().map_err(failed)
@@ -75,7 +123,7 @@ pub(crate) fn write_tensors(
 /// Makes a safetensors header, length and JSON, padded so that the data starts at a multiple of
 /// eight.
 fn header(tensors: &[Tensor], dtype: DType) -> Vec<u8> {
-    let name = match dtype {
+    let own = match dtype {
         DType::F32 => "F32",
         DType::Bf16 => "BF16",
     };
@@ -84,8 +132,12 @@ fn header(tensors: &[Tensor], dtype: DType) -> Vec<u8> {
     let mut start = 0;
     for tensor in tensors {
         let end = start + tensor.bytes(dtype);
-        let entry = json!({"dtype": name, "shape": tensor.piece.shape, "data_offsets": [start, end]});
-        header.insert(tensor.piece.name.clone(), entry);
+        let (dtype, shape) = match tensor {
+            Tensor::Layer(tensor) => (own, &tensor.piece.shape),
+            Tensor::Copied { dtype, shape, .. } => (dtype.as_str(), shape),
+        };
+        let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [start, end]});
+        header.insert(tensor.name().to_owned(), entry);
         start = end;
     }
     let mut text = Value::Object(header).to_string().into_bytes();

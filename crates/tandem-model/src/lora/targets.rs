@@ -5,7 +5,7 @@ use std::ops::Range;
 use regex::Regex;
 
 use super::Adapter;
-use crate::families::{family_named, pieces};
+use crate::families::{Family, family_named, pieces};
 use crate::layout::{LayerId, LayerLayout, ParamKind};
 use crate::spec::DecoderSpec;
 use crate::{ModelError, Result};
@@ -27,7 +27,7 @@ pub(super) struct Module {
     /// HF name; `{}` stands for the block's index.
     pub(super) name: &'static str,
     /// Name in memory, if `transformers` renames the module.
-    other_name: Option<&'static str>,
+    other_name: Option<String>,
     /// Parameter that holds its weight.
     pub(super) part: ParamKind,
     /// Rows of that parameter.
@@ -51,9 +51,8 @@ pub(super) fn modules(spec: &DecoderSpec) -> Vec<Module> {
             let is_whole = found.len() == 1;
             let mut row = 0;
             for (piece, &name) in found.iter().zip(family.modules(param.part)) {
-                let renamed = family.renamed.filter(|(in_files, _)| *in_files == name);
                 let (part, rows) = (param.part, row..row + piece.rows);
-                let other_name = renamed.map(|(_, other)| other);
+                let other_name = family.name_in_memory(name);
                 modules.push(Module { name, other_name, part, rows, is_whole });
                 row += piece.rows;
             }
@@ -69,13 +68,13 @@ fn is_meant(name: &str, target: &str) -> bool {
 
 impl Module {
     /// Returns the name by which `peft` finds the module.
-    pub(super) fn known_name(&self) -> &'static str {
-        self.other_name.unwrap_or(self.name)
+    pub(super) fn known_name(&self) -> &str {
+        self.other_name.as_deref().unwrap_or(self.name)
     }
 
     /// Lists the names of the module in one block.
     fn names(&self, index: usize) -> impl Iterator<Item = String> {
-        let names = std::iter::once(self.name).chain(self.other_name);
+        let names = std::iter::once(self.name).chain(self.other_name.as_deref());
         names.map(move |name| name.replace("{}", &index.to_string()))
     }
 
@@ -86,29 +85,37 @@ impl Module {
     }
 }
 
-/// Returns the names by which `peft` finds the targets, and those of the modules that train whole:
-/// the last word of a name if it is unambiguous, else as much of it as all blocks share.
-pub(crate) fn peft_names(adapter: &Adapter, spec: &DecoderSpec) -> (Vec<String>, Vec<String>) {
+/// Returns the targets as `peft` finds them, and the names of the modules that train whole. A target
+/// is the last word of a name if it is unambiguous, else as much of it as all blocks share. In a
+/// vision–language model, whose other parts have modules of the same names, the targets are a
+/// pattern.
+pub(crate) fn peft_names(adapter: &Adapter, spec: &DecoderSpec) -> (Targets, Vec<String>) {
     let modules = modules(spec);
+    let sees = family_named(spec.family).is_some_and(Family::sees);
     let sites = || adapter.matrices().iter().flat_map(|adapted| &adapted.sites);
     let is_target = |module: &Module| sites().any(|site| site.module == module.name);
-    let end = |name: &'static str| name.split_once("{}.").map_or(name, |(_, end)| end);
+    let end = |name: &str| name.split_once("{}.").map_or(name, |(_, end)| end).to_owned();
     let mut targets: Vec<String> = Vec::new();
     for module in modules.iter().filter(|module| is_target(module)) {
         let name = module.known_name();
         let word = name.rsplit('.').next().unwrap_or(name);
         let is_unmistakable =
             modules.iter().filter(|other| is_meant(other.known_name(), word)).all(is_target);
-        let name = if is_unmistakable { word } else { end(name) };
-        if !targets.iter().any(|known| known == name) {
-            targets.push(name.to_owned());
+        let name = match () {
+            () if sees => regex::escape(name).replace(r"\{\}", r"\d+"),
+            () if is_unmistakable => word.to_owned(),
+            () => end(name),
+        };
+        if !targets.contains(&name) {
+            targets.push(name);
         }
     }
+    let targets = if sees { Targets::Pattern(targets.join("|")) } else { Targets::Names(targets) };
     let saved = adapter.saved();
     let is_copied =
         |part| part == ParamKind::HeadWeight && spec.head.tied && saved.contains(&ParamKind::TokenTable);
     let is_saved = |module: &&Module| saved.contains(&module.part) || is_copied(module.part);
-    (targets, modules.iter().filter(is_saved).map(|module| end(module.known_name()).to_owned()).collect())
+    (targets, modules.iter().filter(is_saved).map(|module| end(module.known_name())).collect())
 }
 
 fn unknown(key: &str, name: &str, modules: &[Module]) -> ModelError {

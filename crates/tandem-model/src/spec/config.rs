@@ -18,6 +18,8 @@ const MOST_LAYERS: usize = 16_384;
 #[derive(Clone, Debug)]
 pub struct Config {
     path: PathBuf,
+    /// Key of the file whose value this is, if it is not the whole file.
+    key: Option<&'static str>,
     map: Map<String, Value>,
 }
 
@@ -31,7 +33,7 @@ impl Config {
     /// Parses the text of a config file; `path` is for messages.
     pub fn parse(path: &Path, text: &str) -> Result<Self> {
         match serde_json::from_str(text) {
-            Ok(Value::Object(map)) => Ok(Self { path: path.to_owned(), map }),
+            Ok(Value::Object(map)) => Ok(Self { path: path.to_owned(), key: None, map }),
             Ok(_) => Err(ModelError::format(path, "not a JSON object")),
             Err(e) => Err(ModelError::format(path, format!("not JSON: {e}"))),
         }
@@ -49,7 +51,71 @@ impl Config {
 
     /// Makes an error about this config.
     pub fn error(&self, reason: impl Into<String>) -> ModelError {
-        ModelError::Config { path: self.path.clone(), reason: reason.into() }
+        let reason = match self.key {
+            None => reason.into(),
+            Some(key) => format!("{key}: {}", reason.into()),
+        };
+        ModelError::Config { path: self.path.clone(), reason }
+    }
+
+    /// Returns the config of a vision–language model's text model: `text_config`, or this config in
+    /// older folders that have no such key.
+    pub(crate) fn text_config(&self) -> Result<Self> {
+        const KEY: &str = "text_config";
+        match self.value(KEY) {
+            None => Ok(self.clone()),
+            Some(Value::Object(map)) => {
+                Ok(Self { path: self.path.clone(), key: Some(KEY), map: map.clone() })
+            }
+            Some(other) => Err(self.expected(KEY, "an object", other)),
+        }
+    }
+
+    /// Adds numbers under the keys that are absent: transformers leaves out of an inner config what
+    /// its class has anyway.
+    #[must_use]
+    pub(crate) fn with_defaults(mut self, defaults: &[(&str, u64)]) -> Self {
+        for &(key, default) in defaults {
+            self.map.entry(key).or_insert_with(|| default.into());
+        }
+        self
+    }
+
+    /// Names the kind of rotary embedding with positions in three dimensions, which are equal in text,
+    /// as the ordinary one.
+    #[must_use]
+    pub(crate) fn without_mrope(mut self) -> Self {
+        for table in ["rope_scaling", "rope_parameters"] {
+            let Some(Value::Object(table)) = self.map.get_mut(table) else { continue };
+            for key in ["type", "rope_type"] {
+                if table.get(key).is_some_and(|kind| kind == "mrope") {
+                    table.insert(key.into(), "default".into());
+                }
+            }
+        }
+        self
+    }
+
+    /// Returns a string that must be one of those listed.
+    pub(crate) fn expect_word<'a>(&'a self, key: &str, known: &[&str]) -> Result<&'a str> {
+        match self.word(key, "")? {
+            word if known.contains(&word) => Ok(word),
+            word => Err(self.error(format!(
+                "{key} is \"{word}\", which is not supported here; known: {}",
+                known.join(", ")
+            ))),
+        }
+    }
+
+    /// Returns whether layers, also those of an inner text model, have linear attention.
+    pub(crate) fn has_linear_attention(&self) -> bool {
+        let inner = self.value("text_config").and_then(Value::as_object);
+        let types = |map: &Map<String, Value>| map.get("layer_types").and_then(Value::as_array).cloned();
+        [Some(&self.map), inner]
+            .into_iter()
+            .flatten()
+            .filter_map(types)
+            .any(|types| types.iter().any(|kind| kind == "linear_attention"))
     }
 
     fn value(&self, key: &str) -> Option<&Value> {
@@ -162,7 +228,9 @@ impl Config {
             "resid_pdrop",
             "residual_dropout",
         ];
-        let rate = |key: &&'static str| Some((*key, self.value(key)?.as_f64().filter(|rate| *rate > 0.0)?));
+        let inner = self.value("text_config").and_then(Value::as_object);
+        let value = |key: &str| inner.and_then(|map| map.get(key)).or_else(|| self.value(key));
+        let rate = |key: &&'static str| Some((*key, value(key)?.as_f64().filter(|rate| *rate > 0.0)?));
         KEYS.iter().filter_map(rate).collect()
     }
 

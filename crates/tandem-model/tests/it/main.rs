@@ -12,4 +12,5 @@ mod rewards;
 mod split;
 mod stages;
 mod support;
+mod vision;
 mod walk;

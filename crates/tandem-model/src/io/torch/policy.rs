@@ -11,11 +11,11 @@ use tandem_kernels::DType;
 
 use super::zip_writer::ZipWriter;
 use crate::decoder::Decoder;
-use crate::families::family_named;
+use crate::families::{Family, family_named};
 use crate::io::new_folder::write_new_file;
 use crate::io::order;
 use crate::io::save::stored;
-use crate::io::tensor_file::{LayerReader, ReadLayer, Tensor, write_values};
+use crate::io::tensor_file::{LayerReader, LayerTensor, ReadLayer, write_values};
 use crate::layout::ParamKind;
 use crate::{ModelError, Result};
 
@@ -26,8 +26,14 @@ use crate::{ModelError, Result};
 /// A tied head is named too, and shares the table's storage, as in the state dict of torch.
 ///
 /// # Errors
-/// If the disk refuses (nothing is left behind, and an older file stays whole) or `read` fails.
+/// If the model is the text model of a vision–language model, the disk refuses (nothing is left
+/// behind, and an older file stays whole) or `read` fails.
 pub fn write_policy(destination: &Path, decoder: &Decoder, dtype: DType, read: ReadLayer) -> Result<()> {
+    if family_named(decoder.spec().family).is_some_and(Family::sees) {
+        let reason =
+            "policy.pt holds language models; a vision–language model has further parts: export a folder";
+        return Err(ModelError::Invalid(reason.to_owned()));
+    }
     let tensors = stored(decoder);
     let heads = decoder.spec().attention.heads;
     let pickle = pickle(&entries(decoder, &tensors), dtype);
@@ -66,9 +72,9 @@ struct StateEntry {
     shape: Vec<usize>,
 }
 
-fn entries(decoder: &Decoder, tensors: &[Tensor]) -> Vec<StateEntry> {
+fn entries(decoder: &Decoder, tensors: &[LayerTensor]) -> Vec<StateEntry> {
     let spec = decoder.spec();
-    let entry = |(storage, tensor): (usize, &Tensor)| StateEntry {
+    let entry = |(storage, tensor): (usize, &LayerTensor)| StateEntry {
         name: tensor.piece.name.clone(),
         storage,
         shape: tensor.piece.shape.clone(),

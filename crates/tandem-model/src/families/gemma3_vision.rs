@@ -1,0 +1,42 @@
+//! Gemma 3 with a vision tower: its text model is [`super::gemma3`].
+
+use super::{Family, gemma2, gemma3, llama};
+use crate::Result;
+use crate::layout::ParamKind::*;
+use crate::spec::{Config, DecoderSpec};
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "gemma3",
+    architecture: "Gemma3ForConditionalGeneration",
+    base_prefix: "",
+    read,
+    modules: gemma2::modules!("language_model.model", "language_model.lm_head"),
+    renamed: &[("language_model.model", "model.language_model"), ("language_model.lm_head", "lm_head")],
+    has_scorer: false,
+    beside: &[
+        "vision_tower.",
+        "multi_modal_projector.",
+        "model.vision_tower.",
+        "model.multi_modal_projector.",
+    ],
+    ..llama::FAMILY
+};
+
+/// Sizes that the text config leaves out where they are those of `Gemma3TextConfig`.
+const DEFAULTS: &[(&str, u64)] = &[
+    ("vocab_size", 262_208),
+    ("hidden_size", 2304),
+    ("intermediate_size", 9216),
+    ("num_hidden_layers", 26),
+    ("num_attention_heads", 8),
+    ("num_key_value_heads", 4),
+    ("max_position_embeddings", 131_072),
+];
+
+fn read(config: &Config) -> Result<DecoderSpec> {
+    let text = config.text_config()?.with_defaults(DEFAULTS);
+    text.expect_word("model_type", &["gemma3_text"])?;
+    let mut spec = gemma3::read(&text)?;
+    spec.head.tied = config.flag("tie_word_embeddings", true)?;
+    Ok(spec)
+}
