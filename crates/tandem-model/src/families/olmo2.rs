@@ -34,7 +34,8 @@ fn read(config: &Config) -> Result<DecoderSpec> {
 pub(super) fn unrotated(config: &Config) -> Result<DecoderSpec> {
     let mut spec = llama::unrotated(config, None, 1e-5)?;
     spec.residual = Residual::Sequential { norms: NormPlacement::After, scale: 1.0 };
-    spec.attention.qk_norm = Some(QkNorm::Full);
+    let (queries, keys) = (spec.attention.query_width(), spec.attention.kv_width());
+    spec.attention.qk_norm = Some(QkNorm::Full { queries, keys });
     let bias = config.flag("attention_bias", false)?;
     (spec.attention.qkv_bias, spec.attention.out_bias) = (bias, bias);
     Ok(spec)

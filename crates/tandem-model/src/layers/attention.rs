@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use tandem_kernels::ops::AttentionShape;
-use tandem_kernels::{DType, Device, Forest, MemoryKind, Tensor, View, ViewMut, ops};
+use tandem_kernels::{DType, Device, Extent, Forest, MemoryKind, Tensor, View, ViewMut, ops};
 
 use super::LayerExecutor;
 use super::low_rank::LoraIntermediate;
@@ -225,23 +225,57 @@ fn rotate(walk: &LayerExecutor, layer: usize, qk: ViewMut, positions: &[u32], in
     Ok(())
 }
 
-/// Lists the parts of queries and keys that are normalised together, by columns of the projection,
-/// with their norm's weight: each query head, then each key head, or all query heads, then all key
-/// heads.
+/// Lists the parts of queries and keys that are normalised together, by columns of
+/// [`heads_of_norm`], with their norm's weight: each query head, then each key head, or all query
+/// heads, then all key heads.
 fn norm_groups(
     spec: &AttentionSpec,
     kind: QkNorm,
 ) -> impl Iterator<Item = (ParamKind, Range<usize>)> + use<> {
-    let (query, both) = (spec.query_width(), spec.query_width() + spec.kv_width());
-    let (query_step, key_step) = match kind {
-        QkNorm::PerHead | QkNorm::PerHeadRotated => (spec.head_dim, spec.head_dim),
-        QkNorm::Full => (query, both - query),
+    let (query, key, query_step, key_step) = match kind {
+        QkNorm::PerHead | QkNorm::PerHeadRotated => {
+            (spec.query_width(), spec.kv_width(), spec.head_dim, spec.head_dim)
+        }
+        QkNorm::Full { queries, keys } => (queries, keys, queries, keys),
     };
     let groups = |part, range: Range<usize>, step| {
         range.step_by(step).map(move |start: usize| (part, start..start + step))
     };
     let queries = groups(ParamKind::QNormWeight, 0..query, query_step);
-    queries.chain(groups(ParamKind::KNormWeight, query..both, key_step))
+    queries.chain(groups(ParamKind::KNormWeight, query..query + key, key_step))
+}
+
+/// Gathers the queries and keys of all ranks `[T, (H+K)·d]`, if they are normalised together; `own`
+/// begins with this rank's.
+fn heads_of_norm(walk: &LayerExecutor, kind: QkNorm, own: View) -> Result<Option<Tensor>> {
+    let (Some(split), QkNorm::Full { queries, keys }) = (walk.split, kind) else { return Ok(None) };
+    let (slice, rows) = (walk.decoder.slice(), own.extent());
+    let (query, key) = (queries / slice.count, keys / slice.count);
+    let of_ranks = Extent::new(slice.count * rows.len(), slice.count * rows.room());
+    let mut gathered = walk.alloc(of_ranks, query + key, own.dtype())?;
+    let rows_of = |rank: usize| rank * rows.len()..(rank + 1) * rows.len();
+    let place = gathered.view_mut().row_range(rows_of(slice.index));
+    ops::cast(walk.device, own.col_range(0..query + key), place)?;
+    split.gather_rows(walk.device, &mut gathered, &vec![rows.len(); slice.count])?;
+    let mut all = walk.alloc(rows, queries + keys, own.dtype())?;
+    for rank in 0..slice.count {
+        let from = gathered.view().row_range(rows_of(rank));
+        for (start, width, offset) in [(0, query, 0), (query, key, queries)] {
+            let to = offset + rank * width..offset + (rank + 1) * width;
+            ops::cast(walk.device, from.col_range(start..start + width), all.view_mut().col_range(to))?;
+        }
+    }
+    Ok(Some(all))
+}
+
+/// Returns this rank's columns among those of a group that all ranks' heads form, and their columns in
+/// its projection.
+fn own_columns(walk: &LayerExecutor, group: &Range<usize>) -> (Range<usize>, Range<usize>) {
+    let slice = walk.decoder.slice();
+    let width = group.len() / slice.count;
+    let within = slice.index * width..(slice.index + 1) * width;
+    let start = group.start / slice.count;
+    (within, start..start + width)
 }
 
 fn rms_offset(walk: &LayerExecutor) -> f32 {
@@ -261,13 +295,24 @@ fn norm_heads(
 ) -> Result<(Tensor, Tensor)> {
     let (spec, eps, offset) =
         (&walk.decoder.spec().attention, walk.decoder.spec().norm.eps, rms_offset(walk));
-    let mut qk = walk.alloc(qkv.extent(), spec.query_width() + spec.kv_width(), walk.dtype)?;
+    let width = spec.query_width() + spec.kv_width();
     let mut inverse = walk.alloc_turned(norm_groups(spec, kind).count(), qkv.extent())?;
+    let mut qk = walk.alloc(qkv.extent(), width, walk.dtype)?;
+    let all = heads_of_norm(walk, kind, qkv)?;
     for (group, (part, cols)) in norm_groups(spec, kind).enumerate() {
         let weight = weights.require(part)?;
-        let (y, r) = (qk.view_mut().col_range(cols.clone()), inverse.view_mut().row_range(group..group + 1));
-        let call = ops::RmsNorm { x: qkv.col_range(cols), w: weight, offset, eps, y, inverse_rms: r };
-        ops::rms_norm(walk.device, call)?;
+        let r = inverse.view_mut().row_range(group..group + 1);
+        let Some(all) = &all else {
+            let y = qk.view_mut().col_range(cols.clone());
+            let call = ops::RmsNorm { x: qkv.col_range(cols), w: weight, offset, eps, y, inverse_rms: r };
+            ops::rms_norm(walk.device, call)?;
+            continue;
+        };
+        let mut normed = walk.alloc(qkv.extent(), cols.len(), walk.dtype)?;
+        let (x, y) = (all.view().col_range(cols.clone()), normed.view_mut());
+        ops::rms_norm(walk.device, ops::RmsNorm { x, w: weight, offset, eps, y, inverse_rms: r })?;
+        let (within, own) = own_columns(walk, &cols);
+        ops::cast(walk.device, normed.view().col_range(within), qk.view_mut().col_range(own))?;
     }
     Ok((qk, inverse))
 }
@@ -286,25 +331,34 @@ fn norm_heads_backward(
     let (spec, offset) = (&walk.decoder.spec().attention, rms_offset(walk));
     let widest = norm_groups(spec, kind).map(|(_, cols)| cols.len()).max().expect("a model has heads");
     let mut d_group = walk.alloc(qkv.extent(), widest, DType::F32)?;
-    // One weight serves the heads of all ranks, so its gradient is summed over ranks.
-    let mut d_weights = match walk.split {
-        Some(_) => Some(walk.device.zeros(MemoryKind::Activations, 2, widest, DType::F32)?),
+    let all = match heads_of_norm(walk, kind, qkv)? {
+        Some(x) => heads_of_norm(walk, kind, d_qkv.view())?.map(|dy| (x, dy)),
         None => None,
+    };
+    // Where each head has a norm, one weight serves the heads of all ranks, so its gradient is summed
+    // over ranks. Where all heads have one, every rank computes all of it.
+    let mut d_weights = match walk.split {
+        Some(_) if all.is_none() => {
+            Some(walk.device.zeros(MemoryKind::Activations, 2, widest, DType::F32)?)
+        }
+        _ => None,
     };
     for (group, (part, cols)) in norm_groups(spec, kind).enumerate() {
         let (weight, r) = (weights.require(part)?, inverse.row_range(group..group + 1));
         let width = cols.len();
         ops::fill_zero(walk.device, d_group.view_mut().col_range(0..width))?;
-        let dy = d_qkv.view().col_range(cols.clone());
+        let (x, dy) = all.as_ref().map_or((qkv, d_qkv.view()), |(x, dy)| (x.view(), dy.view()));
+        let (x, dy) = (x.col_range(cols.clone()), dy.col_range(cols.clone()));
         let row = usize::from(part == ParamKind::KNormWeight);
-        let (x, dw) = match &mut d_weights {
-            Some(terms) => (qkv.col_range(cols.clone()), Some(terms.view_mut().row_range(row..row + 1))),
-            None => (qkv.col_range(cols.clone()), gradients.get_mut(part)),
+        let dw = match &mut d_weights {
+            Some(terms) => Some(terms.view_mut().row_range(row..row + 1)),
+            None => gradients.get_mut(part),
         };
         let dx = d_group.view_mut().col_range(0..width);
         let call = ops::RmsNormBackward { x, w: weight, offset, inverse_rms: r, dy, dx, dw };
         ops::rms_norm_backward(walk.device, call)?;
-        ops::cast(walk.device, d_group.view().col_range(0..width), d_qkv.view_mut().col_range(cols))?;
+        let (within, own) = if all.is_some() { own_columns(walk, &cols) } else { (0..width, cols) };
+        ops::cast(walk.device, d_group.view().col_range(within), d_qkv.view_mut().col_range(own))?;
     }
     d_weights.map_or(Ok(()), |terms| {
         walk.add_terms(terms, &[ParamKind::QNormWeight, ParamKind::KNormWeight], gradients)

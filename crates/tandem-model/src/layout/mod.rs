@@ -387,7 +387,7 @@ impl LayerLayout {
         let (before, after) = (spec.norms_before(), spec.norms_after());
         let second_norm = before && spec.residual != Residual::Parallel { shared_norm: true };
         let (qk_norm, [q_norm, k_norm]) = match attention.qk_norm {
-            Some(QkNorm::Full) => (true, [attention.query_width(), attention.kv_width()]),
+            Some(QkNorm::Full { queries, keys }) => (true, [queries, keys]),
             Some(QkNorm::PerHead | QkNorm::PerHeadRotated) => (true, [attention.head_dim; 2]),
             None => (false, [0; 2]),
         };

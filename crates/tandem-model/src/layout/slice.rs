@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use crate::layout::{LayerLayout, ParamKind, ParamSpec};
-use crate::spec::{DecoderSpec, QkNorm};
+use crate::spec::DecoderSpec;
 use crate::{ModelError, Result};
 
 /// Tensor-parallel shard of a decoder.
@@ -41,13 +41,6 @@ impl TensorParallelShard {
             return Err(ModelError::Invalid(
                 "a reward model cannot be divided among tensor-parallel ranks: leave compute.tensor out, and use compute.sharding \
                  or compute.pipeline"
-                    .to_owned(),
-            ));
-        }
-        if count > 1 && whole.attention.qk_norm == Some(QkNorm::Full) {
-            return Err(ModelError::Invalid(
-                "a model that normalises all query heads together cannot be divided among tensor-parallel ranks: \
-                 leave compute.tensor out, and use compute.sharding or compute.pipeline"
                     .to_owned(),
             ));
         }

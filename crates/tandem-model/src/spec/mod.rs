@@ -140,8 +140,14 @@ pub enum QkNorm {
     PerHead,
     /// As [`QkNorm::PerHead`], after the heads have rotated: the others come before (Hunyuan).
     PerHeadRotated,
-    /// All query heads together, and all key heads (OLMo 2).
-    Full,
+    /// All query heads together, and all key heads (OLMo 2). The widths are those of the whole model,
+    /// also in a tensor-parallel shard.
+    Full {
+        /// Columns of all query heads.
+        queries: usize,
+        /// Columns of all key heads.
+        keys: usize,
+    },
 }
 
 /// Attention.

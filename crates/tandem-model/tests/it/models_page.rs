@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use tandem_model::families::FAMILIES;
-use tandem_model::spec::{DecoderSpec, QkNorm, RotaryScaling};
+use tandem_model::spec::{DecoderSpec, RotaryScaling};
 
 use crate::support::{Golden, all};
 
@@ -24,8 +24,8 @@ fn rotary(spec: &DecoderSpec) -> Vec<&'static str> {
 /// The table: a row for each family, with what its goldens cover.
 fn table() -> String {
     let mut table = String::from(
-        "| `model_type` | class | goldens | rotary embedding in them | windows in them | `compute.tensor` |\n\
-         |---|---|---|---|---|---|\n",
+        "| `model_type` | class | goldens | rotary embedding in them | windows in them |\n\
+         |---|---|---|---|---|\n",
     );
     let specs: Vec<_> = all().iter().map(|&name| (name, Golden::new(name).decoder.spec().clone())).collect();
     for family in &FAMILIES {
@@ -36,17 +36,15 @@ fn table() -> String {
         kinds.sort_unstable();
         kinds.dedup();
         let windows = own.iter().any(|(_, spec)| spec.attention.windows.iter().any(Option::is_some));
-        let divides = own.iter().all(|(_, spec)| spec.attention.qk_norm != Some(QkNorm::Full));
         let yes = |yes: bool| if yes { "yes" } else { "no" };
         writeln!(
             table,
-            "| `{}` | {} | {} | {} | {} | {} |",
+            "| `{}` | {} | {} | {} | {} |",
             family.model_type,
             family.architecture,
             names.join(", "),
             kinds.join(", "),
-            yes(windows),
-            yes(divides)
+            yes(windows)
         )
         .unwrap();
     }

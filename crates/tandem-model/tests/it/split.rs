@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::support::table::{Rank, Table, on_ranks, read_shard};
 use crate::support::{
-    self, GRADIENTS, Golden, SCORES, bits, divisible, forward_keep, relative_error, tensors, train,
+    self, GRADIENTS, Golden, SCORES, all, bits, forward_keep, relative_error, tensors, train,
 };
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Forest, MemoryKind, Prediction, Segment, Tensor};
@@ -106,7 +106,7 @@ fn same_numbers(
 #[test]
 fn a_split_decoder_scores_and_trains_like_the_whole_one() {
     let mut checked = Vec::new();
-    for name in divisible() {
+    for &name in all() {
         let (golden, device, weights) = Golden::loaded(name);
         let forest = golden.forest();
         let d_log_prob = golden.forest_weights(&forest);
@@ -270,7 +270,7 @@ fn checkpointing_changes_no_bit_of_a_split_decoder() {
 
 #[test]
 fn slices_are_read_from_files_and_drawn_as_the_whole_is() {
-    for name in divisible() {
+    for &name in all() {
         let golden = Golden::new(name);
         let device = support::cpu();
         let whole = Arc::new(golden.decoder.clone());

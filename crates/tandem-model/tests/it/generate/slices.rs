@@ -12,7 +12,7 @@ use tandem_model::{
 use super::mixture::{Two, three};
 use super::{OPTIONS, prompts, sampling};
 use crate::support::table::{Rank, Table, on_ranks, read_shard};
-use crate::support::{Golden, SCORES, cpu, divisible};
+use crate::support::{Golden, SCORES, all, cpu};
 
 const LOG_PROBS: GeneratorOptions = GeneratorOptions { log_probs: true, ..OPTIONS };
 
@@ -71,7 +71,7 @@ fn same(found: &[Answer], expected: &[Answer], what: &str) {
 #[test]
 fn slices_give_the_text_of_the_whole() {
     let mut checked = 0;
-    for name in divisible() {
+    for &name in all() {
         let golden = Golden::new(name);
         for sampling in [Sampling::GREEDY, sampling()] {
             let expected = whole(&golden, sampling);

@@ -60,13 +60,6 @@ pub fn all() -> &'static [&'static str] {
     &ALL
 }
 
-/// Names of the goldens that tensor parallelism divides. A norm over all query heads cannot be divided.
-pub fn divisible() -> impl Iterator<Item = &'static str> {
-    all().iter().copied().filter(|name| {
-        Golden::new(name).decoder.spec().attention.qk_norm != Some(tandem_model::spec::QkNorm::Full)
-    })
-}
-
 pub fn goldens() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens/models")
 }
