@@ -88,7 +88,7 @@ impl Tensor<'_> {
             Self::Layer(_) => dtype.size(),
             Self::Copied { shape, bytes, .. } => {
                 let elements: usize = shape.iter().product();
-                let size = if elements == 0 { 1 } else { bytes.len() / elements };
+                let size = bytes.len().checked_div(elements).unwrap_or(1);
                 1 << size.max(1).trailing_zeros().min(3)
             }
         }
