@@ -225,7 +225,7 @@ fn errors_name_the_inner_config() {
     let refused = |name: &'static str, key: &str, value: Value| {
         let golden = Golden::new(name);
         change(&golden, |config| {
-            _ = config["text_config"].as_object_mut().unwrap().insert(key.into(), value)
+            _ = config["text_config"].as_object_mut().unwrap().insert(key.into(), value);
         });
         ModelFolder::open(golden.folder.path()).err().unwrap().to_string()
     };
