@@ -22,7 +22,7 @@ use crate::rows::row::TokenRow;
 use crate::source::record::RowKind;
 
 /// Version of the layout and of the rules that make a row's tokens.
-pub(crate) const FORMAT_VERSION: u64 = 3;
+pub(crate) const FORMAT_VERSION: u64 = 4;
 /// Kinds by their number in the header.
 const KINDS: [RowKind; 4] = [RowKind::Preference, RowKind::Supervised, RowKind::Reward, RowKind::Prompt];
 const MAGIC: u64 = u64::from_le_bytes(*b"TANDEMTK");
@@ -50,7 +50,8 @@ pub(crate) struct Header {
     data_checksum: [u8; 32],
     rows_checksum: [u8; 32],
     report_checksum: [u8; 32],
-    unused_too: [u64; 4],
+    /// Checksum of the row entries without file and line.
+    divisions_checksum: [u8; 32],
     header_checksum: [u8; 32],
 }
 
@@ -89,10 +90,10 @@ impl Header {
         Some([data, rows, report, usize::try_from(self.report_bytes).ok()?.checked_add(report)?])
     }
 
-    /// Returns a hash of the tokens and their origins, independent of the file's location.
+    /// Returns a hash of the rows' tokens, independent of the files that hold them and their format.
     pub(super) fn content_hash(&self) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new();
-        hasher.update(&self.kind.to_le_bytes()).update(&self.data_checksum).update(&self.rows_checksum);
+        hasher.update(&self.kind.to_le_bytes()).update(&self.data_checksum).update(&self.divisions_checksum);
         hasher.finalize()
     }
 
@@ -147,6 +148,17 @@ impl Header {
         }
         Ok(offsets)
     }
+}
+
+/// Hashes row entries without file and line: a table counts its header as a line, and a pattern may
+/// divide the rows among files.
+fn divisions(rows: &[RowEntry]) -> blake3::Hash {
+    let mut hasher = blake3::Hasher::new();
+    for portion in rows.chunks(4096) {
+        let portion: Vec<_> = portion.iter().map(|row| RowEntry { file: 0, line: 0, ..*row }).collect();
+        hasher.update(bytemuck::cast_slice(&portion));
+    }
+    hasher.finalize()
 }
 
 /// Bytes written and hashed at once; a long piece is hashed on all cores.
@@ -234,7 +246,7 @@ impl<W: Write + Seek> CacheWriter<W> {
             data_checksum: self.hasher.finalize().into(),
             rows_checksum: blake3::hash(rows).into(),
             report_checksum: blake3::hash(&report).into(),
-            unused_too: [0; 4],
+            divisions_checksum: divisions(&self.rows).into(),
             header_checksum: [0; 32],
         };
         header.header_checksum = header.checksum();
