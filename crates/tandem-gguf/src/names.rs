@@ -1,6 +1,6 @@
 //! Tensors of a GGUF file under the names of HF.
 
-use crate::config::Architecture;
+use crate::config::{Architecture, ROTARY_FACTORS};
 use crate::{Gguf, Result, TensorInfo};
 
 /// Conversion of stored values into HF's.
@@ -44,7 +44,7 @@ pub struct Mapped {
     pub transform: Transform,
 }
 
-/// Modules of a block by GGUF's name and HF's.
+/// Modules of a block by GGUF's name and HF's in most architectures.
 const BLOCK: [(&str, &str); 11] = [
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
@@ -69,12 +69,12 @@ impl Gguf {
     /// If the architecture is not supported, or a tensor does not divide into its heads.
     pub fn mapped(&self) -> Result<Vec<Mapped>> {
         let architecture = self.architecture()?;
-        let tensors = self.tensors().iter().filter(|info| info.name != "rope_freqs.weight");
+        let tensors = self.tensors().iter().filter(|info| !ROTARY_FACTORS.contains(&info.name.as_str()));
         tensors.map(|info| self.map(architecture, info)).collect()
     }
 
     fn map(&self, architecture: &Architecture, info: &TensorInfo) -> Result<Mapped> {
-        let name = hf_name(&info.name).unwrap_or_else(|| info.name.clone());
+        let name = hf_name(architecture, &info.name).unwrap_or_else(|| info.name.clone());
         let is = |module: &str| name.contains(module);
         let mut transform = Transform::None;
         if architecture.permutes && (is(".q_proj.") || is(".k_proj.")) {
@@ -93,7 +93,7 @@ impl Gguf {
     }
 }
 
-fn hf_name(name: &str) -> Option<String> {
+fn hf_name(architecture: &Architecture, name: &str) -> Option<String> {
     let (module, kind) = name.rsplit_once('.')?;
     if !matches!(kind, "weight" | "bias") {
         return None;
@@ -101,6 +101,7 @@ fn hf_name(name: &str) -> Option<String> {
     let find = |table: &[(&str, &'static str)], module: &str| {
         table.iter().find(|(known, _)| *known == module).map(|(_, hf)| *hf)
     };
+    let find = |table, module| find(architecture.modules, module).or_else(|| find(table, module));
     if let Some(hf) = find(&OUTSIDE, module) {
         return Some(format!("{hf}.{kind}"));
     }

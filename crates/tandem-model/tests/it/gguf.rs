@@ -9,7 +9,7 @@ use tandem_kernels::{DType, MemoryKind};
 use tandem_model::save::SHARD_BYTES;
 use tandem_model::{Decoder, ModelFolder, Save, TensorParallelShard};
 
-use crate::support::{bits, cpu};
+use crate::support::{bits, cpu, formula, tensors};
 
 const MODELS: [&str; 4] = ["llama", "qwen2", "qwen3", "gemma"];
 
@@ -94,4 +94,57 @@ fn a_folder_stands_for_its_only_gguf_file() {
     fs::remove_file(folder.path().join("tokenizer.json")).unwrap();
     copy("b.gguf");
     assert!(refusal().contains("several GGUF files, such as a.gguf and b.gguf"), "{}", refusal());
+}
+
+/// Files that llama.cpp's converter made of golden models (`goldens/gguf_families.py`).
+#[test]
+fn every_architecture_gives_the_decoder_and_the_weights_that_it_was_made_from() {
+    let device = cpu();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens/gguf/families");
+    let mut failures = Vec::new();
+    let mut checked = 0;
+    for entry in fs::read_dir(&folder).unwrap() {
+        let file = entry.unwrap().path();
+        if file.extension().is_none_or(|extension| extension != "gguf") {
+            continue;
+        }
+        checked += 1;
+        let made_from = tempfile::tempdir().unwrap();
+        fs::copy(file.with_extension("json"), made_from.path().join("config.json")).unwrap();
+        let made_from = ModelFolder::open(made_from.path()).unwrap();
+        let name = file.file_stem().unwrap().to_string_lossy().into_owned();
+        let gguf = match ModelFolder::open(&file) {
+            Ok(gguf) => gguf,
+            Err(error) => {
+                failures.push(format!("{name}: {error}"));
+                continue;
+            }
+        };
+        let mut expected = made_from.spec().clone();
+        // GGUF does not say how weights were initialised.
+        expected.init = gguf.spec().init;
+        if *gguf.spec() != expected {
+            failures.push(format!("{name}: {:?}\nexpected {expected:?}", gguf.spec()));
+            continue;
+        }
+        let decoder = Decoder::new(expected, 16).unwrap();
+        let files = match gguf.weights(&decoder) {
+            Ok(files) => files,
+            Err(error) => {
+                failures.push(format!("{name}: {error}"));
+                continue;
+            }
+        };
+        let weights = files.load(&decoder, &device, MemoryKind::Master).unwrap();
+        for (tensor, found) in tensors(&decoder, &weights) {
+            let expected = formula::weight(&tensor, found.len());
+            // llama.cpp stores some norms as one more: a bit is lost.
+            let near = |(a, b): (&f32, &f32)| a == b || tensor.contains("norm") && (a - b).abs() < 1.3e-7;
+            if !found.iter().zip(&expected).all(near) {
+                failures.push(format!("{name}: {tensor} differs"));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "\n{}", failures.join("\n"));
+    assert!(checked >= 18, "{checked} files");
 }
