@@ -185,6 +185,14 @@ impl Gguf {
         }
     }
 
+    pub(crate) fn floats(&self, key: &str) -> Result<Option<&[f32]>> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::Floats(floats)) => Ok(Some(floats)),
+            Some(other) => Err(self.expected(key, "an array of floats", other)),
+        }
+    }
+
     pub(crate) fn ints(&self, key: &str) -> Result<Option<&[i64]>> {
         match self.value(key) {
             None => Ok(None),

@@ -13,7 +13,27 @@ pub(crate) struct PreTokenizer {
 }
 
 /// Names of `tokenizer.ggml.pre` that are known.
-pub(crate) const KNOWN: [&str; 5] = ["default", "gpt-2", "smollm", "llama-bpe", "qwen2"];
+pub(crate) const KNOWN: [&str; 19] = [
+    "default",
+    "gpt-2",
+    "phi-2",
+    "exaone4",
+    "smollm",
+    "starcoder",
+    "refact",
+    "llama-bpe",
+    "llama3",
+    "llama-v3",
+    "dbrx",
+    "smaug-bpe",
+    "chatglm-bpe",
+    "glm4",
+    "qwen2",
+    "deepseek-r1-qwen",
+    "tekken",
+    "gpt-4o",
+    "llama4",
+];
 
 /// Finds the pre-tokenizer of that name.
 pub(crate) fn named(pre: &str) -> Option<PreTokenizer> {
@@ -26,13 +46,29 @@ pub(crate) fn named(pre: &str) -> Option<PreTokenizer> {
         adds_bos: false,
     };
     Some(match pre {
-        "default" | "gpt-2" => plain(byte_level(true)),
-        "smollm" => plain(sequence(json!({"type": "Digits", "individual_digits": true}), byte_level(true))),
-        "llama-bpe" => PreTokenizer {
+        "default" | "gpt-2" | "phi-2" | "exaone4" => plain(byte_level(true)),
+        "smollm" | "starcoder" | "refact" => {
+            plain(sequence(json!({"type": "Digits", "individual_digits": true}), byte_level(true)))
+        }
+        "llama-bpe" | "llama3" | "llama-v3" => PreTokenizer {
             ignore_merges: true,
             adds_bos: true,
             ..plain(sequence(split(r"\p{N}{1,3}"), byte_level(false)))
         },
+        "dbrx" | "smaug-bpe" | "chatglm-bpe" => plain(sequence(split(r"\p{N}{1,3}"), byte_level(false))),
+        "glm4" => {
+            PreTokenizer { ignore_merges: true, ..plain(sequence(split(r"\p{N}{1,3}"), byte_level(false))) }
+        }
+        "deepseek-r1-qwen" => plain(sequence(split(r"\p{N}"), byte_level(false))),
+        "tekken" => PreTokenizer {
+            ignore_merges: true,
+            adds_bos: true,
+            ..plain(sequence(split_by_case("", r"\p{N}"), byte_level(false)))
+        },
+        "gpt-4o" | "llama4" => {
+            let suffix = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?";
+            plain(sequence(split_by_case(suffix, r"\p{N}{1,3}"), byte_level(false)))
+        }
         "qwen2" => PreTokenizer {
             normalizer: json!({"type": "NFC"}),
             ..plain(sequence(split(r"\p{N}"), byte_level(false)))
@@ -52,6 +88,27 @@ fn split(numbers: &str) -> Json {
         r"\s+(?!\S)",
         r"\s+",
     ];
+    isolated(&alternatives)
+}
+
+/// Splits as GPT-4o's tokenizer and Mistral's, where a capital begins a word: with this end of words,
+/// and this pattern for numbers.
+fn split_by_case(suffix: &str, numbers: &str) -> Json {
+    let (upper, lower) = (r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]");
+    let before = r"[^\r\n\p{L}\p{N}]?";
+    isolated(&[
+        &format!("{before}{upper}*{lower}+{suffix}"),
+        &format!("{before}{upper}+{lower}*{suffix}"),
+        numbers,
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    ])
+}
+
+/// Splits at the matches of any of the patterns, each a piece of its own.
+fn isolated(alternatives: &[&str]) -> Json {
     json!({
         "type": "Split",
         "pattern": {"Regex": alternatives.join("|")},

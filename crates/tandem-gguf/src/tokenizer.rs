@@ -8,6 +8,7 @@ use crate::pre_tokenizer::{KNOWN, PreTokenizer, named};
 use crate::{Gguf, Result};
 
 /// Types of tokens in `tokenizer.ggml.token_type`.
+const UNKNOWN: i64 = 2;
 const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 const UNUSED: i64 = 5;
@@ -62,7 +63,8 @@ impl Gguf {
     /// # Errors
     /// If the tokenizer is of a kind that is not supported, or contradicts itself.
     pub(crate) fn tokenizer(&self) -> Result<Json> {
-        let pre = self.pre_tokenizer()?;
+        let pieces = self.text("tokenizer.ggml.model")? == Some(SENTENCEPIECE);
+        let pre = if pieces { None } else { Some(self.pre_tokenizer()?) };
         let tokens = self.tokens()?;
         let types = self.ints("tokenizer.ggml.token_type")?.unwrap_or_default();
         if !types.is_empty() && types.len() != tokens.len() {
@@ -85,13 +87,15 @@ impl Gguf {
                 );
             }
             vocab.insert(token.clone(), id.into());
-            if matches!(kind, CONTROL | USER_DEFINED) {
+            let is_unknown = pieces && kind == UNKNOWN;
+            if is_unknown || matches!(kind, CONTROL | USER_DEFINED) {
                 added.push(json!({
                     "id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
-                    "normalized": false, "special": kind == CONTROL,
+                    "normalized": false, "special": kind != USER_DEFINED,
                 }));
             }
         }
+        let Some(pre) = pre else { return self.sentencepiece(&ids, vocab, added) };
         let merges = self.merges(&ids)?;
         Ok(json!({
             "version": "1.0",
@@ -100,7 +104,7 @@ impl Gguf {
             "added_tokens": added,
             "normalizer": pre.normalizer,
             "pre_tokenizer": pre.pre_tokenizer,
-            "post_processor": self.post_processor(&pre)?,
+            "post_processor": self.post_processor(pre.adds_bos, Some(&byte_level()))?,
             "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
             "model": {
                 "type": "BPE",
@@ -117,12 +121,77 @@ impl Gguf {
         }))
     }
 
+    /// Returns the `tokenizer.json` of a SentencePiece model, as transformers converts it: BPE whose
+    /// merges follow from the pieces' scores, with bytes for what is no piece.
+    fn sentencepiece(
+        &self,
+        ids: &HashMap<&str, usize>,
+        vocab: Map<String, Json>,
+        added: Vec<Json>,
+    ) -> Result<Json> {
+        let tokens = self.tokens()?;
+        let scores = self.floats("tokenizer.ggml.scores")?.unwrap_or_default();
+        if scores.len() != tokens.len() {
+            return Err(self.error(format!(
+                "tokenizer.ggml.scores has {} elements, tokenizer.ggml.tokens {}",
+                scores.len(),
+                tokens.len()
+            )));
+        }
+        let architecture = self.text("general.architecture")?.unwrap_or_default();
+        let prefix = self.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+        let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE});
+        // Of Phi 3 each text between special tokens begins with a space, of others the first one.
+        let (normalizer, pre_tokenizer) = match prefix {
+            false => (replace, Json::Null),
+            true if architecture == "phi3" => {
+                let prepend = json!({"type": "Prepend", "prepend": SPACE});
+                (json!({"type": "Sequence", "normalizers": [prepend, replace]}), Json::Null)
+            }
+            true => {
+                let first = json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": false});
+                (Json::Null, first)
+            }
+        };
+        let mut decoders = vec![
+            json!({"type": "Replace", "pattern": {"String": SPACE}, "content": " "}),
+            json!({"type": "ByteFallback"}),
+            json!({"type": "Fuse"}),
+        ];
+        if prefix {
+            decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+        }
+        let unknown = self.token_id("unknown_token_id")?.map(|id| tokens[id as usize].as_str());
+        Ok(json!({
+            "version": "1.0",
+            "truncation": null,
+            "padding": null,
+            "added_tokens": added,
+            "normalizer": normalizer,
+            "pre_tokenizer": pre_tokenizer,
+            "post_processor": self.post_processor(true, None)?,
+            "decoder": {"type": "Sequence", "decoders": decoders},
+            "model": {
+                "type": "BPE",
+                "dropout": null,
+                "unk_token": unknown,
+                "continuing_subword_prefix": null,
+                "end_of_word_suffix": null,
+                "fuse_unk": true,
+                "byte_fallback": true,
+                "ignore_merges": false,
+                "vocab": vocab,
+                "merges": merges_of_scores(tokens, ids, scores),
+            },
+        }))
+    }
+
     fn pre_tokenizer(&self) -> Result<PreTokenizer> {
         match self.text("tokenizer.ggml.model")? {
             Some("gpt2") => {}
             Some(other) => {
                 return Err(self.error(format!(
-                    "tokenizer.ggml.model is \"{other}\", which is not supported; known: gpt2 (byte-level BPE). \
+                    "tokenizer.ggml.model is \"{other}\", which is not supported; known: gpt2 (byte-level BPE), llama (SentencePiece). \
                      Use the model's HF folder"
                 )));
             }
@@ -158,8 +227,8 @@ impl Gguf {
         merges.iter().enumerate().map(pair).collect()
     }
 
-    /// Returns the post-processor, which adds BOS and EOS.
-    fn post_processor(&self, pre: &PreTokenizer) -> Result<Json> {
+    /// Returns the post-processor, which adds BOS and EOS after `first`.
+    fn post_processor(&self, adds_bos: bool, first: Option<&Json>) -> Result<Json> {
         let tokens = self.tokens()?;
         let token = |flag: &str, default: bool, key: &str| -> Result<Option<(String, u64)>> {
             let flag = format!("tokenizer.ggml.{flag}");
@@ -171,13 +240,11 @@ impl Gguf {
                 id.ok_or_else(|| self.error(format!("{flag} is true, but tokenizer.ggml.{key} is missing")))?;
             Ok(Some((tokens[id as usize].clone(), id)))
         };
-        let adds_bos = pre.adds_bos && self.token_id("bos_token_id")?.is_some();
+        let adds_bos = adds_bos && self.token_id("bos_token_id")?.is_some();
         let bos = token("add_bos_token", adds_bos, "bos_token_id")?;
         let eos = token("add_eos_token", false, "eos_token_id")?;
-        let byte_level =
-            json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true});
         if bos.is_none() && eos.is_none() {
-            return Ok(byte_level);
+            return Ok(first.cloned().unwrap_or(Json::Null));
         }
         let piece = |(token, _): &(String, u64), type_id: u32| json!({"SpecialToken": {"id": token, "type_id": type_id}});
         let text = |id: &str, type_id: u32| json!({"Sequence": {"id": id, "type_id": type_id}});
@@ -197,7 +264,10 @@ impl Gguf {
             "pair": pair,
             "special_tokens": special.collect::<Map<_, _>>(),
         });
-        Ok(json!({"type": "Sequence", "processors": [byte_level, template]}))
+        Ok(match first {
+            None => template,
+            Some(first) => json!({"type": "Sequence", "processors": [first, template]}),
+        })
     }
 
     /// Returns a `tokenizer_config.json`: names of special tokens, and chat templates.
@@ -236,6 +306,30 @@ impl Gguf {
         config.insert("chat_template".into(), template);
         Ok(Json::Object(config))
     }
+}
+
+/// `tokenizer.ggml.model` of SentencePiece models.
+const SENTENCEPIECE: &str = "llama";
+
+/// Character for a space in SentencePiece's pieces.
+const SPACE: &str = "\u{2581}";
+
+fn byte_level() -> Json {
+    json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true})
+}
+
+/// Lists the two pieces that make a third, for every way of cutting it: the best piece first, and of
+/// its cuts that with the best parts.
+fn merges_of_scores(tokens: &[String], ids: &HashMap<&str, usize>, scores: &[f32]) -> Vec<Json> {
+    let mut merges = Vec::new();
+    for (id, piece) in tokens.iter().enumerate().filter(|(id, piece)| ids.get(piece.as_str()) == Some(id)) {
+        let cut = |at: usize| Some((*ids.get(&piece[..at])?, *ids.get(&piece[at..])?));
+        let mut cuts: Vec<_> = piece.char_indices().skip(1).filter_map(|(at, _)| cut(at)).collect();
+        cuts.sort_by(|a, b| scores[b.0].total_cmp(&scores[a.0]).then(scores[b.1].total_cmp(&scores[a.1])));
+        merges.extend(cuts.into_iter().map(|(left, right)| (scores[id], left, right)));
+    }
+    merges.sort_by(|a, b| b.0.total_cmp(&a.0));
+    merges.into_iter().map(|(_, left, right)| json!([tokens[left], tokens[right]])).collect()
 }
 
 /// Key of the chat template; the keys of further templates add a dot and a name.
