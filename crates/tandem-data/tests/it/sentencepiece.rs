@@ -12,7 +12,7 @@ fn golden(name: &str) -> PathBuf {
 #[test]
 fn tokens_and_texts_are_those_of_transformers() {
     for name in ["llama", "gemma", "phi"] {
-        let tokenizer = Tokenizer::from_folder(&golden(&format!("{name}.gguf"))).unwrap();
+        let tokenizer = Tokenizer::from_folder(golden(&format!("{name}.gguf"))).unwrap();
         let cases: Vec<(String, Vec<u32>, String)> =
             serde_json::from_slice(&std::fs::read(golden(&format!("{name}.json"))).unwrap()).unwrap();
         assert!(cases.len() >= 10, "{name}");
