@@ -523,7 +523,9 @@ fn torch_loads_an_exported_policy_pt() {
         return;
     }
     let device = cpu();
-    let golden: Vec<_> = all().iter().map(|name| Golden::new(name)).collect();
+    let golden = all().iter().map(|name| Golden::new(name));
+    // A vision–language model has no policy.pt.
+    let golden: Vec<_> = golden.filter(|golden| !golden.open().family().sees()).collect();
     let mut command = Command::new(&python);
     command.arg(goldens().join("../check_policy.py"));
     for golden in &golden {
@@ -539,7 +541,7 @@ fn torch_loads_an_exported_policy_pt() {
     let output = command.output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
-    assert_eq!(text(&output.stdout).lines().count(), all().len());
+    assert_eq!(text(&output.stdout).lines().count(), golden.len());
 }
 
 #[test]
