@@ -1,12 +1,10 @@
 //! Rows that tokenisation dropped or changed, with the reasons.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-pub use crate::place::Origin;
-use crate::place::Place;
+use crate::place::Places;
 
 /// Reason why a row was dropped or changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -101,6 +99,8 @@ pub struct Report {
     pub largest_id: u32,
     /// The affected rows by reason.
     pub reasons: BTreeMap<Reason, AffectedRows>,
+    /// Columns of the rows up to the one where the last ignored column occurs; empty if none is ignored.
+    pub columns: BTreeSet<String>,
 }
 
 /// Rows affected by one reason.
@@ -108,8 +108,8 @@ pub struct Report {
 pub struct AffectedRows {
     /// Number of rows.
     pub rows: u64,
-    /// The first rows in file order, at most [`AffectedRows::PLACES`].
-    pub first: Vec<Origin>,
+    /// Numbers of the first rows, from 0, at most [`AffectedRows::PLACES`].
+    pub first: Vec<u64>,
 }
 
 impl AffectedRows {
@@ -126,11 +126,11 @@ impl Report {
         self.largest_id = self.largest_id.max(largest.copied().unwrap_or_default());
     }
 
-    pub(crate) fn note(&mut self, reason: Reason, origin: Origin) {
+    pub(crate) fn note(&mut self, reason: Reason, row: u64) {
         let concerned = self.reasons.entry(reason).or_default();
         concerned.rows += 1;
         if concerned.first.len() < AffectedRows::PLACES {
-            concerned.first.push(origin);
+            concerned.first.push(row);
         }
     }
 
@@ -140,20 +140,20 @@ impl Report {
     }
 
     /// Formats the report: one line for the data set, one per reason with the first places.
-    pub fn lines(&self, files: &[PathBuf]) -> Vec<String> {
+    pub(crate) fn lines(&self, places: &Places) -> Vec<String> {
         const SHOWN: usize = 3;
         let mut lines = vec![format!(
             "{} rows read, {} kept, {} tokens, longest sequence {}",
             self.rows_read, self.rows_kept, self.num_tokens, self.longest
         )];
         for (reason, AffectedRows { rows, first }) in &self.reasons {
-            let mut places: Vec<_> =
-                first.iter().take(SHOWN).map(|&o| Place::new(o, files).to_string()).collect();
+            let mut shown: Vec<_> =
+                first.iter().take(SHOWN).map(|&row| places.place(row).to_string()).collect();
             if first.len() > SHOWN {
-                places.push("…".into());
+                shown.push("…".into());
             }
             let percent = 100.0 * *rows as f64 / self.rows_read.max(1) as f64;
-            lines.push(format!("{rows} rows ({percent:.1} %) {} [{}]", reason.words(), places.join(", ")));
+            lines.push(format!("{rows} rows ({percent:.1} %) {} [{}]", reason.words(), shown.join(", ")));
         }
         lines
     }

@@ -9,14 +9,15 @@
 //! rows     one entry of 40 bytes per row
 //! report   JSON
 //! ```
-//! Numbers are little-endian; the header has a BLAKE3 checksum of every section.
+//! Numbers are little-endian; the header has a BLAKE3 checksum of every section. Equal rows give equal
+//! files, whatever the format of the data: the key is in the file's name and, with the lines of the
+//! rows, in the file of [`Places`](crate::place::Places) beside it.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use bytemuck::{Pod, Zeroable};
 
 use crate::cache::checksum;
-use crate::place::Origin;
 use crate::report::Report;
 use crate::rows::row::TokenRow;
 use crate::source::record::RowKind;
@@ -44,15 +45,12 @@ pub(crate) struct Header {
     pub num_rows: u64,
     /// Length of the report in bytes.
     pub report_bytes: u64,
-    unused: [u64; 2],
-    /// Hash of everything that the tokens depend on.
-    pub key: [u8; 32],
+    unused: [u64; 6],
     data_checksum: [u8; 32],
     rows_checksum: [u8; 32],
     report_checksum: [u8; 32],
-    /// Checksum of the row entries without file and line.
-    divisions_checksum: [u8; 32],
-    header_checksum: [u8; 32],
+    unused_too: [u64; 4],
+    pub header_checksum: [u8; 32],
 }
 
 /// Position and division of a row's words.
@@ -72,8 +70,8 @@ pub(crate) struct RowEntry {
     pub shared: u32,
     /// Number of leading prompt ids that chosen and rejected do not see.
     pub unseen: [u32; 2],
-    pub file: u32,
-    pub line: u32,
+    /// Number of the row in the files, from 0.
+    pub row: u64,
 }
 
 impl Header {
@@ -90,10 +88,10 @@ impl Header {
         Some([data, rows, report, usize::try_from(self.report_bytes).ok()?.checked_add(report)?])
     }
 
-    /// Returns a hash of the rows' tokens, independent of the files that hold them and their format.
+    /// Returns a hash of the tokens and their rows' numbers.
     pub(super) fn content_hash(&self) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new();
-        hasher.update(&self.kind.to_le_bytes()).update(&self.data_checksum).update(&self.divisions_checksum);
+        hasher.update(&self.kind.to_le_bytes()).update(&self.data_checksum).update(&self.rows_checksum);
         hasher.finalize()
     }
 
@@ -104,17 +102,13 @@ impl Header {
 
     /// Reads a file of `length` bytes and checks header and sections. The inner error says why the
     /// file is invalid.
-    pub(super) fn verify(
-        mut file: impl Read + Send,
-        length: u64,
-        key: &blake3::Hash,
-    ) -> io::Result<Result<Self, &'static str>> {
+    pub(super) fn verify(mut file: impl Read + Send, length: u64) -> io::Result<Result<Self, &'static str>> {
         if length < HEADER_BYTES as u64 {
             return Ok(Err("it is shorter than its header"));
         }
         let mut header = Self::zeroed();
         file.read_exact(bytemuck::bytes_of_mut(&mut header))?;
-        let ends = match header.check(length, key) {
+        let ends = match header.check(length) {
             Ok(ends) => ends,
             Err(reason) => return Ok(Err(reason)),
         };
@@ -129,7 +123,7 @@ impl Header {
     }
 
     /// Checks the header and returns the offsets of the file's sections.
-    fn check(&self, length: u64, key: &blake3::Hash) -> Result<[usize; 4], &'static str> {
+    fn check(&self, length: u64) -> Result<[usize; 4], &'static str> {
         if self.magic != MAGIC {
             return Err("it does not begin as a token cache");
         }
@@ -139,26 +133,12 @@ impl Header {
         if self.header_checksum != self.checksum() || self.kind >= KINDS.len() as u64 {
             return Err("its header is damaged");
         }
-        if self.key != *key.as_bytes() {
-            return Err("it was made from other data");
-        }
         let offsets = self.offsets().ok_or("its header is damaged")?;
         if length != offsets[3] as u64 {
             return Err("its length is not what the header says");
         }
         Ok(offsets)
     }
-}
-
-/// Hashes row entries without file and line: a table counts its header as a line, and a pattern may
-/// divide the rows among files.
-fn divisions(rows: &[RowEntry]) -> blake3::Hash {
-    let mut hasher = blake3::Hasher::new();
-    for portion in rows.chunks(4096) {
-        let portion: Vec<_> = portion.iter().map(|row| RowEntry { file: 0, line: 0, ..*row }).collect();
-        hasher.update(bytemuck::cast_slice(&portion));
-    }
-    hasher.finalize()
 }
 
 /// Bytes written and hashed at once; a long piece is hashed on all cores.
@@ -168,7 +148,6 @@ const BUFFER_BYTES: usize = 1 << 20;
 pub(crate) struct CacheWriter<W: Write + Seek> {
     out: W,
     kind: RowKind,
-    key: blake3::Hash,
     /// Bytes of the data section, buffer included.
     num_bytes: u64,
     buffer: Vec<u8>,
@@ -178,14 +157,14 @@ pub(crate) struct CacheWriter<W: Write + Seek> {
 
 impl<W: Write + Seek> CacheWriter<W> {
     /// Creates a writer and leaves room for the header.
-    pub(super) fn new(mut out: W, kind: RowKind, key: blake3::Hash) -> io::Result<Self> {
+    pub(super) fn new(mut out: W, kind: RowKind) -> io::Result<Self> {
         out.write_all(&[0; HEADER_BYTES])?;
         let (buffer, hasher) = (Vec::with_capacity(BUFFER_BYTES), blake3::Hasher::new());
-        Ok(Self { out, kind, key, num_bytes: 0, buffer, hasher, rows: Vec::new() })
+        Ok(Self { out, kind, num_bytes: 0, buffer, hasher, rows: Vec::new() })
     }
 
-    /// Appends a row.
-    pub(super) fn push(&mut self, row: &TokenRow, origin: Origin) -> io::Result<()> {
+    /// Appends the tokens of row `number` of the files.
+    pub(super) fn push(&mut self, row: &TokenRow, number: u64) -> io::Result<()> {
         let mut entry = RowEntry {
             start: self.num_bytes / 4,
             prompt: 0,
@@ -193,8 +172,7 @@ impl<W: Write + Seek> CacheWriter<W> {
             rejected: 0,
             shared: 0,
             unseen: [0, 0],
-            file: origin.file,
-            line: origin.line,
+            row: number,
         };
         match row {
             TokenRow::Pair { prompt, unseen, chosen, rejected, margin } => {
@@ -224,8 +202,8 @@ impl<W: Write + Seek> CacheWriter<W> {
         Ok(())
     }
 
-    /// Writes rows, report and header, which completes the file.
-    pub(super) fn finish(mut self, report: &Report) -> io::Result<W> {
+    /// Writes rows, report and header, which completes the file. Returns the header's checksum, too.
+    pub(super) fn finish(mut self, report: &Report) -> io::Result<(W, [u8; 32])> {
         if !self.num_bytes.is_multiple_of(8) {
             self.write(&[0; 4])?; // the row entries hold u64, so they start at a multiple of 8
         }
@@ -241,19 +219,18 @@ impl<W: Write + Seek> CacheWriter<W> {
             num_words: self.num_bytes / 4,
             num_rows: self.rows.len() as u64,
             report_bytes: report.len() as u64,
-            unused: [0; 2],
-            key: *self.key.as_bytes(),
+            unused: [0; 6],
             data_checksum: self.hasher.finalize().into(),
             rows_checksum: blake3::hash(rows).into(),
             report_checksum: blake3::hash(&report).into(),
-            divisions_checksum: divisions(&self.rows).into(),
+            unused_too: [0; 4],
             header_checksum: [0; 32],
         };
         header.header_checksum = header.checksum();
         self.out.seek(SeekFrom::Start(0))?;
         self.out.write_all(bytemuck::bytes_of(&header))?;
         self.out.flush()?;
-        Ok(self.out)
+        Ok((self.out, header.header_checksum))
     }
 
     /// Writes bytes and pads to a word.
@@ -304,30 +281,29 @@ mod tests {
 
     fn write(room: usize) -> io::Result<Vec<u8>> {
         let disk = Disk(io::Cursor::default(), room);
-        let mut writer = CacheWriter::new(disk, RowKind::Supervised, blake3::hash(b"key"))?;
+        let mut writer = CacheWriter::new(disk, RowKind::Supervised)?;
         for length in [3usize, 1, 6] {
             let row = TokenRow::Scored { tokens: vec![7; length], scored: vec![1; length] };
-            writer.push(&row, Origin { file: 0, line: length as u32 })?;
+            writer.push(&row, length as u64)?;
         }
-        Ok(writer.finish(&Report::default())?.0.into_inner())
+        Ok(writer.finish(&Report::default())?.0.0.into_inner())
     }
 
-    fn verify(file: &[u8], key: &[u8]) -> Result<Header, &'static str> {
-        Header::verify(file, file.len() as u64, &blake3::hash(key)).unwrap()
+    fn verify(file: &[u8]) -> Result<Header, &'static str> {
+        Header::verify(file, file.len() as u64).unwrap()
     }
 
     #[test]
     fn a_full_disk_is_reported_wherever_it_happens_and_leaves_no_valid_file() {
         let whole = write(usize::MAX).unwrap();
-        assert_eq!(verify(&whole, b"key").unwrap().num_rows, 3);
+        assert_eq!(verify(&whole).unwrap().num_rows, 3);
         for room in 0..whole.len() {
             assert_eq!(write(room).unwrap_err().kind(), io::ErrorKind::StorageFull);
-            assert!(verify(&whole[..room], b"key").is_err());
+            assert!(verify(&whole[..room]).is_err());
         }
         // The header is written last: until then the file is no valid cache.
         let mut unfinished = whole.clone();
         unfinished[..HEADER_BYTES].fill(0);
-        assert!(verify(&unfinished, b"key").is_err());
-        assert_eq!(verify(&whole, b"other").unwrap_err(), "it was made from other data");
+        assert!(verify(&unfinished).is_err());
     }
 }

@@ -8,9 +8,9 @@ use rayon::prelude::*;
 
 use crate::cache::cache_file::{CacheWriter, FORMAT_VERSION, RowEntry};
 use crate::cache::checksum;
-use crate::cache::token_cache::TokenCache;
+use crate::cache::token_cache::{PLACES, TokenCache};
 use crate::error::DataError;
-use crate::place::{Origin, Place};
+use crate::place::{Place, Places};
 use crate::progress::Progress;
 use crate::report::{Reason, Report};
 use crate::rows::row::{Outcome, RowOptions, tokenise};
@@ -32,8 +32,8 @@ const PORTION_BYTES: usize = 4 << 20;
 /// Rows are tokenised on the current rayon pool; `pool.install(|| prepare(…))` selects another.
 ///
 /// # Errors
-/// A pattern without a match; the first invalid row in file order, with file and line; no rows; a file that changes meanwhile;
-/// a full disk, with nothing left behind.
+/// A pattern without a match; the first invalid row in file order, with file and line; no rows; a
+/// file that changes meanwhile; a full disk, with nothing left behind.
 pub fn prepare(
     sources: &Sources,
     tokenizer: &Tokenizer,
@@ -64,15 +64,18 @@ pub fn prepare(
     if lock.held {
         remove_abandoned(cache, &name);
     }
-    let temporary = Temporary::new(cache, &name);
-    let built = Builder::new(sources, tokenizer, options, progress).build(&temporary.0, key);
+    let (tokens, places) = (Temporary::new(cache, &name), Temporary::new(cache, &name));
+    let built = Builder::new(sources, tokenizer, options, progress).build(&tokens.0, &places.0, &key);
     progress.finish();
     built?;
     // The tokens must match the files that the key was computed from.
     if self::key(sources, tokenizer, options)? != key {
         return Err(DataError::Changed { files: sources.names() });
     }
-    fs::rename(&temporary.0, &path).map_err(DataError::io("renaming", &path))?;
+    // The tokens come last: their file makes the cache.
+    for (temporary, path) in [(places, path.with_extension(PLACES)), (tokens, path.clone())] {
+        fs::rename(&temporary.0, &path).map_err(DataError::io("renaming", &path))?;
+    }
     match find(&path, &key, sources)? {
         Found::Whole(cache) => Ok(cache.just_built()),
         Found::Damaged(reason) => Err(DataError::io("reading back", &path)(std::io::Error::other(reason))),
@@ -119,12 +122,20 @@ struct Builder<'a> {
     options: &'a RowOptions,
     progress: &'a dyn Progress,
     report: Report,
+    places: Places,
     /// Shape and place of the first row.
     first: Option<(Shape, Place)>,
 }
 
-/// Line, number of copies, and outcomes of a row.
-type Tokenised = (u32, u64, Result<Vec<(Option<Shape>, Outcome)>, DataError>);
+/// Line, number of copies, and content of a row.
+type Tokenised = (u64, u64, Result<Made, DataError>);
+
+/// Columns of a row, and the outcomes of the records that it makes.
+#[derive(Default)]
+struct Made {
+    columns: Vec<String>,
+    outcomes: Vec<(Option<Shape>, Outcome)>,
+}
 
 impl<'a> Builder<'a> {
     fn new(
@@ -133,24 +144,25 @@ impl<'a> Builder<'a> {
         options: &'a RowOptions,
         progress: &'a dyn Progress,
     ) -> Self {
-        Self { sources, tokenizer, options, progress, report: Report::default(), first: None }
+        let (report, places) = (Report::default(), Places::new(sources.paths()));
+        Self { sources, tokenizer, options, progress, report, places, first: None }
     }
 
-    fn build(mut self, path: &Path, key: blake3::Hash) -> Result<(), DataError> {
+    fn build(mut self, path: &Path, places: &Path, key: &blake3::Hash) -> Result<(), DataError> {
         let size = |source: &Source| fs::metadata(&source.path).map_or(0, |m| m.len());
         self.progress.start("tokenising", self.sources.0.iter().map(size).sum());
         let written = |e| DataError::io("writing the token cache", path)(e);
         let file = File::create_new(path).map_err(written)?;
-        let mut writer = CacheWriter::new(file, self.options.kind, key).map_err(written)?;
+        let mut writer = CacheWriter::new(file, self.options.kind).map_err(written)?;
         for file in 0..self.sources.0.len() {
-            self.read_file(file as u32, &mut writer, path)?;
+            self.read_file(file, &mut writer, path)?;
             if self.is_full(&writer) {
                 // Repetitions by weight may exceed it.
                 writer.rows.truncate(self.options.max_rows.unwrap_or(usize::MAX));
                 break;
             }
         }
-        let (files, names) = (self.sources.paths(), self.sources.names());
+        let names = self.sources.names();
         if self.report.rows_read == 0 {
             return Err(DataError::Empty { files: names });
         }
@@ -158,16 +170,22 @@ impl<'a> Builder<'a> {
         if self.report.rows_kept == 0 {
             return Err(DataError::NothingLeft {
                 files: names,
-                report: self.report.lines(&files).join("\n"),
+                report: self.report.lines(&self.places).join("\n"),
             });
         }
-        let file = writer.finish(&self.report).map_err(written)?;
+        let (file, checksum) = writer.finish(&self.report).map_err(written)?;
         // Some file systems report a full disk only here.
-        file.sync_all().map_err(written)
+        file.sync_all().map_err(written)?;
+        self.places.write(places, key, &checksum).map_err(written)
     }
 
-    fn read_file(&mut self, file: u32, writer: &mut CacheWriter<File>, path: &Path) -> Result<(), DataError> {
-        let source = &self.sources.0[file as usize];
+    fn read_file(
+        &mut self,
+        file: usize,
+        writer: &mut CacheWriter<File>,
+        path: &Path,
+    ) -> Result<(), DataError> {
+        let source = &self.sources.0[file];
         let mut reader = RowReader::open(&source.path, &self.options.columns)?;
         let mut repeated: Vec<(RowEntry, u64)> = Vec::new();
         let mut index = 0;
@@ -187,20 +205,22 @@ impl<'a> Builder<'a> {
                 rayon::join(|| self.tokenise(source, index, rows), || read_portion(&mut reader));
             index += count;
             for (line, copies, row) in tokenised {
-                let origin = Origin { file, line };
+                let number = self.report.rows_read;
+                self.places.push(number, file, line);
                 self.report.rows_read += 1;
-                let made = row?;
+                let Made { columns, outcomes } = row?;
+                self.note_columns(columns);
                 if copies == 0 {
-                    self.report.note(Reason::LeftOutByWeight, origin);
+                    self.report.note(Reason::LeftOutByWeight, number);
                 }
-                for (shape, outcome) in made {
+                for (shape, outcome) in outcomes {
                     if let Some(shape) = shape {
-                        self.check_shape(shape, origin)?;
+                        self.check_shape(shape, number)?;
                     }
-                    outcome.reasons.iter().for_each(|&reason| self.report.note(reason, origin));
+                    outcome.reasons.iter().for_each(|&reason| self.report.note(reason, number));
                     let Some(row) = &outcome.row else { continue };
                     self.report.keep(row.parts(), row.longest());
-                    writer.push(row, origin).map_err(DataError::io("writing the token cache", path))?;
+                    writer.push(row, number).map_err(DataError::io("writing the token cache", path))?;
                     if copies > 1 {
                         repeated.push((writer.rows[writer.rows.len() - 1], copies));
                     }
@@ -220,6 +240,14 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
+    /// Keeps columns until every ignored one was seen.
+    fn note_columns(&mut self, columns: Vec<String>) {
+        let seen = &mut self.report.columns;
+        if self.options.columns.ignored.iter().any(|ignored| !seen.contains(ignored)) {
+            seen.extend(columns);
+        }
+    }
+
     fn is_full(&self, writer: &CacheWriter<File>) -> bool {
         self.options.max_rows.is_some_and(|max| writer.rows.len() >= max)
     }
@@ -229,27 +257,30 @@ impl<'a> Builder<'a> {
         let one = |(i, raw): (usize, RawRow)| -> Tokenised {
             let copies = source.copies(index + i as u64);
             let place = Place { path: source.path.clone(), line: raw.line };
-            let work = || -> Result<Vec<(Option<Shape>, Outcome)>, DataError> {
+            let work = || -> Result<Made, DataError> {
                 if copies == 0 {
-                    return Ok(Vec::new());
+                    return Ok(Made::default());
                 }
                 let parsed = Record::parse_row(&raw.text, self.options.kind, &self.options.columns, &place)?;
+                let columns = parsed.columns;
                 if let Some(reason) = parsed.dropped {
-                    return Ok(vec![(None, Outcome { row: None, reasons: vec![reason] })]);
+                    let outcomes = vec![(None, Outcome { row: None, reasons: vec![reason] })];
+                    return Ok(Made { columns, outcomes });
                 }
                 let one = |record: Record| {
                     let outcome = tokenise(&record, self.tokenizer, self.options);
                     Ok((Some(record.shape), outcome.map_err(|e| e.at(place.clone()))?))
                 };
-                parsed.records.into_iter().map(one).collect()
+                let outcomes = parsed.records.into_iter().map(one).collect::<Result<_, DataError>>()?;
+                Ok(Made { columns, outcomes })
             };
             (raw.line, copies, work())
         };
         rows.into_par_iter().enumerate().with_min_len(16).map(one).collect()
     }
 
-    fn check_shape(&mut self, shape: Shape, origin: Origin) -> Result<(), DataError> {
-        let place = || Place::new(origin, &self.sources.paths());
+    fn check_shape(&mut self, shape: Shape, number: u64) -> Result<(), DataError> {
+        let place = || self.places.place(number);
         match &self.first {
             None => self.first = Some((shape, place())),
             Some((first, _)) if *first == shape => {}

@@ -7,10 +7,13 @@ use memmap2::Mmap;
 
 use crate::cache::cache_file::{Header, RowEntry};
 use crate::error::DataError;
-use crate::place::{Origin, Place};
+use crate::place::{Place, Places};
 use crate::report::Report;
 use crate::rows::tokens::{PairTokens, RowCounts, ScoredTokens};
 use crate::source::record::RowKind;
+
+/// Extension of the file with the lines of the rows.
+pub(crate) const PLACES: &str = "places";
 
 /// Rows of a data set as token ids, in file order, created by [`prepare`](crate::prepare::prepare).
 /// Processes that open the same cache share its memory. Methods that take a row panic if it does not
@@ -21,7 +24,7 @@ pub struct TokenCache {
     header: Header,
     report: Report,
     path: PathBuf,
-    files: Vec<PathBuf>,
+    places: Places,
     built: bool,
 }
 
@@ -38,8 +41,14 @@ impl TokenCache {
         if length == 0 {
             return Ok(Err("it is empty".into()));
         }
-        let header = match Header::verify(&file, length, key).map_err(DataError::io("reading", path))? {
+        let header = match Header::verify(&file, length).map_err(DataError::io("reading", path))? {
             Ok(header) => header,
+            Err(reason) => return Ok(Err(reason.into())),
+        };
+        let beside = path.with_extension(PLACES);
+        let places = Places::read(&beside, key, &header.header_checksum, files);
+        let places = match places.map_err(DataError::io("reading", &beside))? {
+            Ok(places) => places,
             Err(reason) => return Ok(Err(reason.into())),
         };
         // SAFETY: a named file is only replaced as a whole by a rename, never written or truncated,
@@ -49,7 +58,9 @@ impl TokenCache {
             return Ok(Err("its header is damaged".into()));
         };
         match serde_json::from_slice(&map[report..end]) {
-            Ok(report) => Ok(Ok(Self { map, header, report, path: path.to_path_buf(), files, built: false })),
+            Ok(report) => {
+                Ok(Ok(Self { map, header, report, path: path.to_path_buf(), places, built: false }))
+            }
             Err(e) => Ok(Err(format!("its report cannot be read: {e}"))),
         }
     }
@@ -144,13 +155,12 @@ impl TokenCache {
 
     /// Returns file and line of row `i`.
     pub fn origin(&self, i: usize) -> Place {
-        let RowEntry { file, line, .. } = self.rows()[i];
-        Place::new(Origin { file, line }, &self.files)
+        self.places.place(self.rows()[i].row)
     }
 
     /// Returns the data set's files.
     pub fn files(&self) -> &[PathBuf] {
-        &self.files
+        self.places.files()
     }
 
     /// Returns the rows that were dropped or changed.
@@ -160,10 +170,10 @@ impl TokenCache {
 
     /// Returns the report in lines, with file names.
     pub fn report_lines(&self) -> Vec<String> {
-        self.report.lines(&self.files)
+        self.report.lines(&self.places)
     }
 
-    /// Returns a hash of the tokens: equal for equal rows, wherever files and cache are.
+    /// Returns a hash of the tokens: equal for equal rows, whatever the files' format and place.
     pub fn content_hash(&self) -> blake3::Hash {
         self.header.content_hash()
     }

@@ -10,6 +10,7 @@ use crate::rows::row::{RowOptions, TokenRow, tokenise};
 use crate::source::columns::Columns;
 use crate::source::reader::RowReader;
 use crate::source::record::{Content, Record, RowKind, Text};
+use crate::source::{Sources, files};
 use crate::text::tokenizer::Tokenizer;
 
 /// A row with a `prompt`.
@@ -43,14 +44,17 @@ impl PromptRow {
     }
 }
 
-/// Reads a file of rows with a `prompt`: text or messages.
+/// Reads rows with a `prompt`, text or messages, of a file, a pattern of files, or a folder that
+/// `save_to_disk` of datasets wrote.
 pub fn read(path: &Path) -> Result<Vec<PromptRow>, DataError> {
-    let mut reader = RowReader::open(path, &Columns::default())?;
     let mut rows = Vec::new();
-    while let Some(raw) = reader.next_row()? {
-        let place = Place { path: path.to_path_buf(), line: raw.line };
-        let record = Record::parse(&raw.text, RowKind::Prompt, &place)?;
-        rows.push(PromptRow { place, record });
+    for path in files::expand(&Sources::from(path))?.paths() {
+        let mut reader = RowReader::open(&path, &Columns::default())?;
+        while let Some(raw) = reader.next_row()? {
+            let place = Place { path: path.clone(), line: raw.line };
+            let record = Record::parse(&raw.text, RowKind::Prompt, &place)?;
+            rows.push(PromptRow { place, record });
+        }
     }
     if rows.is_empty() {
         return Err(DataError::Empty { files: path.display().to_string() });

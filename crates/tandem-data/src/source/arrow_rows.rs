@@ -77,7 +77,7 @@ impl ArrowReader {
                 write_struct(batch, *at, true, &mut text);
                 *at += 1;
                 self.row += 1;
-                return Ok(Some(RawRow { line: self.row as u32, text }));
+                return Ok(Some(RawRow { line: self.row, text }));
             }
             self.batch = match self.batches.next() {
                 None => return Ok(None),

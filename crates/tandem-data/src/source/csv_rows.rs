@@ -56,7 +56,7 @@ impl<R: BufRead> CsvReader<R> {
         {
             return Ok(None);
         }
-        let line = (self.record.position().map_or(0, csv::Position::line) + self.uncounted) as u32;
+        let line = self.record.position().map_or(0, csv::Position::line) + self.uncounted;
         let mut row = Map::new();
         for ((name, is_number), cell) in self.columns.iter().zip(&self.record) {
             let Ok(text) = std::str::from_utf8(cell) else {
@@ -78,7 +78,7 @@ impl<R: BufRead> CsvReader<R> {
 }
 
 fn broken(path: &Path, error: csv::Error, uncounted: u64) -> DataError {
-    let line = error.position().map_or(1, |position| position.line() + uncounted) as u32;
+    let line = error.position().map_or(1, |position| position.line() + uncounted);
     let place = Place { path: path.to_path_buf(), line };
     match error.into_kind() {
         csv::ErrorKind::Io(e) => DataError::io("reading", path)(e),

@@ -25,7 +25,7 @@ pub(crate) struct JsonReader<R> {
     path: PathBuf,
     input: R,
     layout: Layout,
-    line: u32,
+    line: u64,
     bytes: u64,
 }
 
@@ -124,7 +124,7 @@ impl<R: BufRead> JsonReader<R> {
                     break;
                 }
                 taken += 1;
-                lines += u32::from(byte == b'\n');
+                lines += u64::from(byte == b'\n');
                 if in_string {
                     in_string = escaped || byte != b'"';
                     escaped = !escaped && byte == b'\\';
@@ -165,7 +165,7 @@ impl<R: BufRead> JsonReader<R> {
             }
             let run = buffer.iter().take_while(|b| b.is_ascii_whitespace()).count();
             let lines = buffer[..run].iter().filter(|&&b| b == b'\n').count();
-            self.line += lines as u32;
+            self.line += lines as u64;
             self.consume(run);
         }
     }
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     /// Reads through a buffer of `capacity` bytes, so that elements span several fills.
-    fn rows(text: &str, capacity: usize) -> Result<Vec<(u32, String)>, String> {
+    fn rows(text: &str, capacity: usize) -> Result<Vec<(u64, String)>, String> {
         let input = BufReader::with_capacity(capacity, text.as_bytes());
         let mut reader = JsonReader::new(Path::new("f"), input).map_err(|e| e.to_string())?;
         let mut rows = Vec::new();

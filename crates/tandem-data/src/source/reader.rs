@@ -17,7 +17,7 @@ use crate::source::json::JsonReader;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct RawRow {
     /// 1-based line on which the row starts; for Parquet and Arrow, the row's number.
-    pub line: u32,
+    pub line: u64,
     /// Bytes of one JSON value.
     pub text: Vec<u8>,
 }

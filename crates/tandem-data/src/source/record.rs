@@ -109,6 +109,8 @@ pub struct Parsed {
     pub records: Vec<Record>,
     /// The reason why there are none.
     pub dropped: Option<Reason>,
+    /// Columns of the row, if any are ignored.
+    pub columns: Vec<String>,
 }
 
 impl Record {
@@ -139,22 +141,27 @@ impl Record {
         let Value::Object(mut row) = value else {
             return Err(type_error(place, "row", "a JSON object", &value));
         };
+        let names = if columns.ignored.is_empty() { Vec::new() } else { row.keys().cloned().collect() };
         columns.rename(&mut row, place)?;
         if kind == RowKind::Prompt {
-            return Ok(Parsed { records: vec![Row { row, place }.read(kind)?], dropped: None });
+            return Ok(Parsed {
+                records: vec![Row { row, place }.read(kind)?],
+                dropped: None,
+                columns: names,
+            });
         }
         let takes_chosen = kind == RowKind::Supervised && columns.take_chosen;
         let kind = if takes_chosen { RowKind::Preference } else { kind };
         let pairs = kind != RowKind::Supervised;
         let rows = match shapes::convert(row, columns.shape, pairs, takes_chosen, place)? {
             Ok(rows) => rows,
-            Err(reason) => return Ok(Parsed { records: Vec::new(), dropped: Some(reason) }),
+            Err(reason) => return Ok(Parsed { records: Vec::new(), dropped: Some(reason), columns: names }),
         };
         let records = rows.into_iter().map(|row| {
             let record = Row { row, place }.read(kind)?;
             Ok(if takes_chosen { record.into_chosen() } else { record })
         });
-        Ok(Parsed { records: records.collect::<Result<_, DataError>>()?, dropped: None })
+        Ok(Parsed { records: records.collect::<Result<_, DataError>>()?, dropped: None, columns: names })
     }
 
     /// Makes a demonstration of a preference's chosen side.

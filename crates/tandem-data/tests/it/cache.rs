@@ -36,7 +36,7 @@ impl Bench {
 
     fn cached_files(&self) -> Vec<PathBuf> {
         let entries = std::fs::read_dir(self.path("cache")).unwrap().map(|e| e.unwrap().path());
-        entries.filter(|p| p.extension().is_some_and(|e| e != "lock")).collect()
+        entries.filter(|p| p.extension().is_some_and(|e| e != "lock" && e != "places")).collect()
     }
 }
 
@@ -226,7 +226,26 @@ fn a_damaged_cache_is_noticed_and_made_again() {
         assert!(notes.len() == 1 && notes[0].contains(reason), "{notes:?} should say {reason}");
         assert_eq!((again.content_hash(), std::fs::read(&path).unwrap()), (hash, content.clone()));
     }
-    assert_eq!(bench.cached_files(), [path]);
+    // The file with the lines of the rows is part of the cache.
+    let places = path.with_extension("places");
+    let other = bench.prepare(data_path("pref_conv.jsonl"), &preference());
+    let mut flipped = std::fs::read(&places).unwrap();
+    flipped[70] ^= 4;
+    for (damaged, reason) in [
+        (None, "missing"),
+        (Some(vec![0; 31]), "cut off"),
+        (Some(flipped), "damaged"),
+        (Some(std::fs::read(other.path().with_extension("places")).unwrap()), "made from other data"),
+    ] {
+        std::fs::remove_file(&places).unwrap();
+        damaged.iter().for_each(|damaged| std::fs::write(&places, damaged).unwrap());
+        let notes = Notes::default();
+        let sources = Sources::from(data_path("pref_plain.jsonl"));
+        let again = prepare(&sources, &bench.tokenizer, &preference(), &bench.path("cache"), &notes).unwrap();
+        let notes = notes.0.into_inner().unwrap();
+        assert!(again.was_built() && notes.len() == 1 && notes[0].contains(reason), "{notes:?}, {reason}");
+    }
+    assert_eq!(bench.cached_files().len(), 2);
 }
 
 /// Appends a row to a file when tokenisation begins.
@@ -293,8 +312,8 @@ fn a_report_does_not_grow_with_the_rows_that_it_is_about() {
     let cache = bench.prepare(data, &RowOptions { max_length: Some(2), ..preference() });
     let report = cache.report();
     assert_eq!(report.count(Reason::RejectedTruncated), AffectedRows::PLACES as u64 + 20);
-    let lines = report.reasons[&Reason::RejectedTruncated].first.iter().map(|origin| origin.line as usize);
-    assert!(lines.eq(1..=AffectedRows::PLACES));
+    let lines = report.reasons[&Reason::RejectedTruncated].first.iter().copied();
+    assert!(lines.eq(0..AffectedRows::PLACES as u64));
     assert!(cache.report_lines().join("\n").contains("120 rows (100.0 %) rejected answer cut"));
 }
 
@@ -313,7 +332,7 @@ fn every_row_that_did_not_pass_unchanged_is_counted_with_its_place() {
     let report = cache.report();
     assert_eq!((report.rows_read, report.rows_kept, report.longest), (4, 3, 8));
     let lines =
-        |reason| report.reasons.get(&reason).unwrap().first.iter().map(|o| o.line).collect::<Vec<_>>();
+        |reason| report.reasons.get(&reason).unwrap().first.iter().map(|row| row + 1).collect::<Vec<_>>();
     assert_eq!(lines(Reason::Merged), [1]);
     assert_eq!(lines(Reason::Truncated), [1]);
     assert_eq!(lines(Reason::RejectedTruncated), [2]);

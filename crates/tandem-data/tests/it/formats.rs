@@ -76,12 +76,8 @@ fn assert_same_rows(expected: &TokenCache, found: &TokenCache, num_rows: usize) 
     for i in 0..num_rows {
         assert_eq!(expected.pair(i), found.pair(i), "row {i} of {file}");
     }
-    assert_eq!(expected.content_hash(), found.content_hash(), "{file}");
-    let [a, b] = [expected, found].map(|cache| cache.report().clone());
-    assert_eq!(
-        (a.num_tokens, a.longest, a.count(Reason::WithoutPrompt)),
-        (b.num_tokens, b.longest, b.count(Reason::WithoutPrompt))
-    );
+    let [a, b] = [expected, found].map(|cache| std::fs::read(cache.path()).unwrap());
+    assert!(a == b, "the cache of {file} is another");
 }
 
 #[test]
@@ -94,8 +90,8 @@ fn the_same_rows_in_every_format_give_the_same_tokens() {
         let found = bench.prepare(format_path(name));
         assert!(found.was_built(), "{name}");
         assert_same_rows(&expected, &found, 1000);
-        // Rows have the numbers of the lines; the cells of this table have line ends.
-        assert_eq!(found.origin(999).line, if name.contains("csv") { 1543 } else { 1000 }, "{name}");
+        // Cells of the table hold line ends.
+        assert_eq!(found.origin(999).line, if name.contains("csv") { 1543 } else { 1000 });
     }
     // Our own writers of compressed files and of tables.
     let mut table = csv::WriterBuilder::new().delimiter(b'\t').from_writer(Vec::new());

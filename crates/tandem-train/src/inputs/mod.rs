@@ -1,5 +1,6 @@
 //! Inputs of a run: model description, tokenizer and tokens.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tandem_data::columns::Columns;
@@ -154,6 +155,7 @@ impl RunInputs {
             [] => None,
             sources => Some(tokens(config, &tokenizer, sources, Split::Eval, observer)?),
         };
+        check_ignored(config, eval.iter().chain([&train]))?;
         recipe.check_rows(config, &train)?;
         for cache in eval.iter().chain([&train]) {
             check_vocabulary(config, cache, spec.vocab_size)?;
@@ -194,6 +196,21 @@ impl RunInputs {
             Split::Eval => self.eval.as_ref(),
         }
     }
+}
+
+/// Checks that some row has each column of `data.ignore_columns`.
+fn check_ignored<'a>(config: &Config, caches: impl Iterator<Item = &'a TokenCache>) -> Result<()> {
+    let columns: BTreeSet<_> = caches.flat_map(|cache| &cache.report().columns).collect();
+    let Some(name) = config.data.ignore_columns.iter().find(|name| !columns.contains(name)) else {
+        return Ok(());
+    };
+    let columns: Vec<_> = columns.iter().map(|column| format!("`{column}`")).collect();
+    Err(TrainError::Mismatch {
+        reason: format!(
+            "data.ignore_columns names `{name}`, and no row has that column; the rows have {}",
+            columns.join(", ")
+        ),
+    })
 }
 
 /// Every token must have a row in the model's table. (A tokenizer may know more tokens than the
