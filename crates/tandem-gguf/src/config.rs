@@ -458,6 +458,13 @@ impl Gguf {
     pub fn config(&self) -> Result<Json> {
         let architecture = self.architecture()?;
         let name = architecture.name;
+        let sections = format!("{name}.rope.dimension_sections");
+        if self.value(&sections).is_some() {
+            return Err(self.error(format!(
+                "{sections} is present: this is the text model of a vision–language model, which is not supported; \
+                 use the model's HF folder"
+            )));
+        }
         let window = (!architecture.windows).then_some(("attention.sliding_window", 0));
         for (key, harmless) in REFUSED.into_iter().chain(window) {
             let key = format!("{name}.{key}");
