@@ -12,20 +12,36 @@ struct Online {
     server: Server,
 }
 
+/// Files of a folder of the workshop, as the hub stores them.
+fn stored(shop: &Workshop, folder: &str) -> BTreeMap<String, Stored> {
+    let names = fs::read_dir(shop.path(folder)).unwrap().flatten();
+    let names = names.map(|entry| entry.file_name().into_string().unwrap());
+    let file = |name: String| {
+        let bytes = shop.bytes(&format!("{folder}/{name}"));
+        let is_large = name.ends_with("safetensors");
+        (name, Stored { bytes, is_large })
+    };
+    names.map(file).collect()
+}
+
 impl Online {
     fn new() -> Self {
         let shop = Workshop::new();
-        let file = |path: &str, is_large| Stored { bytes: shop.bytes(path), is_large };
-        let mut model = BTreeMap::new();
-        for entry in fs::read_dir(shop.path("model")).unwrap().flatten() {
-            let name = entry.file_name().into_string().unwrap();
-            model.insert(name.clone(), file(&format!("model/{name}"), name.ends_with("safetensors")));
-        }
-        let rows = BTreeMap::from([("train.jsonl".to_owned(), file("preferences.jsonl", true))]);
-        let repos = BTreeMap::from([("models/o/m".to_owned(), model), ("datasets/o/d".to_owned(), rows)]);
+        let rows = Stored { bytes: shop.bytes("preferences.jsonl"), is_large: true };
+        let rows = BTreeMap::from([("train.jsonl".to_owned(), rows)]);
+        let repos = BTreeMap::from([
+            ("models/o/m".to_owned(), stored(&shop, "model")),
+            ("datasets/o/d".to_owned(), rows),
+        ]);
         let toml = shop.dpo_toml("run").replace("\"model\"", "\"o/m\"");
         shop.write("hub.toml", &toml.replace("\"preferences.jsonl\"", "\"hf://o/d/train\""));
         Self { shop, server: Server::with(repos) }
+    }
+
+    /// Puts a folder of the workshop on the hub.
+    fn publish(&self, name: &str, folder: &str) {
+        let files = stored(&self.shop, folder);
+        self.server.set(|state| _ = state.repos.insert(format!("models/{name}"), files));
     }
 
     fn run(&self, arguments: &[&str]) -> Outcome {
@@ -140,4 +156,79 @@ fn a_hub_that_cannot_be_reached_is_no_mistake() {
     let online = Online::new();
     online.server.set(|state| state.statuses = vec![(500, "", "Retry-After: 0\r\n"); 5]);
     online.run(&["train", "hub.toml"]).expect(1).says(&["`model`", "after 5 attempts", "HTTP 500"]);
+}
+
+#[test]
+fn an_adapter_of_the_hub_starts_a_run_and_a_generation() {
+    let online = Online::new();
+    let shop = &online.shop;
+    shop.write("dpo.toml", &shop.dpo_toml("lora"));
+    online.run(&["train", "dpo.toml", "--set", "adapter.rank=4"]).expect(0);
+    online.publish("o/a", "lora/final");
+    let start = |config: &str, adapter: &str, output: &str| {
+        let (adapter, output) = (format!("adapter.start={adapter}"), format!("output={output}"));
+        online
+            .run(&["train", config, "--set", &adapter, "--set", &output, "--set", "train.steps=2"])
+            .expect(0);
+    };
+    start("dpo.toml", "lora/final", "local");
+    start("hub.toml", "o/a@main", "remote");
+    let adapter = |run: &str| shop.bytes(&format!("{run}/final/adapter_model.safetensors"));
+    assert_eq!(adapter("local"), adapter("remote"));
+    assert_ne!(adapter("local"), adapter("lora"));
+    let generate = |model: &str, adapter: &str| {
+        online
+            .run(&["generate", model, "--adapter", adapter, "--raw", "--max-new-tokens", "4", "the"])
+            .expect(0)
+    };
+    assert_eq!(generate("model", "lora/final").stdout, generate("o/m", "o/a").stdout);
+}
+
+#[test]
+fn a_reward_model_of_the_hub_judges() {
+    let online = Online::new();
+    let shop = &online.shop;
+    shop.write("reward.toml", &shop.dpo_toml("reward").replace("\"dpo\"", "\"reward\""));
+    online.run(&["train", "reward.toml"]).expect(0);
+    online.publish("o/r", "reward/final");
+    let run = |judge: &str, output: &str| {
+        shop.write_online(output);
+        let length = "kind = \"length\"\nper_unit = 1.0\nunit = \"characters\"";
+        let toml = shop.read("online.toml");
+        assert!(toml.contains(length), "{toml}");
+        shop.write(
+            "judged.toml",
+            &toml.replace(length, &format!("kind = \"reward\"\nmodel = \"{judge}\"\nmax_length = 64")),
+        );
+        online.run(&["train", "judged.toml"]).expect(0);
+        shop.bytes(&format!("{output}/final/model.safetensors"))
+    };
+    assert_eq!(run("reward/final", "local"), run("o/r", "remote"));
+}
+
+/// A file that may not grow stands for a full disk: the write fails, and what is whole stays.
+#[cfg(unix)]
+#[test]
+fn a_download_that_the_disk_refuses_names_the_file_and_goes_on_later() {
+    let online = Online::new();
+    let limited = |limit: &str| {
+        let script = format!("trap '' XFSZ; ulimit -f {limit}; exec \"$0\" \"$@\"");
+        let mut command = std::process::Command::new("bash");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_tandem"), "generate", "o/m", "--raw", "the"]);
+        command.args(["--max-new-tokens", "4"]).current_dir(online.shop.path("."));
+        command.env("HF_ENDPOINT", &online.server.endpoint).env("HF_HOME", online.shop.path("home"));
+        for name in ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN"] {
+            command.env_remove(name);
+        }
+        command.output().expect("bash runs")
+    };
+    let refused = limited("8");
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(1), "{message}");
+    assert!(message.contains("home/hub") && message.contains("File too large"), "{message}");
+    let snapshot = online.shop.path(&format!("home/hub/models--o--m/snapshots/{COMMIT}/model.safetensors"));
+    assert!(!snapshot.exists(), "half a file is not taken for the whole");
+    let whole = limited("unlimited");
+    assert!(whole.status.success(), "{}", String::from_utf8_lossy(&whole.stderr));
+    assert_eq!(fs::read(snapshot).unwrap(), online.shop.bytes("model/model.safetensors"));
 }

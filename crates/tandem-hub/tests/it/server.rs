@@ -222,7 +222,7 @@ fn hub(state: &mut State, request: &Request, second: &str) -> Vec<u8> {
     if stored.is_large {
         let headers = format!(
             "X-Repo-Commit: {COMMIT}\r\nX-Linked-Etag: \"{etag}\"\r\nX-Linked-Size: {}\r\nETag: \"other\"\r\n\
-             Location: {second}/{name}?signature=1\r\n",
+             Location: {second}/{name}?signature=1&repo={repo}\r\n",
             stored.bytes.len()
         );
         return send(302, &headers, "");
@@ -233,8 +233,8 @@ fn hub(state: &mut State, request: &Request, second: &str) -> Vec<u8> {
 
 fn store(state: &mut State, request: &Request) -> Vec<u8> {
     let name = request.path.trim_start_matches('/').split('?').next().unwrap_or_default().to_owned();
-    let found = state.repos.values().find_map(|files| files.get(&name));
-    let mut bytes = found.expect("the hub named it").bytes.clone();
+    let repo = request.path.split_once("repo=").expect("the hub named the repository").1;
+    let mut bytes = state.repos[repo][&name].bytes.clone();
     if std::mem::take(&mut state.is_corrupt) {
         bytes[0] ^= 1;
     }
