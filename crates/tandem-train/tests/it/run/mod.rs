@@ -5,6 +5,7 @@ mod chat_template;
 mod checkpoints;
 mod collectives;
 mod combinations;
+mod data_formats;
 mod equivalence;
 mod exactness;
 mod fake;
