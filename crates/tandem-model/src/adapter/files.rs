@@ -164,11 +164,11 @@ fn copied(decoder: &Decoder, family: &Family, name: &str) -> Option<Vec<String>>
     let (module, kind) = name.rsplit_once(".base_layer.")?;
     let adapted = decoder.adapter()?.matrices();
     let adapted = adapted.iter().find(|adapted| {
-        let name = |site: &LoraTarget| adapter_name(family, site.module);
+        let name = |site: &LoraTarget| adapter_name(family, &site.module);
         adapted.sites.iter().any(|site| spellings(family, &name(site)).iter().any(|known| known == module))
     })?;
     let is_tied = adapted.part == ParamKind::HeadWeight && decoder.spec().head.tied;
-    let own = family.modules(if is_tied { ParamKind::TokenTable } else { adapted.part }).first()?;
+    let own = family.modules(if is_tied { ParamKind::TokenTable } else { adapted.part }).next()?;
     let own = format!("{own}.{kind}");
     // A folder saved from the bare model leaves the prefix off.
     let short = own.strip_prefix(family.base_prefix).map(str::to_owned);

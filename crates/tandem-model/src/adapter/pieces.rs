@@ -90,7 +90,7 @@ fn factors(
     let piece = |(index, site): (usize, &LoraTarget)| {
         let module = match layer {
             LayerId::Block(index) => site.module.replace("{}", &index.to_string()),
-            _ => site.module.to_owned(),
+            _ => site.module.clone(),
         };
         let (outs, cols) = (site.b_rows.clone(), param.cols);
         let (end, start, rows, cols, order) = match role {

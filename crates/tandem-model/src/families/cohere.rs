@@ -3,7 +3,7 @@
 
 use tandem_kernels::ops::RopePairs;
 
-use super::{Family, Sizes, decoder, llama};
+use super::{Family, Sizes, attention_bias, decoder, llama};
 use crate::Result;
 use crate::spec::{Config, DecoderSpec, NormKind, NormSpec, Residual, RotaryKeys, RotarySpec};
 
@@ -37,8 +37,7 @@ pub(super) fn unrotated(config: &Config) -> Result<DecoderSpec> {
     let mut spec = decoder(config, sizes, norm, config.activation("hidden_act", "silu")?)?;
     spec.residual = Residual::Parallel { shared_norm: true };
     spec.mlp.gated = true;
-    let bias = config.flag("attention_bias", false)?;
-    (spec.attention.qkv_bias, spec.attention.out_bias) = (bias, bias);
+    attention_bias(config, &mut spec)?;
     spec.head.tied = config.flag("tie_word_embeddings", true)?;
     spec.head.shape.logit_scale = Some(config.number("logit_scale", 0.0625)? as f32);
     Ok(spec)

@@ -2,7 +2,7 @@
 
 use tandem_kernels::ops::Activation;
 
-use super::{Family, llama};
+use super::{Family, attention_bias, llama};
 use crate::Result;
 use crate::spec::{Config, DecoderSpec, NormKind};
 
@@ -27,7 +27,5 @@ pub(super) fn common(config: &Config, spec: &mut DecoderSpec, activation: &str) 
         Activation::Gelu => Activation::GeluTanh,
         other => other,
     };
-    let bias = config.flag("attention_bias", false)?;
-    (spec.attention.qkv_bias, spec.attention.out_bias) = (bias, bias);
-    Ok(())
+    attention_bias(config, spec)
 }

@@ -1,8 +1,8 @@
 //! Gemma 2: Gemma with norms before and after each half, soft caps, and a window in every other layer.
 
-use super::{Family, gemma, llama};
+use super::{Family, Modules, gemma, llama};
 use crate::Result;
-use crate::layout::ParamKind::{self, *};
+use crate::layout::ParamKind::*;
 use crate::spec::{Config, DecoderSpec, NormPlacement, Residual};
 
 pub(super) const FAMILY: Family = Family {
@@ -13,40 +13,12 @@ pub(super) const FAMILY: Family = Family {
     ..llama::FAMILY
 };
 
-/// Lists Gemma 2's modules where the body is called `$body` and the head `$head`.
-macro_rules! modules {
-    ($body:literal, $head:literal) => {
-        &[
-            (TokenTable, &[concat!($body, ".embed_tokens")]),
-            (Norm1Weight, &[concat!($body, ".layers.{}.input_layernorm")]),
-            (
-                QkvWeight,
-                &[
-                    concat!($body, ".layers.{}.self_attn.q_proj"),
-                    concat!($body, ".layers.{}.self_attn.k_proj"),
-                    concat!($body, ".layers.{}.self_attn.v_proj"),
-                ],
-            ),
-            (OutWeight, &[concat!($body, ".layers.{}.self_attn.o_proj")]),
-            (QNormWeight, &[concat!($body, ".layers.{}.self_attn.q_norm")]),
-            (KNormWeight, &[concat!($body, ".layers.{}.self_attn.k_norm")]),
-            (PostNorm1Weight, &[concat!($body, ".layers.{}.post_attention_layernorm")]),
-            (Norm2Weight, &[concat!($body, ".layers.{}.pre_feedforward_layernorm")]),
-            (
-                UpWeight,
-                &[concat!($body, ".layers.{}.mlp.gate_proj"), concat!($body, ".layers.{}.mlp.up_proj")],
-            ),
-            (DownWeight, &[concat!($body, ".layers.{}.mlp.down_proj")]),
-            (PostNorm2Weight, &[concat!($body, ".layers.{}.post_feedforward_layernorm")]),
-            (FinalNormWeight, &[concat!($body, ".norm")]),
-            (HeadWeight, &[$head]),
-        ]
-    };
-}
-pub(super) use modules;
-
 /// Gemma 2's modules, which Gemma 3 kept.
-pub(super) const MODULES: &[(ParamKind, &[&str])] = modules!("model", "lm_head");
+pub(super) const MODULES: &Modules = &[
+    (PostNorm1Weight, &["model.layers.{}.post_attention_layernorm"]),
+    (Norm2Weight, &["model.layers.{}.pre_feedforward_layernorm"]),
+    (PostNorm2Weight, &["model.layers.{}.post_feedforward_layernorm"]),
+];
 
 fn read(config: &Config) -> Result<DecoderSpec> {
     let mut spec = llama::descendant(config, Some(256))?;

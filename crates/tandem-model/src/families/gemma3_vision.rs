@@ -1,25 +1,15 @@
-//! Gemma 3 with a vision tower: its text model is [`super::gemma3`].
+//! Gemma 3 with a vision tower: its text model is [`super::gemma3`]. Names are as in [`super::mistral3`].
 
-use super::{Family, gemma2, gemma3, llama};
+use super::{Family, gemma2, gemma3, mistral3};
 use crate::Result;
-use crate::layout::ParamKind::*;
 use crate::spec::{Config, DecoderSpec};
 
 pub(super) const FAMILY: Family = Family {
     model_type: "gemma3",
     architecture: "Gemma3ForConditionalGeneration",
-    base_prefix: "",
     read,
-    modules: gemma2::modules!("language_model.model", "language_model.lm_head"),
-    renamed: &[("language_model.model", "model.language_model"), ("language_model.lm_head", "lm_head")],
-    has_scorer: false,
-    beside: &[
-        "vision_tower.",
-        "multi_modal_projector.",
-        "model.vision_tower.",
-        "model.multi_modal_projector.",
-    ],
-    ..llama::FAMILY
+    modules: gemma2::MODULES,
+    ..mistral3::FAMILY
 };
 
 /// Sizes that the text config leaves out where they are those of `Gemma3TextConfig`.

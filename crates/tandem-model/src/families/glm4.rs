@@ -2,7 +2,7 @@
 
 use tandem_kernels::ops::RopePairs;
 
-use super::{Family, SEPARATE_QKV, llama};
+use super::{Family, llama};
 use crate::Result;
 use crate::layout::ParamKind::*;
 use crate::spec::{Config, DecoderSpec, NormPlacement, Residual, RotaryKeys};
@@ -12,17 +12,9 @@ pub(super) const FAMILY: Family = Family {
     architecture: "Glm4ForCausalLM",
     read,
     modules: &[
-        (TokenTable, &["model.embed_tokens"]),
-        (Norm1Weight, &["model.layers.{}.input_layernorm"]),
-        (QkvWeight, SEPARATE_QKV),
-        (OutWeight, &["model.layers.{}.self_attn.o_proj"]),
         (PostNorm1Weight, &["model.layers.{}.post_self_attn_layernorm"]),
-        (Norm2Weight, &["model.layers.{}.post_attention_layernorm"]),
         (UpWeight, &["model.layers.{}.mlp.gate_up_proj"]),
-        (DownWeight, &["model.layers.{}.mlp.down_proj"]),
         (PostNorm2Weight, &["model.layers.{}.post_mlp_layernorm"]),
-        (FinalNormWeight, &["model.norm"]),
-        (HeadWeight, &["lm_head"]),
     ],
     ..llama::FAMILY
 };

@@ -22,6 +22,7 @@ pub(super) const FAMILY: Family = Family {
         (FinalNormWeight, &["transformer.ln_f"]),
         (HeadWeight, &["lm_head"]),
     ],
+    prefixes: &[],
     order: &[
         (QkvWeight, HfLayout::Transposed),
         (OutWeight, HfLayout::Transposed),

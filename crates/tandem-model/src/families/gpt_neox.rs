@@ -22,6 +22,7 @@ pub(super) const FAMILY: Family = Family {
         (FinalNormWeight, &["gpt_neox.final_layer_norm"]),
         (HeadWeight, &["embed_out"]),
     ],
+    prefixes: &[],
     order: &[(QkvWeight, HfLayout::HeadInterleaved), (QkvBias, HfLayout::HeadInterleaved)],
     renamed: &[("embed_out", "lm_head")],
     stem: None,

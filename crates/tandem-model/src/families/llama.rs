@@ -1,8 +1,7 @@
 //! Llama 1–3: RMSNorm, grouped-query attention, gated feed-forward, every rotary scaling.
 
-use super::{Family, Sizes, decoder};
+use super::{Family, Sizes, attention_bias, decoder, mlp_bias};
 use crate::Result;
-use crate::layout::ParamKind::{self, *};
 use crate::spec::{Config, DecoderSpec, NormKind, NormSpec, RotaryKeys};
 
 pub(super) const FAMILY: Family = Family {
@@ -10,7 +9,8 @@ pub(super) const FAMILY: Family = Family {
     architecture: "LlamaForCausalLM",
     base_prefix: "model.",
     read,
-    modules: MODULES,
+    modules: &[],
+    prefixes: &[],
     order: &[],
     renamed: &[],
     stem: None,
@@ -25,9 +25,8 @@ fn read(config: &Config) -> Result<DecoderSpec> {
 /// Reads a [`descendant`] with the biases that `attention_bias` and `mlp_bias` name.
 pub(super) fn with_biases(config: &Config) -> Result<DecoderSpec> {
     let mut spec = descendant(config, None)?;
-    let (attention_bias, mlp_bias) = (config.flag("attention_bias", false)?, config.flag("mlp_bias", false)?);
-    (spec.attention.qkv_bias, spec.attention.out_bias) = (attention_bias, attention_bias);
-    (spec.mlp.up_bias, spec.mlp.down_bias) = (mlp_bias, mlp_bias);
+    attention_bias(config, &mut spec)?;
+    mlp_bias(config, &mut spec)?;
     Ok(spec)
 }
 
@@ -52,36 +51,3 @@ pub(super) fn unrotated(
     spec.mlp.gated = true;
     Ok(spec)
 }
-
-/// Lists Llama's modules where the body is called `$body` and the head `$head`.
-macro_rules! modules {
-    ($body:literal, $head:literal) => {
-        &[
-            (TokenTable, &[concat!($body, ".embed_tokens")]),
-            (Norm1Weight, &[concat!($body, ".layers.{}.input_layernorm")]),
-            (
-                QkvWeight,
-                &[
-                    concat!($body, ".layers.{}.self_attn.q_proj"),
-                    concat!($body, ".layers.{}.self_attn.k_proj"),
-                    concat!($body, ".layers.{}.self_attn.v_proj"),
-                ],
-            ),
-            (OutWeight, &[concat!($body, ".layers.{}.self_attn.o_proj")]),
-            (QNormWeight, &[concat!($body, ".layers.{}.self_attn.q_norm")]),
-            (KNormWeight, &[concat!($body, ".layers.{}.self_attn.k_norm")]),
-            (Norm2Weight, &[concat!($body, ".layers.{}.post_attention_layernorm")]),
-            (
-                UpWeight,
-                &[concat!($body, ".layers.{}.mlp.gate_proj"), concat!($body, ".layers.{}.mlp.up_proj")],
-            ),
-            (DownWeight, &[concat!($body, ".layers.{}.mlp.down_proj")]),
-            (FinalNormWeight, &[concat!($body, ".norm")]),
-            (HeadWeight, &[$head]),
-        ]
-    };
-}
-pub(super) use modules;
-
-/// Llama's modules, which its descendants kept.
-pub(super) const MODULES: &[(ParamKind, &[&str])] = modules!("model", "lm_head");

@@ -3,7 +3,6 @@
 
 use super::{Family, llama, ministral3, mistral};
 use crate::Result;
-use crate::layout::ParamKind::*;
 use crate::spec::{Config, DecoderSpec};
 
 pub(super) const FAMILY: Family = Family {
@@ -11,7 +10,7 @@ pub(super) const FAMILY: Family = Family {
     architecture: "Mistral3ForConditionalGeneration",
     base_prefix: "",
     read,
-    modules: llama::modules!("language_model.model", "language_model.lm_head"),
+    prefixes: &[("model", "language_model.model"), ("lm_head", "language_model.lm_head")],
     renamed: &[("language_model.model", "model.language_model"), ("language_model.lm_head", "lm_head")],
     has_scorer: false,
     beside: &[
@@ -23,7 +22,7 @@ pub(super) const FAMILY: Family = Family {
     ..llama::FAMILY
 };
 
-/// Sizes that the text config leaves out where they are those of `MistralConfig`, and of
+/// Sizes that the text config leaves out where they are those of `MistralConfig` and
 /// `Ministral3Config`.
 const DEFAULTS: &[(&str, u64)] = &[
     ("hidden_size", 4096),
@@ -31,16 +30,18 @@ const DEFAULTS: &[(&str, u64)] = &[
     ("num_attention_heads", 32),
     ("num_key_value_heads", 8),
 ];
+/// Those of `MistralConfig` alone.
 const MISTRAL: &[(&str, u64)] =
     &[("vocab_size", 32_000), ("num_hidden_layers", 32), ("max_position_embeddings", 131_072)];
+/// Those of `Ministral3Config` alone.
 const MINISTRAL: &[(&str, u64)] =
     &[("vocab_size", 131_072), ("num_hidden_layers", 34), ("max_position_embeddings", 262_144)];
 
 fn read(config: &Config) -> Result<DecoderSpec> {
     let text = config.text_config()?.with_defaults(DEFAULTS);
     let mut spec = match text.expect_word("model_type", &["mistral", "ministral3"])? {
-        "ministral3" => ministral3::read(&text.clone().with_defaults(MINISTRAL))?,
-        _ => mistral::read(&text.clone().with_defaults(MISTRAL))?,
+        "ministral3" => ministral3::read(&text.with_defaults(MINISTRAL))?,
+        _ => mistral::read(&text.with_defaults(MISTRAL))?,
     };
     spec.head.tied = config.flag("tie_word_embeddings", true)?;
     Ok(spec)

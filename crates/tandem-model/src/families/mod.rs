@@ -86,9 +86,10 @@ pub struct Family {
     pub base_prefix: &'static str,
     /// Reads everything but [`DecoderSpec::family`] from a config.
     read: fn(&Config) -> Result<DecoderSpec>,
-    /// HF modules by the weight that they hold, in the order of its rows; `{}` stands for the
-    /// block's index. A bias is held by the modules of its weight.
-    modules: &'static [(ParamKind, &'static [&'static str])],
+    /// HF modules by the weight that they hold, where they are not those of [`MODULES`].
+    modules: &'static Modules,
+    /// How names begin in the tables of modules, then in files, where that is otherwise.
+    prefixes: &'static [(&'static str, &'static str)],
     /// Parts whose elements HF does not order as [`HfLayout::Rows`].
     order: &'static [(ParamKind, HfLayout)],
     /// Modules that `transformers` 5 renames when it loads: how names begin in files, then in memory.
@@ -110,19 +111,17 @@ impl Family {
     }
 
     /// Returns the HF modules that hold a part, in the order of its rows.
-    pub(crate) fn modules(&self, part: ParamKind) -> &'static [&'static str] {
+    pub(crate) fn modules(&self, part: ParamKind) -> impl Iterator<Item = String> {
         let weight = part.weight_of_bias().unwrap_or(part);
-        match weight {
-            // Every ForSequenceClassification of transformers calls it so.
-            ParamKind::ScoreWeight => &["score"],
-            _ => self.modules.iter().find(|(known, _)| *known == weight).map_or(&[], |(_, modules)| modules),
-        }
+        let mut known = self.modules.iter().chain(MODULES);
+        let names = known.find(|(known, _)| *known == weight).map_or(&[][..], |(_, names)| names);
+        names.iter().map(|name| replaced(self.prefixes, name).unwrap_or_else(|| (*name).to_owned()))
     }
 
     /// Returns the HF tensors that make up a part, in the order of its rows.
     pub(crate) fn names(&self, part: ParamKind) -> impl Iterator<Item = String> {
         let kind = if part.weight_of_bias().is_some() { "bias" } else { "weight" };
-        self.modules(part).iter().map(move |module| format!("{module}.{kind}"))
+        self.modules(part).map(move |module| format!("{module}.{kind}"))
     }
 
     /// Returns how HF orders the elements of a part's tensors.
@@ -133,12 +132,12 @@ impl Family {
     /// Returns the name in memory of a module or tensor that transformers 5 renames, from that in
     /// files.
     pub(crate) fn name_in_memory(&self, name: &str) -> Option<String> {
-        self.renamed.iter().find_map(|(file, memory)| replace_beginning(name, file, memory))
+        replaced(self.renamed, name)
     }
 
     /// Returns the name in files, from that in memory.
     pub(crate) fn name_in_files(&self, name: &str) -> Option<String> {
-        self.renamed.iter().find_map(|(file, memory)| replace_beginning(name, memory, file))
+        self.renamed.iter().find_map(|(file, memory)| replaced(&[(memory, file)], name))
     }
 
     /// Returns whether this is the text model of a vision–language model.
@@ -168,17 +167,40 @@ impl Family {
     }
 }
 
-/// Replaces the beginning of a dotted name: whole words of it.
-fn replace_beginning(name: &str, old: &str, new: &str) -> Option<String> {
-    let rest = name.strip_prefix(old)?;
-    (rest.is_empty() || rest.starts_with('.')).then(|| format!("{new}{rest}"))
+/// Replaces the beginning of a dotted name, whole words of it, by what stands beside it in the list.
+/// `None` if the list has no beginning of the name.
+fn replaced(beginnings: &[(&str, &str)], name: &str) -> Option<String> {
+    beginnings.iter().find_map(|(old, new)| {
+        let rest = name.strip_prefix(old)?;
+        (rest.is_empty() || rest.starts_with('.')).then(|| format!("{new}{rest}"))
+    })
 }
 
-/// Modules that hold queries, keys and values in most families.
-const SEPARATE_QKV: &[&str] = &[
-    "model.layers.{}.self_attn.q_proj",
-    "model.layers.{}.self_attn.k_proj",
-    "model.layers.{}.self_attn.v_proj",
+/// HF modules by the weight that they hold, in the order of its rows; `{}` stands for the block's
+/// index. A bias is held by the modules of its weight.
+type Modules = [(ParamKind, &'static [&'static str])];
+
+/// Llama's modules, which most families kept, and the head of every sequence classifier.
+const MODULES: &Modules = &[
+    (ParamKind::TokenTable, &["model.embed_tokens"]),
+    (ParamKind::Norm1Weight, &["model.layers.{}.input_layernorm"]),
+    (
+        ParamKind::QkvWeight,
+        &[
+            "model.layers.{}.self_attn.q_proj",
+            "model.layers.{}.self_attn.k_proj",
+            "model.layers.{}.self_attn.v_proj",
+        ],
+    ),
+    (ParamKind::OutWeight, &["model.layers.{}.self_attn.o_proj"]),
+    (ParamKind::QNormWeight, &["model.layers.{}.self_attn.q_norm"]),
+    (ParamKind::KNormWeight, &["model.layers.{}.self_attn.k_norm"]),
+    (ParamKind::Norm2Weight, &["model.layers.{}.post_attention_layernorm"]),
+    (ParamKind::UpWeight, &["model.layers.{}.mlp.gate_proj", "model.layers.{}.mlp.up_proj"]),
+    (ParamKind::DownWeight, &["model.layers.{}.mlp.down_proj"]),
+    (ParamKind::FinalNormWeight, &["model.norm"]),
+    (ParamKind::HeadWeight, &["lm_head"]),
+    (ParamKind::ScoreWeight, &["score"]),
 ];
 
 /// Sizes of a decoder.
@@ -244,6 +266,20 @@ fn decoder(config: &Config, sizes: Sizes, norm: NormSpec, activation: Activation
         init: InitSpec { std, residual_std: std },
         eos_token_ids: config.eos_token_ids()?,
     })
+}
+
+/// Reads `attention_bias`: whether all projections of attention have a bias.
+fn attention_bias(config: &Config, spec: &mut DecoderSpec) -> Result<()> {
+    let bias = config.flag("attention_bias", false)?;
+    (spec.attention.qkv_bias, spec.attention.out_bias) = (bias, bias);
+    Ok(())
+}
+
+/// Reads `mlp_bias`: whether all projections of the feed-forward have a bias.
+fn mlp_bias(config: &Config, spec: &mut DecoderSpec) -> Result<()> {
+    let bias = config.flag("mlp_bias", false)?;
+    (spec.mlp.up_bias, spec.mlp.down_bias) = (bias, bias);
+    Ok(())
 }
 
 /// Order of a tensor's elements in HF files.
@@ -339,7 +375,7 @@ pub fn family_named(model_type: &str) -> Option<&'static Family> {
 pub fn pieces(family: &Family, spec: &DecoderSpec, layer: LayerId, layout: &LayerLayout) -> Vec<HfTensor> {
     let mut pieces = Vec::new();
     for param in &layout.params {
-        let num_tensors = family.modules(param.part).len();
+        let num_tensors = family.modules(param.part).count();
         let sizes = split(spec, param.part, param.rows, param.cols, num_tensors);
         let order = family.order(param.part);
         let mut start = param.offset;

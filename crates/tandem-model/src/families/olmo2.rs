@@ -1,27 +1,18 @@
 //! OLMo 2: Llama with norms after each half instead of before, and one norm over all query heads and
 //! one over all key heads.
 
-use super::{Family, SEPARATE_QKV, llama};
+use super::{Family, Modules, attention_bias, llama};
 use crate::Result;
-use crate::layout::ParamKind::{self, *};
+use crate::layout::ParamKind::*;
 use crate::spec::{Config, DecoderSpec, NormPlacement, QkNorm, Residual, RotaryKeys};
 
 pub(super) const FAMILY: Family =
     Family { model_type: "olmo2", architecture: "Olmo2ForCausalLM", read, modules: MODULES, ..llama::FAMILY };
 
 /// OLMo 2's modules, which OLMo 3 and Exaone 4 share.
-pub(super) const MODULES: &[(ParamKind, &[&str])] = &[
-    (TokenTable, &["model.embed_tokens"]),
-    (QkvWeight, SEPARATE_QKV),
-    (OutWeight, &["model.layers.{}.self_attn.o_proj"]),
-    (QNormWeight, &["model.layers.{}.self_attn.q_norm"]),
-    (KNormWeight, &["model.layers.{}.self_attn.k_norm"]),
+pub(super) const MODULES: &Modules = &[
     (PostNorm1Weight, &["model.layers.{}.post_attention_layernorm"]),
-    (UpWeight, &["model.layers.{}.mlp.gate_proj", "model.layers.{}.mlp.up_proj"]),
-    (DownWeight, &["model.layers.{}.mlp.down_proj"]),
     (PostNorm2Weight, &["model.layers.{}.post_feedforward_layernorm"]),
-    (FinalNormWeight, &["model.norm"]),
-    (HeadWeight, &["lm_head"]),
 ];
 
 fn read(config: &Config) -> Result<DecoderSpec> {
@@ -36,7 +27,6 @@ pub(super) fn unrotated(config: &Config) -> Result<DecoderSpec> {
     spec.residual = Residual::Sequential { norms: NormPlacement::After, scale: 1.0 };
     let (queries, keys) = (spec.attention.query_width(), spec.attention.kv_width());
     spec.attention.qk_norm = Some(QkNorm::Full { queries, keys });
-    let bias = config.flag("attention_bias", false)?;
-    (spec.attention.qkv_bias, spec.attention.out_bias) = (bias, bias);
+    attention_bias(config, &mut spec)?;
     Ok(spec)
 }

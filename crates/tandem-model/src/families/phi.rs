@@ -1,7 +1,7 @@
 //! Phi 1, 1.5 and 2: both halves of a block read one LayerNorm; partial rotary embedding; biases
 //! everywhere.
 
-use super::{Family, SEPARATE_QKV, Sizes, decoder};
+use super::{Family, Sizes, decoder, llama};
 use crate::Result;
 use crate::layout::ParamKind::*;
 use crate::spec::{Config, DecoderSpec, NormKind, NormSpec, Residual, RotaryKeys};
@@ -9,23 +9,14 @@ use crate::spec::{Config, DecoderSpec, NormKind, NormSpec, Residual, RotaryKeys}
 pub(super) const FAMILY: Family = Family {
     model_type: "phi",
     architecture: "PhiForCausalLM",
-    base_prefix: "model.",
     read,
     modules: &[
-        (TokenTable, &["model.embed_tokens"]),
-        (Norm1Weight, &["model.layers.{}.input_layernorm"]),
-        (QkvWeight, SEPARATE_QKV),
         (OutWeight, &["model.layers.{}.self_attn.dense"]),
         (UpWeight, &["model.layers.{}.mlp.fc1"]),
         (DownWeight, &["model.layers.{}.mlp.fc2"]),
         (FinalNormWeight, &["model.final_layernorm"]),
-        (HeadWeight, &["lm_head"]),
     ],
-    order: &[],
-    renamed: &[],
-    stem: None,
-    has_scorer: true,
-    beside: &[],
+    ..llama::FAMILY
 };
 
 fn read(config: &Config) -> Result<DecoderSpec> {

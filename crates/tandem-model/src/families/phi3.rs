@@ -10,15 +10,8 @@ pub(super) const FAMILY: Family = Family {
     architecture: "Phi3ForCausalLM",
     read,
     modules: &[
-        (TokenTable, &["model.embed_tokens"]),
-        (Norm1Weight, &["model.layers.{}.input_layernorm"]),
         (QkvWeight, &["model.layers.{}.self_attn.qkv_proj"]),
-        (OutWeight, &["model.layers.{}.self_attn.o_proj"]),
-        (Norm2Weight, &["model.layers.{}.post_attention_layernorm"]),
         (UpWeight, &["model.layers.{}.mlp.gate_up_proj"]),
-        (DownWeight, &["model.layers.{}.mlp.down_proj"]),
-        (FinalNormWeight, &["model.norm"]),
-        (HeadWeight, &["lm_head"]),
     ],
     ..llama::FAMILY
 };

@@ -1,17 +1,16 @@
 //! Qwen 3 VL: its text model is [`super::qwen3`] without windows. Of text alone, the three positions of a
 //! token are one.
 
-use super::{Family, llama};
+use super::{Family, llama, qwen3};
 use crate::Result;
-use crate::layout::ParamKind::*;
-use crate::spec::{Config, DecoderSpec, QkNorm};
+use crate::spec::{Config, DecoderSpec};
 
 pub(super) const FAMILY: Family = Family {
     model_type: "qwen3_vl",
     architecture: "Qwen3VLForConditionalGeneration",
     base_prefix: "",
     read,
-    modules: llama::modules!("model.language_model", "lm_head"),
+    prefixes: &[("model", "model.language_model")],
     has_scorer: false,
     beside: &["model.visual.", "visual."],
     ..llama::FAMILY
@@ -31,10 +30,7 @@ const DEFAULTS: &[(&str, u64)] = &[
 
 fn read(config: &Config) -> Result<DecoderSpec> {
     let text = config.text_config()?.without_mrope().with_defaults(DEFAULTS);
-    let mut spec = llama::descendant(&text, Some(128))?;
-    let bias = text.flag("attention_bias", false)?;
-    (spec.attention.qkv_bias, spec.attention.out_bias) = (bias, bias);
-    spec.attention.qk_norm = Some(QkNorm::PerHead);
+    let mut spec = qwen3::without_windows(&text)?;
     spec.head.tied = config.flag("tie_word_embeddings", false)?;
     Ok(spec)
 }

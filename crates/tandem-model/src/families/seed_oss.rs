@@ -1,6 +1,6 @@
 //! Seed-OSS: Llama with biases on queries, keys and values, and perhaps elsewhere.
 
-use super::{Family, llama};
+use super::{Family, llama, mlp_bias};
 use crate::Result;
 use crate::spec::{Config, DecoderSpec};
 
@@ -11,7 +11,6 @@ fn read(config: &Config) -> Result<DecoderSpec> {
     let mut spec = llama::descendant(config, Some(128))?;
     spec.attention.qkv_bias = config.flag("attention_bias", true)?;
     spec.attention.out_bias = config.flag("attention_out_bias", false)?;
-    let bias = config.flag("mlp_bias", false)?;
-    (spec.mlp.up_bias, spec.mlp.down_bias) = (bias, bias);
+    mlp_bias(config, &mut spec)?;
     Ok(spec)
 }

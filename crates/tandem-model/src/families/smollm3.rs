@@ -1,6 +1,6 @@
 //! SmolLM 3: Llama of which every fourth layer does not rotate.
 
-use super::{Family, llama};
+use super::{Family, attention_bias, llama, mlp_bias};
 use crate::Result;
 use crate::spec::{Config, DecoderSpec, RotaryKeys};
 
@@ -22,10 +22,8 @@ fn read(config: &Config) -> Result<DecoderSpec> {
     let window = config.sliding_window(None)?;
     spec.attention.windows =
         config.windows(layers, window, |layer| used && window.is_some() && !rotates[layer])?;
-    let bias = config.flag("attention_bias", false)?;
-    (spec.attention.qkv_bias, spec.attention.out_bias) = (bias, bias);
-    let bias = config.flag("mlp_bias", false)?;
-    (spec.mlp.up_bias, spec.mlp.down_bias) = (bias, bias);
+    attention_bias(config, &mut spec)?;
+    mlp_bias(config, &mut spec)?;
     spec.head.tied = config.flag("tie_word_embeddings", true)?;
     Ok(spec)
 }

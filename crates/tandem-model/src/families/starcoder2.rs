@@ -1,6 +1,6 @@
 //! StarCoder 2: LayerNorm, plain feed-forward, biases, and perhaps one window in every layer.
 
-use super::{Family, SEPARATE_QKV, Sizes, decoder};
+use super::{Family, Sizes, decoder, llama};
 use crate::Result;
 use crate::layout::ParamKind::*;
 use crate::spec::{Config, DecoderSpec, NormKind, NormSpec, RotaryKeys};
@@ -8,24 +8,9 @@ use crate::spec::{Config, DecoderSpec, NormKind, NormSpec, RotaryKeys};
 pub(super) const FAMILY: Family = Family {
     model_type: "starcoder2",
     architecture: "Starcoder2ForCausalLM",
-    base_prefix: "model.",
     read,
-    modules: &[
-        (TokenTable, &["model.embed_tokens"]),
-        (Norm1Weight, &["model.layers.{}.input_layernorm"]),
-        (QkvWeight, SEPARATE_QKV),
-        (OutWeight, &["model.layers.{}.self_attn.o_proj"]),
-        (Norm2Weight, &["model.layers.{}.post_attention_layernorm"]),
-        (UpWeight, &["model.layers.{}.mlp.c_fc"]),
-        (DownWeight, &["model.layers.{}.mlp.c_proj"]),
-        (FinalNormWeight, &["model.norm"]),
-        (HeadWeight, &["lm_head"]),
-    ],
-    order: &[],
-    renamed: &[],
-    stem: None,
-    has_scorer: true,
-    beside: &[],
+    modules: &[(UpWeight, &["model.layers.{}.mlp.c_fc"]), (DownWeight, &["model.layers.{}.mlp.c_proj"])],
+    ..llama::FAMILY
 };
 
 fn read(config: &Config) -> Result<DecoderSpec> {

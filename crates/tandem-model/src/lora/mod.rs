@@ -77,7 +77,7 @@ pub struct Adapted {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoraTarget {
     /// HF name of the module; `{}` stands for the block's index.
-    pub module: &'static str,
+    pub module: String,
     /// Rows of the matrix.
     pub rows: Range<usize>,
     /// Rows of the parameter that stacks the `B` of all modules.
@@ -99,7 +99,8 @@ impl Adapter {
         let saved = targets::saved(&config.modules_to_save, &modules, spec)?;
         let mut matrices: Vec<Adapted> = Vec::new();
         for module in targets {
-            let Module { name, part, ref rows, .. } = *module;
+            let Module { name, part, rows, .. } = module;
+            let part = *part;
             let is_table =
                 part == ParamKind::HeadWeight && spec.head.tied && saved.contains(&ParamKind::TokenTable);
             if saved.contains(&part) || is_table {
@@ -116,7 +117,7 @@ impl Adapter {
             let add = |adapted: &mut Adapted| {
                 let start = adapted.b_rows();
                 let b_rows = start..start + rows.len();
-                adapted.sites.push(LoraTarget { module: name, rows: rows.clone(), b_rows });
+                adapted.sites.push(LoraTarget { module: name.clone(), rows: rows.clone(), b_rows });
             };
             match matrices.iter_mut().find(|adapted| adapted.part == part) {
                 Some(adapted) => add(adapted),

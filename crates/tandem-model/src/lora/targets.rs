@@ -25,7 +25,7 @@ pub enum Targets {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Module {
     /// HF name; `{}` stands for the block's index.
-    pub(super) name: &'static str,
+    pub(super) name: String,
     /// Name in memory, if `transformers` renames the module.
     other_name: Option<String>,
     /// Parameter that holds its weight.
@@ -50,9 +50,9 @@ pub(super) fn modules(spec: &DecoderSpec) -> Vec<Module> {
             let found = pieces(family, spec, layer, &LayerLayout { params: vec![*param], ..layout.clone() });
             let is_whole = found.len() == 1;
             let mut row = 0;
-            for (piece, &name) in found.iter().zip(family.modules(param.part)) {
+            for (piece, name) in found.iter().zip(family.modules(param.part)) {
                 let (part, rows) = (param.part, row..row + piece.rows);
-                let other_name = family.name_in_memory(name);
+                let other_name = family.name_in_memory(&name);
                 modules.push(Module { name, other_name, part, rows, is_whole });
                 row += piece.rows;
             }
@@ -69,12 +69,12 @@ fn is_meant(name: &str, target: &str) -> bool {
 impl Module {
     /// Returns the name by which `peft` finds the module.
     pub(super) fn known_name(&self) -> &str {
-        self.other_name.as_deref().unwrap_or(self.name)
+        self.other_name.as_deref().unwrap_or(&self.name)
     }
 
     /// Lists the names of the module in one block.
     fn names(&self, index: usize) -> impl Iterator<Item = String> {
-        let names = std::iter::once(self.name).chain(self.other_name.as_deref());
+        let names = std::iter::once(self.name.as_str()).chain(self.other_name.as_deref());
         names.map(move |name| name.replace("{}", &index.to_string()))
     }
 
@@ -159,7 +159,11 @@ impl Targets {
                 if found.is_empty() {
                     return Err(ModelError::Invalid(format!(
                         "adapter.targets: {pattern:?} matches no module's full name, as in {}",
-                        modules.iter().find(is_linear).map_or("", |module| module.name).replace("{}", "0")
+                        modules
+                            .iter()
+                            .find(is_linear)
+                            .map_or("", |module| module.name.as_str())
+                            .replace("{}", "0")
                     )));
                 }
                 Ok(found)
@@ -176,7 +180,7 @@ fn matching(modules: &[Module], num_layers: usize, is_meant: impl Fn(&str) -> bo
         if count == 0 {
             continue;
         }
-        let name = module.name;
+        let name = &module.name;
         if count < num_layers {
             return Err(ModelError::Invalid(format!(
                 "adapter.targets: {name} matches in {count} of {num_layers} blocks; every block has the same adapter, \
@@ -257,10 +261,10 @@ mod tests {
         family_of(&config).unwrap().spec(&config).unwrap()
     }
 
-    fn found(model: &str, targets: &Targets) -> Result<Vec<&'static str>> {
+    fn found(model: &str, targets: &Targets) -> Result<Vec<String>> {
         let spec = spec(model);
         let modules = modules(&spec);
-        Ok(targets.find(&modules, spec.num_layers)?.into_iter().map(|module| module.name).collect())
+        Ok(targets.find(&modules, spec.num_layers)?.into_iter().map(|module| module.name.clone()).collect())
     }
 
     fn names(names: &[&str]) -> Targets {

@@ -14,6 +14,9 @@ const LARGEST_COUNT: u64 = i32::MAX as u64;
 /// Most blocks that a config may name. Lists by block are made before any weight is read.
 const MOST_LAYERS: usize = 16_384;
 
+/// Key of a vision–language model's text model.
+const TEXT_CONFIG: &str = "text_config";
+
 /// Parsed `config.json`. A key that is `null` counts as absent.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -61,14 +64,16 @@ impl Config {
     /// Returns the config of a vision–language model's text model: `text_config`, or this config in
     /// older folders that have no such key.
     pub(crate) fn text_config(&self) -> Result<Self> {
-        const KEY: &str = "text_config";
-        match self.value(KEY) {
-            None => Ok(self.clone()),
-            Some(Value::Object(map)) => {
-                Ok(Self { path: self.path.clone(), key: Some(KEY), map: map.clone() })
-            }
-            Some(other) => Err(self.expected(KEY, "an object", other)),
+        match (self.inner(), self.value(TEXT_CONFIG)) {
+            (Some(map), _) => Ok(Self { path: self.path.clone(), key: Some(TEXT_CONFIG), map: map.clone() }),
+            (None, Some(other)) => Err(self.expected(TEXT_CONFIG, "an object", other)),
+            (None, None) => Ok(self.clone()),
         }
+    }
+
+    /// Returns the keys of an inner text model's config, if there is one.
+    fn inner(&self) -> Option<&Map<String, Value>> {
+        self.value(TEXT_CONFIG)?.as_object()
     }
 
     /// Adds numbers under the keys that are absent: transformers leaves out of an inner config what
@@ -109,13 +114,8 @@ impl Config {
 
     /// Returns whether layers, also those of an inner text model, have linear attention.
     pub(crate) fn has_linear_attention(&self) -> bool {
-        let inner = self.value("text_config").and_then(Value::as_object);
-        let types = |map: &Map<String, Value>| map.get("layer_types").and_then(Value::as_array).cloned();
-        [Some(&self.map), inner]
-            .into_iter()
-            .flatten()
-            .filter_map(types)
-            .any(|types| types.iter().any(|kind| kind == "linear_attention"))
+        let types = self.inner().unwrap_or(&self.map).get("layer_types").and_then(Value::as_array);
+        types.is_some_and(|types| types.iter().any(|kind| kind == "linear_attention"))
     }
 
     fn value(&self, key: &str) -> Option<&Value> {
@@ -228,7 +228,7 @@ impl Config {
             "resid_pdrop",
             "residual_dropout",
         ];
-        let inner = self.value("text_config").and_then(Value::as_object);
+        let inner = self.inner();
         let value = |key: &str| inner.and_then(|map| map.get(key)).or_else(|| self.value(key));
         let rate = |key: &&'static str| Some((*key, value(key)?.as_f64().filter(|rate| *rate > 0.0)?));
         KEYS.iter().filter_map(rate).collect()
