@@ -42,20 +42,26 @@ const LLAMA: Architecture = Architecture {
     windows: false,
     modules: &[],
     describe: |file, config| {
-        config.insert("attention_bias".into(), file.has("blk.0.attn_q.bias"));
         config.insert("mlp_bias".into(), file.has("blk.0.ffn_up.bias"));
-        Ok(())
+        file.attention_bias(config)
     },
 };
 
 const RMS: (&str, &str) = ("attention.layer_norm_rms_epsilon", "rms_norm_eps");
 
-/// What Llama's relatives without permuted rows and without further keys share.
+/// Description shared by Llama's relatives whose rows are not permuted and that have no further keys.
 const PLAIN: Architecture = Architecture { permutes: false, describe: |_, _| Ok(()), ..LLAMA };
 
-/// Norms after the halves, as OLMo 2 and Gemma 2 name them.
+/// Names of OLMo 2's norms, which stand after the halves.
 const NORMS_AFTER: &[(&str, &str)] =
     &[("post_attention_norm", "post_attention_layernorm"), ("post_ffw_norm", "post_feedforward_layernorm")];
+
+/// Names of Gemma 2's norms, which stand before and after the halves.
+const NORMS_AROUND: &[(&str, &str)] = &[
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+];
 
 const ARCHITECTURES: [Architecture; 20] = [
     LLAMA,
@@ -87,11 +93,7 @@ const ARCHITECTURES: [Architecture; 20] = [
         activation: ("hidden_activation", "gelu_pytorch_tanh"),
         norms_from_one: true,
         windows: true,
-        modules: &[
-            ("ffn_norm", "pre_feedforward_layernorm"),
-            ("post_attention_norm", "post_attention_layernorm"),
-            ("post_ffw_norm", "post_feedforward_layernorm"),
-        ],
+        modules: NORMS_AROUND,
         describe: |file, config| {
             // llama.cpp knows the largest model by its number of layers.
             file.scale_of_queries(config, 46);
@@ -113,11 +115,7 @@ const ARCHITECTURES: [Architecture; 20] = [
         activation: ("hidden_activation", "gelu_pytorch_tanh"),
         norms_from_one: true,
         windows: true,
-        modules: &[
-            ("ffn_norm", "pre_feedforward_layernorm"),
-            ("post_attention_norm", "post_attention_layernorm"),
-            ("post_ffw_norm", "post_feedforward_layernorm"),
-        ],
+        modules: NORMS_AROUND,
         describe: |file, config| {
             file.scale_of_queries(config, 62);
             file.copy_window(config)?;
@@ -165,7 +163,7 @@ const ARCHITECTURES: [Architecture; 20] = [
         windows: true,
         modules: NORMS_AFTER,
         describe: |file, config| {
-            config.insert("attention_bias".into(), file.has("blk.0.attn_q.bias"));
+            file.attention_bias(config)?;
             // OLMo 3 has the same name, and windows.
             if file.copy_window(config)? {
                 config.insert("model_type".into(), "olmo3".into());
@@ -212,20 +210,14 @@ const ARCHITECTURES: [Architecture; 20] = [
             ("post_ffw_norm", "post_mlp_layernorm"),
             ("ffn_up", "mlp.gate_up_proj"),
         ],
-        describe: |file, config| {
-            config.insert("attention_bias".into(), file.has("blk.0.attn_q.bias"));
-            Ok(())
-        },
+        describe: |file, config| file.attention_bias(config),
         ..PLAIN
     },
     Architecture {
         name: "ernie4_5",
         model_type: "ernie4_5",
         class: "Ernie4_5ForCausalLM",
-        describe: |file, config| {
-            config.insert("use_bias".into(), file.has("blk.0.attn_q.bias"));
-            Ok(())
-        },
+        describe: |file, config| file.use_bias(config),
         ..PLAIN
     },
     Architecture {
@@ -262,10 +254,7 @@ const ARCHITECTURES: [Architecture; 20] = [
         activation: ("hidden_act", "gelu_pytorch_tanh"),
         epsilon: ("attention.layer_norm_epsilon", "norm_epsilon"),
         modules: &[("ffn_up", "mlp.c_fc"), ("ffn_down", "mlp.c_proj")],
-        describe: |file, config| {
-            config.insert("use_bias".into(), file.has("blk.0.attn_q.bias"));
-            Ok(())
-        },
+        describe: |file, config| file.use_bias(config),
         ..PLAIN
     },
     Architecture {
@@ -282,7 +271,7 @@ const ARCHITECTURES: [Architecture; 20] = [
         epsilon: ("attention.layer_norm_epsilon", "layer_norm_eps"),
         windows: true,
         describe: |file, config| {
-            config.insert("attention_bias".into(), file.has("blk.0.attn_q.bias"));
+            file.attention_bias(config)?;
             file.copy_window(config)?;
             file.layer_types(config)?;
             file.copy_numbers(config, &[("logit_scale", "logit_scale")])
@@ -294,10 +283,7 @@ const ARCHITECTURES: [Architecture; 20] = [
         model_type: "hunyuan_v1_dense",
         class: "HunYuanDenseV1ForCausalLM",
         modules: &[("attn_q_norm", "self_attn.query_layernorm"), ("attn_k_norm", "self_attn.key_layernorm")],
-        describe: |file, config| {
-            config.insert("attention_bias".into(), file.has("blk.0.attn_q.bias"));
-            Ok(())
-        },
+        describe: |file, config| file.attention_bias(config),
         ..PLAIN
     },
 ];
@@ -327,6 +313,18 @@ impl Reader<'_> {
 
     fn has(&self, tensor: &str) -> Json {
         self.file.tensor(tensor).is_some().into()
+    }
+
+    /// Says whether projections of attention have a bias.
+    fn attention_bias(&self, config: &mut Map<String, Json>) -> Result<()> {
+        config.insert("attention_bias".into(), self.has("blk.0.attn_q.bias"));
+        Ok(())
+    }
+
+    /// Says whether all projections have a bias.
+    fn use_bias(&self, config: &mut Map<String, Json>) -> Result<()> {
+        config.insert("use_bias".into(), self.has("blk.0.attn_q.bias"));
+        Ok(())
     }
 
     /// Copies numbers that are present; others become `null`, which HF's classes take for their
@@ -485,10 +483,8 @@ impl Gguf {
             }
         };
         let rotary = self.count_if(architecture, "rope.dimension_count")?.filter(|_| architecture.partial);
-        for key in ["attention.value_length", "rope.dimension_count"] {
-            if key.starts_with("rope") && architecture.partial {
-                continue;
-            }
+        let whole = if architecture.partial { None } else { Some("rope.dimension_count") };
+        for key in std::iter::once("attention.value_length").chain(whole) {
             if let Some(width) = self.count_if(architecture, key)?.filter(|&width| width != head_dim) {
                 return Err(self.error(format!(
                     "{name}.{key} is {width}, but heads are {head_dim} wide, which is not supported"

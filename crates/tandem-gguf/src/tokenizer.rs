@@ -20,6 +20,19 @@ const IDS: [(&str, &str); 3] = [
     ("padding_token_id", "pad_token_id"),
 ];
 
+/// Parts of a `tokenizer.json` in which kinds of BPE differ.
+struct Scheme<'a> {
+    normalizer: Json,
+    pre_tokenizer: Json,
+    post_processor: Json,
+    decoder: Json,
+    /// Token for what is not in the vocabulary.
+    unknown: Option<&'a str>,
+    /// Whether a word of the vocabulary is one token, whatever the merges.
+    ignore_merges: bool,
+    merges: Vec<Json>,
+}
+
 impl Gguf {
     /// Returns the ids of special tokens, under their keys in `config.json`.
     pub(crate) fn token_ids(&self) -> Result<Vec<(&'static str, u64)>> {
@@ -67,12 +80,8 @@ impl Gguf {
         let pre = if pieces { None } else { Some(self.pre_tokenizer()?) };
         let tokens = self.tokens()?;
         let types = self.ints("tokenizer.ggml.token_type")?.unwrap_or_default();
-        if !types.is_empty() && types.len() != tokens.len() {
-            return Err(self.error(format!(
-                "tokenizer.ggml.token_type has {} elements, tokenizer.ggml.tokens {}",
-                types.len(),
-                tokens.len()
-            )));
+        if !types.is_empty() {
+            self.check_one_per_token("tokenizer.ggml.token_type", types.len())?;
         }
         let mut ids: HashMap<&str, usize> = HashMap::with_capacity(tokens.len());
         let (mut vocab, mut added) = (Map::new(), Vec::new());
@@ -95,49 +104,55 @@ impl Gguf {
                 }));
             }
         }
-        let Some(pre) = pre else { return self.sentencepiece(&ids, vocab, added) };
-        let merges = self.merges(&ids)?;
+        let scheme = match pre {
+            Some(pre) => self.byte_level(pre, &ids)?,
+            None => self.sentencepiece(&ids)?,
+        };
         Ok(json!({
             "version": "1.0",
             "truncation": null,
             "padding": null,
             "added_tokens": added,
-            "normalizer": pre.normalizer,
-            "pre_tokenizer": pre.pre_tokenizer,
-            "post_processor": self.post_processor(pre.adds_bos, Some(&byte_level()))?,
-            "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+            "normalizer": scheme.normalizer,
+            "pre_tokenizer": scheme.pre_tokenizer,
+            "post_processor": scheme.post_processor,
+            "decoder": scheme.decoder,
             "model": {
                 "type": "BPE",
                 "dropout": null,
-                "unk_token": null,
+                "unk_token": scheme.unknown,
                 "continuing_subword_prefix": null,
                 "end_of_word_suffix": null,
-                "fuse_unk": false,
-                "byte_fallback": false,
-                "ignore_merges": pre.ignore_merges,
+                "fuse_unk": pieces,
+                "byte_fallback": pieces,
+                "ignore_merges": scheme.ignore_merges,
                 "vocab": vocab,
-                "merges": merges,
+                "merges": scheme.merges,
             },
         }))
     }
 
-    /// Returns the `tokenizer.json` of a SentencePiece model, as transformers converts it: BPE whose
-    /// merges follow from the pieces' scores, with bytes for what is no piece.
-    fn sentencepiece(
-        &self,
-        ids: &HashMap<&str, usize>,
-        vocab: Map<String, Json>,
-        added: Vec<Json>,
-    ) -> Result<Json> {
+    /// Returns byte-level BPE, whose merges the file lists.
+    fn byte_level(&self, pre: PreTokenizer, ids: &HashMap<&str, usize>) -> Result<Scheme<'_>> {
+        let processor =
+            json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true});
+        Ok(Scheme {
+            normalizer: pre.normalizer,
+            pre_tokenizer: pre.pre_tokenizer,
+            post_processor: self.post_processor(pre.adds_bos, Some(processor))?,
+            decoder: json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}),
+            unknown: None,
+            ignore_merges: pre.ignore_merges,
+            merges: self.merges(ids)?,
+        })
+    }
+
+    /// Returns a SentencePiece model as transformers converts it: BPE whose merges follow from the
+    /// pieces' scores, with bytes for what is no piece.
+    fn sentencepiece(&self, ids: &HashMap<&str, usize>) -> Result<Scheme<'_>> {
         let tokens = self.tokens()?;
         let scores = self.floats("tokenizer.ggml.scores")?.unwrap_or_default();
-        if scores.len() != tokens.len() {
-            return Err(self.error(format!(
-                "tokenizer.ggml.scores has {} elements, tokenizer.ggml.tokens {}",
-                scores.len(),
-                tokens.len()
-            )));
-        }
+        self.check_one_per_token("tokenizer.ggml.scores", scores.len())?;
         let architecture = self.text("general.architecture")?.unwrap_or_default();
         let prefix = self.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
         let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE});
@@ -162,28 +177,22 @@ impl Gguf {
             decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
         }
         let unknown = self.token_id("unknown_token_id")?.map(|id| tokens[id as usize].as_str());
-        Ok(json!({
-            "version": "1.0",
-            "truncation": null,
-            "padding": null,
-            "added_tokens": added,
-            "normalizer": normalizer,
-            "pre_tokenizer": pre_tokenizer,
-            "post_processor": self.post_processor(true, None)?,
-            "decoder": {"type": "Sequence", "decoders": decoders},
-            "model": {
-                "type": "BPE",
-                "dropout": null,
-                "unk_token": unknown,
-                "continuing_subword_prefix": null,
-                "end_of_word_suffix": null,
-                "fuse_unk": true,
-                "byte_fallback": true,
-                "ignore_merges": false,
-                "vocab": vocab,
-                "merges": merges_of_scores(tokens, ids, scores),
-            },
-        }))
+        Ok(Scheme {
+            normalizer,
+            pre_tokenizer,
+            post_processor: self.post_processor(true, None)?,
+            decoder: json!({"type": "Sequence", "decoders": decoders}),
+            unknown,
+            ignore_merges: false,
+            merges: merges_of_scores(tokens, ids, scores),
+        })
+    }
+
+    fn check_one_per_token(&self, key: &str, found: usize) -> Result<()> {
+        match self.tokens()?.len() {
+            tokens if tokens == found => Ok(()),
+            tokens => Err(self.error(format!("{key} has {found} elements, tokenizer.ggml.tokens {tokens}"))),
+        }
     }
 
     fn pre_tokenizer(&self) -> Result<PreTokenizer> {
@@ -228,7 +237,7 @@ impl Gguf {
     }
 
     /// Returns the post-processor, which adds BOS and EOS after `first`.
-    fn post_processor(&self, adds_bos: bool, first: Option<&Json>) -> Result<Json> {
+    fn post_processor(&self, adds_bos: bool, first: Option<Json>) -> Result<Json> {
         let tokens = self.tokens()?;
         let token = |flag: &str, default: bool, key: &str| -> Result<Option<(String, u64)>> {
             let flag = format!("tokenizer.ggml.{flag}");
@@ -244,7 +253,7 @@ impl Gguf {
         let bos = token("add_bos_token", adds_bos, "bos_token_id")?;
         let eos = token("add_eos_token", false, "eos_token_id")?;
         if bos.is_none() && eos.is_none() {
-            return Ok(first.cloned().unwrap_or(Json::Null));
+            return Ok(first.unwrap_or(Json::Null));
         }
         let piece = |(token, _): &(String, u64), type_id: u32| json!({"SpecialToken": {"id": token, "type_id": type_id}});
         let text = |id: &str, type_id: u32| json!({"Sequence": {"id": id, "type_id": type_id}});
@@ -313,10 +322,6 @@ const SENTENCEPIECE: &str = "llama";
 
 /// Character for a space in SentencePiece's pieces.
 const SPACE: &str = "\u{2581}";
-
-fn byte_level() -> Json {
-    json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true})
-}
 
 /// Lists the two pieces that make a third, for every way of cutting it: the best piece first, and of
 /// its cuts that with the best parts.
