@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::process::Command;
 
 use crate::hub_server::{COMMIT, Server, Stored};
 use crate::workshop::{Outcome, Workshop};
@@ -50,6 +51,14 @@ impl Online {
 
     fn run_with(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Outcome {
         let mut command = self.shop.command(arguments);
+        self.serve(&mut command);
+        let output = command.envs(variables.iter().copied()).output().expect("the built command runs");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Outcome { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }
+    }
+
+    /// Makes a command ask this hub, with a cache in the workshop.
+    fn serve(&self, command: &mut Command) {
         for name in [
             "HF_HUB_CACHE",
             "HUGGINGFACE_HUB_CACHE",
@@ -61,9 +70,6 @@ impl Online {
             command.env_remove(name);
         }
         command.env("HF_ENDPOINT", &self.server.endpoint).env("HF_HOME", self.shop.path("home"));
-        let output = command.envs(variables.iter().copied()).output().expect("the built command runs");
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Outcome { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }
     }
 }
 
@@ -213,13 +219,10 @@ fn a_download_that_the_disk_refuses_names_the_file_and_goes_on_later() {
     let online = Online::new();
     let limited = |limit: &str| {
         let script = format!("trap '' XFSZ; ulimit -f {limit}; exec \"$0\" \"$@\"");
-        let mut command = std::process::Command::new("bash");
+        let mut command = Command::new("bash");
         command.args(["-c", &script, env!("CARGO_BIN_EXE_tandem"), "generate", "o/m", "--raw", "the"]);
         command.args(["--max-new-tokens", "4"]).current_dir(online.shop.path("."));
-        command.env("HF_ENDPOINT", &online.server.endpoint).env("HF_HOME", online.shop.path("home"));
-        for name in ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN"] {
-            command.env_remove(name);
-        }
+        online.serve(&mut command);
         command.output().expect("bash runs")
     };
     let refused = limited("8");

@@ -470,14 +470,7 @@ fn media_part(part: &Value) -> Option<&str> {
 }
 
 fn type_error(place: &Place, key: &str, expected: &'static str, found: &Value) -> DataError {
-    let name = match found {
-        Value::Null => "nothing",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
-    };
+    let name = shapes::describe(found);
     let mut text = found.to_string();
     if let Some((end, _)) = text.char_indices().nth(60) {
         text.truncate(end);

@@ -435,7 +435,8 @@ fn number(value: &Value) -> Option<f64> {
     value.as_f64().or_else(|| value.as_str()?.trim().parse().ok()).filter(|x: &f64| x.is_finite())
 }
 
-fn describe(value: &Value) -> &'static str {
+/// Returns the name of a value's type, for messages.
+pub(super) fn describe(value: &Value) -> &'static str {
     match value {
         Value::Null => "nothing",
         Value::Bool(_) => "a boolean",
