@@ -5,7 +5,7 @@
 //! * [`device`]: [`Device`] selects the backend. [`Device::meta`] computes nothing and records
 //!   allocations and costs: a plan is a dry run on it. [`Profile`] times operations.
 //! * [`numerics`]: element types, formats of frozen weights and optimiser states, fixed-point sums.
-//! * [`batch`]: [`Forest`], the token tree of a micro-batch.
+//! * [`batch`]: [`Forest`], the token tree of a micro-batch, and its [`Runs`] for layers with a state.
 //! * [`ops`]: the operations, one file each. An operation checks its operands, states its cost and
 //!   launches the device's kernel.
 //! * [`cpu`] and [`cuda`]: the kernels.
@@ -25,6 +25,7 @@ pub mod numerics;
 pub mod ops;
 
 pub use batch::forest::{self, Forest, Prediction, Segment};
+pub use batch::runs::{After, Run, Runs};
 pub use device::meta;
 pub use device::profile::{self, Profile};
 pub use device::work::OpCost;

@@ -1,3 +1,4 @@
 //! The shape of a batch.
 
 pub mod forest;
+pub mod runs;

@@ -4,8 +4,10 @@ pub(crate) mod activation;
 #[cfg(target_arch = "x86_64")]
 mod amx;
 pub(crate) mod attention;
+pub(crate) mod causal_conv;
 pub(crate) mod columns;
 mod convert;
+pub(crate) mod delta_rule;
 mod double_quant;
 pub(crate) mod dropout;
 pub(crate) mod elementary;
@@ -14,6 +16,7 @@ pub(crate) mod embedding;
 mod exact;
 mod gemm;
 pub(crate) mod head;
+pub(crate) mod head_gate;
 mod int8;
 mod isa;
 pub(crate) mod low_rank;

@@ -44,6 +44,12 @@ impl Elements {
         Self { rows, cols, wide, per_vector: if wide { per_vector } else { 1 } }
     }
 
+    /// Keeps to vectors only if they divide these numbers of columns.
+    pub(super) fn wide_if_divides(self, columns: &[usize]) -> Self {
+        let wide = self.wide && columns.iter().all(|n| n.is_multiple_of(self.per_vector));
+        Self { wide, per_vector: if wide { self.per_vector } else { 1 }, ..self }
+    }
+
     /// Returns the grid.
     pub(super) fn grid(&self) -> Grid {
         let vectors = self.rows * (self.cols / self.per_vector);
@@ -98,6 +104,15 @@ mod tests {
         assert_eq!((odd.rows, odd.cols, odd.wide, odd.per_vector), (3, 16, false, 1));
         let odd = matrix(3, 12, DType::Bf16);
         assert!(!Elements::new(&[odd.view().col_range(0..8)]).wide, "rows 24 bytes apart");
+    }
+
+    #[test]
+    fn parts_of_rows_that_vectors_do_not_divide_are_moved_one_by_one() {
+        let x = matrix(3, 24, DType::F32);
+        let way = Elements::by_rows(3, 24, &[x.view()]);
+        assert_eq!(way.wide_if_divides(&[8, 12]), way);
+        let narrow = way.wide_if_divides(&[8, 6]);
+        assert_eq!((narrow.wide, narrow.per_vector), (false, 1));
     }
 
     #[test]

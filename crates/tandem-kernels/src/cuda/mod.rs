@@ -3,8 +3,10 @@
 pub(crate) mod activation;
 pub(crate) mod attention;
 pub(crate) mod bitsandbytes;
+pub(crate) mod causal_conv;
 pub(crate) mod columns;
 pub(crate) mod convert;
+pub(crate) mod delta_rule;
 mod discovery;
 pub mod driver;
 pub(crate) mod dropout;
@@ -14,6 +16,7 @@ pub(crate) mod embedding;
 pub(crate) mod exact;
 pub(crate) mod gemm;
 pub(crate) mod head;
+pub(crate) mod head_gate;
 mod launch;
 pub(crate) mod low_rank;
 mod mark;

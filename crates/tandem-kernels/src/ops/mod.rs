@@ -5,15 +5,18 @@
 mod activation;
 mod attention;
 mod bitsandbytes;
+mod causal_conv;
 mod check;
 mod columns;
 mod convert;
+mod delta_rule;
 mod dropout;
 mod elementwise;
 mod embedding;
 mod exact;
 pub(crate) mod gemm;
 mod head;
+mod head_gate;
 mod head_parts;
 mod head_strips;
 mod linear;
@@ -31,10 +34,12 @@ pub use attention::{
     attention_backward, attention_decode,
 };
 pub use bitsandbytes::{StoredInt8, StoredNf4, pack_stored_int8, pack_stored_nf4};
+pub use causal_conv::{CausalConv, CausalConvBackward, WIDEST_CONV, causal_conv, causal_conv_backward};
 pub use columns::{column_dots, scale_columns, scaled_columns};
 pub use convert::{
     add, cast, fill_zero, gather_rows, read_f32, read_f32_into, scale, spread_rows, write_f32,
 };
+pub use delta_rule::{DeltaRule, DeltaRuleBackward, DeltaShape, delta_rule, delta_rule_backward};
 pub(crate) use dropout::Mask;
 pub use dropout::{dropout, dropout_backward_add};
 pub use elementwise::{divide, fill, mix};
@@ -44,6 +49,7 @@ pub use head::{
     Head, HeadGradients, HeadScores, HeadShape, HeadWeights, KeptLogits, Targets, head, head_backward,
     head_keeping, head_part,
 };
+pub use head_gate::{Gate, HeadGates, head_gate, head_gate_backward};
 pub use head_parts::{ELSEWHERE, HeadParts};
 pub(crate) use head_parts::{FIRST, NOT_HERE, PASSED_OVER};
 pub(crate) use head_strips::{LogitMemory, strips};

@@ -4,26 +4,12 @@
 // (`elements.cuh`).
 // Bytes per element of h: gated 3 (forward) and 5 (backward) elements of the type; plain 2 and 3.
 #include "elements.cuh"
+#include "sigmoid.cuh"
 
 namespace {
 
 // The functions by their numbers in `activation.rs`.
 enum { SILU, GELU, GELU_TANH, RELU, RELU_SQUARED };
-
-// 1 / x for x from 1 to infinity, within one unit in the last place: a division that rounds right
-// takes longer than the rest.
-__device__ __forceinline__ float reciprocal(float x) {
-#ifdef TANDEM_HOST
-    return 1.0f / x;
-#else
-    float result;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-    return result;
-#endif
-}
-
-// 1 / (1 + e^-x).
-__device__ __forceinline__ float sigmoid(float x) { return reciprocal(1.0f + expf(-x)); }
 
 // x within ±bound. Written so that what is not a number stays so, as below.
 __device__ __forceinline__ float bounded(float x, float bound) { return x > bound ? bound : x < -bound ? -bound : x; }

@@ -3,9 +3,12 @@
 
 mod activation;
 mod attention;
+mod causal_conv;
 mod decode;
+mod delta_rule;
 mod embedding;
 mod head;
+mod head_gate;
 mod matrix;
 mod norm;
 mod rope;
