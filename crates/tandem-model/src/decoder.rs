@@ -16,7 +16,8 @@ use crate::{ModelError, Result};
 pub struct Decoder {
     spec: DecoderSpec,
     embedding: LayerLayout,
-    block: LayerLayout,
+    /// By block; blocks of one kind share a layout.
+    block_layouts: Vec<Arc<LayerLayout>>,
     head: LayerLayout,
     /// Adapter, if the base is frozen.
     adapter: Option<Arc<Adapted>>,
@@ -37,7 +38,8 @@ pub struct Decoder {
 struct Adapted {
     adapter: Adapter,
     embedding: LayerLayout,
-    block: LayerLayout,
+    /// By block.
+    block_layouts: Vec<Arc<LayerLayout>>,
     head: LayerLayout,
 }
 
@@ -60,7 +62,7 @@ impl Decoder {
         }
         Ok(Self {
             embedding: LayerLayout::from_spec(&spec, LayerId::Embedding),
-            block: LayerLayout::from_spec(&spec, LayerId::Block(0)),
+            block_layouts: block_layouts(&spec, |index| LayerLayout::from_spec(&spec, LayerId::Block(index))),
             head: LayerLayout::from_spec(&spec, LayerId::Head),
             adapter: None,
             rope: rope_tables(&spec.rotary, positions)?,
@@ -84,7 +86,9 @@ impl Decoder {
         let layout = |layer, base| adapter.layout(&self.spec, layer, base);
         let adapted = Adapted {
             embedding: layout(LayerId::Embedding, &self.embedding),
-            block: layout(LayerId::Block(0), &self.block),
+            block_layouts: block_layouts(&self.spec, |index| {
+                layout(LayerId::Block(index), &self.block_layouts[index])
+            }),
             head: layout(LayerId::Head, &self.head),
             adapter,
         };
@@ -121,7 +125,7 @@ impl Decoder {
         let spec = slice.spec(&whole.spec)?;
         Ok(Arc::new(Self {
             embedding: LayerLayout::from_spec(&spec, LayerId::Embedding),
-            block: LayerLayout::from_spec(&spec, LayerId::Block(0)),
+            block_layouts: block_layouts(&spec, |index| LayerLayout::from_spec(&spec, LayerId::Block(index))),
             head: LayerLayout::from_spec(&spec, LayerId::Head),
             rope: whole.rope.clone(),
             adapter: None,
@@ -225,11 +229,11 @@ impl Decoder {
         }
     }
 
-    /// Returns the layout of the layer's own parameters. All blocks share one.
+    /// Returns the layout of the layer's own parameters.
     pub fn layout(&self, layer: LayerId) -> &LayerLayout {
         match layer {
             LayerId::Embedding => &self.embedding,
-            LayerId::Block(_) => &self.block,
+            LayerId::Block(index) => &self.block_layouts[index],
             LayerId::Head => &self.head,
         }
     }
@@ -239,7 +243,7 @@ impl Decoder {
         match (&self.adapter, layer) {
             (None, _) => self.layout(layer),
             (Some(adapted), LayerId::Embedding) => &adapted.embedding,
-            (Some(adapted), LayerId::Block(_)) => &adapted.block,
+            (Some(adapted), LayerId::Block(index)) => &adapted.block_layouts[index],
             (Some(adapted), LayerId::Head) => &adapted.head,
         }
     }
@@ -303,6 +307,16 @@ impl Decoder {
     pub(crate) fn rope(&self, block: usize) -> Option<&Rope> {
         self.rope.get(block)?.as_deref()
     }
+}
+
+/// Makes the layouts of all blocks, one for those of a kind.
+fn block_layouts(spec: &DecoderSpec, layout: impl Fn(usize) -> LayerLayout) -> Vec<Arc<LayerLayout>> {
+    let mut made: [Option<Arc<LayerLayout>>; 2] = [None, None];
+    let of_block = |index: usize| {
+        let kind = &mut made[usize::from(spec.linear_attention(index).is_some())];
+        kind.get_or_insert_with(|| Arc::new(layout(index))).clone()
+    };
+    (0..spec.num_layers).map(of_block).collect()
 }
 
 /// Makes the rotary tables of all blocks, equal ones once.

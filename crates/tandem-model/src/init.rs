@@ -1,6 +1,7 @@
 //! Fresh weights from a seed, distributed as in `transformers`, from a generator of our own.
 //!
-//! Matrices and tables are normal with the config's `initializer_range`, norms 1, biases 0. GPT-2
+//! Matrices and tables are normal with the config's `initializer_range`, norms 1, biases 0; the decay of
+//! linear attention is drawn as its authors did. GPT-2
 //! divides the deviation of matrices that write to the residual stream by `√(2·layers)`. Element
 //! `i` of a parameter is a function of (seed, layer, parameter, `i`) alone: the same seed gives the
 //! same model whatever the number of threads or ranks.
@@ -40,16 +41,28 @@ pub fn init_layer(decoder: &Decoder, layer: LayerId, seed: u64, flat: &mut [f32]
     flat.fill(0.0);
     for param in &decoder.layout(layer).params {
         let values = &mut flat[param.range()];
-        if param.part.is_norm_weight() {
+        let stream = (decoder.whole().index(layer) as u64) << 32 | param.part as u64;
+        let key = mix(mix(seed) ^ stream);
+        if matches!(param.part, ParamKind::DeltaDecayBias | ParamKind::DeltaNormWeight) {
+            values.fill(1.0);
+        } else if param.part == ParamKind::DeltaDecayLog {
+            // The logarithm of numbers uniform in 0.01 to 16.
+            for (index, value) in values.iter_mut().enumerate() {
+                let part = (mix(key ^ index as u64) >> 11) as f64 / (1u64 << 53) as f64;
+                *value = (0.01 + part * (16.0 - 0.01)).ln() as f32;
+            }
+        } else if param.part.is_norm_weight() {
             values.fill(match spec.norm.kind {
                 NormKind::Rms { offset } => 1.0 - offset,
                 NormKind::Layer { .. } => 1.0,
             });
         } else if param.decay {
-            let residual = matches!(param.part, ParamKind::OutWeight | ParamKind::DownWeight);
+            let residual = matches!(
+                param.part,
+                ParamKind::OutWeight | ParamKind::DownWeight | ParamKind::DeltaOutWeight
+            );
             let std = if residual { spec.init.residual_std } else { spec.init.std };
-            let stream = (decoder.whole().index(layer) as u64) << 32 | param.part as u64;
-            normal(mix(mix(seed) ^ stream), std, values);
+            normal(key, std, values);
         }
     }
 }

@@ -62,15 +62,22 @@ impl Generator<'_> {
                 self.rows.give(prompt_rows);
                 break;
             };
+            // There are slots for as many completions as run at once, and their prompts.
+            let mut take_slot = || self.take_slot().expect("a slot for each prompt and completion");
+            let slot = take_slot();
             if missing > 0 {
                 new_tokens += missing;
-                let cached = CachedPrompt { rows: prompt_rows, logits: PolicyAndReferenceScores::default() };
+                let cached = CachedPrompt {
+                    rows: prompt_rows,
+                    slot: take_slot(),
+                    logits: PolicyAndReferenceScores::default(),
+                };
                 self.requests.get_mut(&number).expect("found above").cached = Some(cached);
                 new_prompts.push(number);
             }
             self.waiting.pop_front();
             let (tokens, log_probs) = (Vec::with_capacity(limit), Vec::new());
-            self.texts.push(Text { request: number, answer, tokens, log_probs, rows, limit });
+            self.texts.push(Text { request: number, answer, tokens, log_probs, rows, slot, limit });
         }
         new_prompts
     }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use tandem_kernels::ops::Visible;
-use tandem_kernels::{Forest, Segment};
+use tandem_kernels::{After, Forest, Run, Runs, Segment};
 
 use crate::Result;
 
@@ -12,24 +12,28 @@ pub(super) struct Prompts {
     pub(super) forest: Forest,
     /// First cache row of each prompt.
     pub(super) rows: Vec<u32>,
+    /// The prompts, each kept in a slot.
+    pub(super) runs: Runs,
     /// Row of each prompt's last token.
     pub(super) last: Vec<u32>,
 }
 
 impl Prompts {
-    /// Packs prompts, each with its first cache row.
-    pub(super) fn new<'r>(prompts: impl Iterator<Item = (&'r [u32], u32)>) -> Result<Self> {
+    /// Packs prompts, each with its first cache row and its slot, if texts have slots.
+    pub(super) fn new<'r>(prompts: impl Iterator<Item = (&'r [u32], u32, Option<u32>)>) -> Result<Self> {
         let (mut tokens, mut segments) = (Vec::new(), Vec::new());
-        let (mut rows, mut last) = (Vec::new(), Vec::new());
-        for (prompt, row) in prompts {
+        let (mut rows, mut last, mut runs) = (Vec::new(), Vec::new(), Vec::new());
+        for (prompt, row, keep) in prompts {
             let start = tokens.len() as u32;
             tokens.extend_from_slice(prompt);
             let end = tokens.len() as u32;
             segments.push(Segment { range: start..end, parent: None, first_position: 0 });
+            runs.push(Run { rows: start..end, after: After::Nothing, keep });
             rows.push(row);
             last.push(end - 1);
         }
-        Ok(Self { forest: Forest::new(tokens, segments, Vec::new(), 0)?, rows, last })
+        let (forest, runs) = (Forest::new(tokens, segments, Vec::new(), 0)?, Runs::new(runs)?);
+        Ok(Self { forest, rows, runs, last })
     }
 }
 
@@ -41,21 +45,41 @@ pub(super) struct NextTokens {
     pub(super) rows: Vec<u32>,
     /// Cache rows that each token attends to: its prompt, and its completion up to itself.
     pub(super) visible: Visible,
+    /// Slots that each token continues, and in which it is kept, if texts have slots.
+    slots: Vec<(u32, u32)>,
 }
 
 impl NextTokens {
     /// Makes an empty batch.
     pub(super) fn new() -> Self {
         let visible = Visible { offsets: vec![0], ranges: Vec::new() };
-        Self { tokens: Vec::new(), positions: Vec::new(), rows: Vec::new(), visible }
+        Self { tokens: Vec::new(), positions: Vec::new(), rows: Vec::new(), visible, slots: Vec::new() }
     }
 
-    /// Adds the last token of a completion; `prompt` and `text` are its cache rows.
-    pub(super) fn push(&mut self, token: u32, prompt: &Range<u32>, text: Range<u32>) {
+    /// Adds the last token of a completion; `prompt` and `text` are its cache rows, `slots` those that it
+    /// continues and is kept in.
+    pub(super) fn push(
+        &mut self,
+        token: u32,
+        prompt: &Range<u32>,
+        text: Range<u32>,
+        slots: Option<(u32, u32)>,
+    ) {
+        self.slots.extend(slots);
         self.tokens.push(token);
         self.positions.push((prompt.len() + text.len()) as u32 - 1);
         self.rows.push(text.end - 1);
         self.visible.ranges.extend([prompt.clone(), text]);
         self.visible.offsets.push(self.visible.ranges.len() as u32);
+    }
+
+    /// Returns each token as a run of its own.
+    pub(super) fn runs(&self) -> Result<Runs> {
+        let run = |(row, &(from, to)): (usize, &(u32, u32))| Run {
+            rows: row as u32..row as u32 + 1,
+            after: After::Slot(from),
+            keep: Some(to),
+        };
+        Ok(Runs::new(self.slots.iter().enumerate().map(run).collect())?)
     }
 }

@@ -1,53 +1,88 @@
-//! Key/value cache.
+//! What blocks remember of texts: keys and values, or the states of linear attention.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
-use tandem_kernels::{DType, Device, MemoryKind, Tensor, View, ops};
+use tandem_kernels::{DType, Device, MemoryKind, Runs, Tensor, View, ops};
 
 use super::batch::{NextTokens, Prompts};
 use crate::Result;
 use crate::decoder::Decoder;
-use crate::layers::{AttentionKernel, Heads};
+use crate::layers::{AttentionKernel, Heads, Recurrence};
 
-/// Keys and values `[rows, K·d]` of every block.
+/// Memory of every block.
 pub(super) struct Cache {
     device: Device,
-    keys: Vec<Tensor>,
-    values: Vec<Tensor>,
+    blocks: Vec<BlockCache>,
+}
+
+/// Memory of a block.
+enum BlockCache {
+    /// Of attention: keys and values `[rows, K·d]` of every token.
+    Tokens { keys: Tensor, values: Tensor },
+    /// Of linear attention, by slot: a slot holds the state after a prompt, or that of a completion.
+    Slots { history: Tensor, states: Tensor },
+}
+
+/// Sizes of a cache.
+#[derive(Clone, Copy)]
+pub(super) struct CacheSize {
+    /// Tokens of prompts and completions.
+    pub(super) rows: usize,
+    /// Prompts and completions.
+    pub(super) slots: usize,
 }
 
 impl Cache {
-    pub(super) fn new(decoder: &Decoder, device: &Device, dtype: DType, rows: usize) -> Result<Self> {
+    pub(super) fn new(decoder: &Decoder, device: &Device, dtype: DType, size: CacheSize) -> Result<Self> {
         let spec = decoder.spec();
-        let width = spec.attention.kv_width();
-        let tensors = || -> Result<Vec<Tensor>> {
-            let one = |_| Ok(device.alloc(MemoryKind::Cache, rows, width, dtype)?);
-            (0..spec.num_layers).map(one).collect()
+        let alloc = |rows, width, dtype| device.alloc(MemoryKind::Cache, rows, width, dtype);
+        let block = |layer| -> Result<BlockCache> {
+            let Some(linear) = spec.linear_attention(layer) else {
+                let width = spec.attention.kv_width();
+                let (keys, values) = (alloc(size.rows, width, dtype)?, alloc(size.rows, width, dtype)?);
+                return Ok(BlockCache::Tokens { keys, values });
+            };
+            let rows = size.slots * (linear.conv_width - 1);
+            let history = alloc(rows, linear.conv_channels(), dtype)?;
+            let states = alloc(size.slots, linear.shape.state_len(), DType::F32)?;
+            Ok(BlockCache::Slots { history, states })
         };
-        Ok(Self { device: device.clone(), keys: tensors()?, values: tensors()? })
+        let blocks = (0..spec.num_layers).map(block).collect::<Result<_>>()?;
+        Ok(Self { device: device.clone(), blocks })
     }
 
-    /// Copies rows of keys and values into the cache; a move is a row range of the operands and a
-    /// first cache row.
+    /// Copies rows of keys and values into the cache, and returns all that it holds; a move is a row range
+    /// of the operands and a first cache row.
     fn store(
         &mut self,
         layer: usize,
         k: View,
         v: View,
         moves: impl Iterator<Item = (Range<usize>, usize)>,
-    ) -> Result<()> {
+    ) -> Result<(View<'_>, View<'_>)> {
+        let BlockCache::Tokens { keys, values } = &mut self.blocks[layer] else {
+            unreachable!("a block of linear attention has no keys");
+        };
         for (from, to) in moves {
             let to = to..to + from.len();
-            let keys = self.keys[layer].view_mut().row_range(to.clone());
-            ops::cast(&self.device, k.row_range(from.clone()), keys)?;
-            let values = self.values[layer].view_mut().row_range(to);
-            ops::cast(&self.device, v.row_range(from), values)?;
+            ops::cast(&self.device, k.row_range(from.clone()), keys.view_mut().row_range(to.clone()))?;
+            ops::cast(&self.device, v.row_range(from), values.view_mut().row_range(to))?;
         }
-        Ok(())
+        Ok((keys.view(), values.view()))
+    }
+
+    /// Returns the slots of a block of linear attention, with the texts that read and keep them.
+    fn recurrence<'a>(&'a mut self, layer: usize, runs: &'a Runs) -> Recurrence<'a> {
+        let BlockCache::Slots { history, states } = &mut self.blocks[layer] else {
+            unreachable!("a block of attention has no slots");
+        };
+        let (history, states) = (Some(history.view_mut()), Some(states.view_mut()));
+        Recurrence { runs: Cow::Borrowed(runs), history, states }
     }
 }
 
-/// Attention over prompts, whose keys and values are cached.
+/// Attention over prompts, which are cached.
 pub(super) struct Prefill<'a> {
     pub(super) cache: &'a mut Cache,
     pub(super) prompts: &'a Prompts,
@@ -65,12 +100,18 @@ impl AttentionKernel for Prefill<'_> {
         self.cache.store(layer, heads.k, heads.v, moves)?;
         heads.attend_forest(&self.cache.device, forest)
     }
+
+    fn recurrence(&mut self, layer: usize) -> Recurrence<'_> {
+        self.cache.recurrence(layer, &self.prompts.runs)
+    }
 }
 
 /// Attention of one new token per text over the cache.
 pub(super) struct Step<'a> {
     pub(super) cache: &'a mut Cache,
     pub(super) next: &'a NextTokens,
+    /// The tokens, each a run of its own.
+    pub(super) runs: &'a Runs,
 }
 
 impl AttentionKernel for Step<'_> {
@@ -81,11 +122,14 @@ impl AttentionKernel for Step<'_> {
     fn attend(&mut self, layer: usize, heads: Heads) -> Result<()> {
         let NextTokens { rows, visible, .. } = self.next;
         let moves = rows.iter().enumerate().map(|(i, &row)| (i..i + 1, row as usize));
-        self.cache.store(layer, heads.k, heads.v, moves)?;
-        let Cache { device, keys, values } = &*self.cache;
-        let (keys, values) = (keys[layer].view(), values[layer].view());
+        let device = self.cache.device.clone();
+        let (keys, values) = self.cache.store(layer, heads.k, heads.v, moves)?;
         let Heads { q, shape, out, .. } = heads;
         let call = ops::AttentionDecode { q, k: keys, v: values, visible, shape, out };
-        Ok(ops::attention_decode(device, call)?)
+        Ok(ops::attention_decode(&device, call)?)
+    }
+
+    fn recurrence(&mut self, layer: usize) -> Recurrence<'_> {
+        self.cache.recurrence(layer, self.runs)
     }
 }

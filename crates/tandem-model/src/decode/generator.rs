@@ -1,15 +1,17 @@
 //! The generator: requests in, one step of the batch, completions out.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use tandem_kernels::ops::{HeadScores, Targets};
 use tandem_kernels::{DType, Device, MemoryKind, Tensor, ops};
 
 use super::batch::{NextTokens, Prompts};
+use super::cache::CacheSize;
 use super::models::Models;
 use super::rows::Rows;
-use super::text::{Open, Text};
+use super::text::{CachedPrompt, Open, Text};
 use super::{Answer, Finish, Flow, Lockstep, NewToken, Request, SingleRank, Sources};
 use crate::decoder::Decoder;
 use crate::layers::{Checkpointing, LayerExecutor, PolicyAndReferenceScores};
@@ -35,6 +37,8 @@ pub struct Generator<'a> {
     pub(super) options: GeneratorOptions,
     /// Free cache rows.
     pub(super) rows: Rows,
+    /// Free slots, if texts have slots.
+    pub(super) slots: Option<Rows>,
     /// Requests by number.
     pub(super) requests: BTreeMap<usize, Open>,
     next_request: usize,
@@ -103,8 +107,12 @@ impl<'a> Generator<'a> {
                  least 1"
             )));
         }
+        // Of each running completion, of its prompt, and of a prompt whose completions wait.
+        let slots = 2 * max_batch + 1;
+        let models = Models::new(policy, reference, CacheSize { rows: cache_tokens, slots })?;
         Ok(Self {
-            models: Models::new(policy, reference, cache_tokens)?,
+            slots: models.has_slots().then(|| Rows::new(slots)),
+            models,
             options,
             rows: Rows::new(cache_tokens),
             requests: BTreeMap::new(),
@@ -142,10 +150,10 @@ impl<'a> Generator<'a> {
             std::mem::take(&mut self.texts).into_iter().partition(|text: &Text| text.request == request);
         self.texts = under_way;
         if let Some(Open { cached: Some(prompt), .. }) = self.requests.remove(&request) {
-            self.rows.give(prompt.rows);
+            self.forget(prompt);
         }
         let end = |text: Text| {
-            self.rows.give(text.rows.clone());
+            self.give(text.rows.clone(), text.slot);
             text.end(Finish::Interrupted)
         };
         ended.into_iter().map(end).collect()
@@ -272,11 +280,8 @@ impl<'a> Generator<'a> {
         } else if under_way == 0 && !self.is_idle() {
             // Prompts cached for later completions leave no room for these. Alone, each request
             // fits.
-            for open in self.requests.values_mut() {
-                if let Some(prompt) = open.cached.take() {
-                    self.rows.give(prompt.rows);
-                }
-            }
+            let cached: Vec<_> = self.requests.values_mut().filter_map(|open| open.cached.take()).collect();
+            cached.into_iter().for_each(|prompt| self.forget(prompt));
         }
         Ok(())
     }
@@ -290,7 +295,7 @@ impl<'a> Generator<'a> {
     fn prefill(&mut self, sources: &mut dyn Sources, new_prompts: &[usize]) -> Result<()> {
         let prompts = Prompts::new(new_prompts.iter().map(|number| {
             let open = &self.requests[number];
-            (&open.request.prompt[..], open.cached().rows.start)
+            (&open.request.prompt[..], open.cached().rows.start, open.cached().slot)
         }))?;
         let logits = self.models.each(sources, |model, weights| {
             let logits = model.prefill(weights, &prompts)?;
@@ -332,7 +337,10 @@ impl<'a> Generator<'a> {
         for text in &self.texts {
             let token = *text.tokens.last().expect("its first token came with the prompt");
             let own = text.rows.start..text.rows.start + text.tokens.len() as u32;
-            next.push(token, &self.requests[&text.request].cached().rows, own);
+            let prompt = self.requests[&text.request].cached();
+            // The first step continues the prompt.
+            let from = if text.tokens.len() == 1 { prompt.slot } else { text.slot };
+            next.push(token, &prompt.rows, own, from.zip(text.slot));
         }
         next
     }
@@ -391,14 +399,35 @@ impl<'a> Generator<'a> {
 
     /// Frees the cache rows of a finished completion, and of its prompt after the last completion.
     fn end(&mut self, text: Text, finish: Finish) -> Answer {
-        self.rows.give(text.rows.clone());
+        self.give(text.rows.clone(), text.slot);
         let open = self.requests.get_mut(&text.request).expect("it has answers under way");
         open.remaining -= 1;
         if open.remaining == 0
             && let Some(Open { cached: Some(prompt), .. }) = self.requests.remove(&text.request)
         {
-            self.rows.give(prompt.rows);
+            self.forget(prompt);
         }
         text.end(finish)
+    }
+
+    /// Frees the cache rows and the slot of a prompt.
+    fn forget(&mut self, prompt: CachedPrompt) {
+        self.give(prompt.rows, prompt.slot);
+    }
+
+    /// Frees cache rows and a slot.
+    pub(super) fn give(&mut self, rows: Range<u32>, slot: Option<u32>) {
+        self.rows.give(rows);
+        if let Some((slots, slot)) = self.slots.as_mut().zip(slot) {
+            slots.give(slot..slot + 1);
+        }
+    }
+
+    /// Takes a slot, if texts have slots: `None` if none is free.
+    pub(super) fn take_slot(&mut self) -> Option<Option<u32>> {
+        match &mut self.slots {
+            None => Some(None),
+            Some(slots) => slots.take(1).map(|slot| Some(slot.start)),
+        }
     }
 }

@@ -3,7 +3,7 @@
 use tandem_kernels::{Tensor, ops};
 
 use super::batch::{NextTokens, Prompts};
-use super::cache::{Cache, Prefill, Step};
+use super::cache::{Cache, CacheSize, Prefill, Step};
 use crate::layers::{BatchCapacity, LayerExecutor, SavePolicy};
 use crate::weights::WeightSource;
 use crate::{ModelError, Result};
@@ -15,8 +15,8 @@ pub(super) struct Model<'a> {
 }
 
 impl<'a> Model<'a> {
-    /// Allocates a cache of `rows` rows.
-    pub(super) fn new(walk: LayerExecutor<'a>, rows: usize) -> Result<Self> {
+    /// Allocates a cache.
+    pub(super) fn new(walk: LayerExecutor<'a>, size: CacheSize) -> Result<Self> {
         let LayerExecutor { decoder, device, dtype, .. } = walk;
         let refused = |problem: &str| Err(ModelError::Invalid(problem.to_owned()));
         walk.check_split()?;
@@ -27,14 +27,14 @@ impl<'a> Model<'a> {
             return refused("a reward model gives scores and no text");
         }
         let walk = LayerExecutor { dropout: None, host: None, room: BatchCapacity::default(), ..walk };
-        Ok(Self { walk, cache: Cache::new(decoder, device, dtype, rows)? })
+        Ok(Self { walk, cache: Cache::new(decoder, device, dtype, size)? })
     }
 
     pub(super) fn vocabulary(&self) -> usize {
         self.walk.decoder.whole().spec().vocab_size
     }
 
-    /// Caches the keys and values of prompts; returns the logits after each, `[prompts, V]`.
+    /// Caches prompts; returns the logits after each, `[prompts, V]`.
     pub(super) fn prefill(&mut self, weights: &mut dyn WeightSource, prompts: &Prompts) -> Result<Tensor> {
         let Prompts { forest, last, .. } = prompts;
         let mut attend = Prefill { cache: &mut self.cache, prompts };
@@ -51,7 +51,8 @@ impl<'a> Model<'a> {
 
     /// Extends every completion by a token; returns the logits after each, `[completions, V]`.
     pub(super) fn step(&mut self, weights: &mut dyn WeightSource, next: &NextTokens) -> Result<Tensor> {
-        let mut attend = Step { cache: &mut self.cache, next };
+        let runs = next.runs()?;
+        let mut attend = Step { cache: &mut self.cache, next, runs: &runs };
         let (x, _) =
             self.walk.blocks_with(weights, &next.tokens, &mut attend, SavePolicy::Nothing, None, false)?;
         self.walk.head_logits(weights, x.policy.view(), next.tokens.len(), None)

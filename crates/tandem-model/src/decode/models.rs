@@ -4,6 +4,7 @@ use tandem_kernels::ops::HeadShape;
 use tandem_kernels::{Tensor, ops};
 
 use super::Sources;
+use super::cache::CacheSize;
 use super::model::Model;
 use crate::layers::{LayerExecutor, PolicyAndReferenceScores};
 use crate::weights::WeightSource;
@@ -23,20 +24,20 @@ struct Reference<'a> {
 }
 
 impl<'a> Models<'a> {
-    /// Allocates caches of `rows` rows.
+    /// Allocates caches of this size.
     pub(super) fn new(
         policy: LayerExecutor<'a>,
         reference: Option<(LayerExecutor<'a>, f32)>,
-        rows: usize,
+        size: CacheSize,
     ) -> Result<Self> {
-        let policy = Model::new(policy, rows)?;
+        let policy = Model::new(policy, size)?;
         let Some((walk, part)) = reference else { return Ok(Self { policy, reference: None }) };
         if !(0.0..=1.0).contains(&part) {
             return Err(ModelError::Invalid(format!(
                 "the reference's part of a mixture is {part}, expected 0 to 1"
             )));
         }
-        let model = Model::new(walk, rows)?;
+        let model = Model::new(walk, size)?;
         let (own, others) = (policy.vocabulary(), model.vocabulary());
         if own != others {
             return Err(ModelError::Invalid(format!(
@@ -44,6 +45,12 @@ impl<'a> Models<'a> {
             )));
         }
         Ok(Self { policy, reference: Some(Reference { model, part }) })
+    }
+
+    /// Returns whether texts have slots: a model has linear attention.
+    pub(super) fn has_slots(&self) -> bool {
+        let has = |model: &Model| model.walk.decoder.spec().linear_attention.is_some();
+        has(&self.policy) || self.reference.as_ref().is_some_and(|reference| has(&reference.model))
     }
 
     pub(super) fn vocabulary(&self) -> usize {

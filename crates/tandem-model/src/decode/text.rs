@@ -13,9 +13,11 @@ pub(super) struct Open {
     pub(super) cached: Option<CachedPrompt>,
 }
 
-/// Prompt whose keys and values are in the cache.
+/// Prompt in the cache.
 pub(super) struct CachedPrompt {
     pub(super) rows: Range<u32>,
+    /// Slot of the state after it, if texts have slots.
+    pub(super) slot: Option<u32>,
     /// Each model's logits `[V]` after the prompt, from which each completion's first token is
     /// sampled.
     pub(super) logits: PolicyAndReferenceScores<Vec<f32>>,
@@ -29,6 +31,8 @@ pub(super) struct Text {
     pub(super) log_probs: Vec<f32>,
     /// Cache rows of its tokens: all but the last, which nothing follows.
     pub(super) rows: Range<u32>,
+    /// Slot of its state, if texts have slots.
+    pub(super) slot: Option<u32>,
     /// Largest number of tokens.
     pub(super) limit: usize,
 }

@@ -28,6 +28,8 @@ mod phi3;
 mod qwen2;
 mod qwen2_5_vl;
 mod qwen3;
+mod qwen3_5;
+mod qwen3_5_vision;
 mod qwen3_vl;
 mod seed_oss;
 mod smollm3;
@@ -44,12 +46,13 @@ use crate::spec::{
 };
 
 /// Every supported architecture.
-pub static FAMILIES: [Family; 29] = [
+pub static FAMILIES: [Family; 31] = [
     llama::FAMILY,
     mistral::FAMILY,
     ministral3::FAMILY,
     qwen2::FAMILY,
     qwen3::FAMILY,
+    qwen3_5::FAMILY,
     gemma::FAMILY,
     gemma2::FAMILY,
     gemma3::FAMILY,
@@ -72,6 +75,7 @@ pub static FAMILIES: [Family; 29] = [
     mistral3::FAMILY,
     qwen2_5_vl::FAMILY,
     qwen3_vl::FAMILY,
+    qwen3_5_vision::FAMILY,
     gpt2::FAMILY,
     gpt_neox::FAMILY,
 ];
@@ -120,7 +124,13 @@ impl Family {
 
     /// Returns the HF tensors that make up a part, in the order of its rows.
     pub(crate) fn names(&self, part: ParamKind) -> impl Iterator<Item = String> {
-        let kind = if part.weight_of_bias().is_some() { "bias" } else { "weight" };
+        let kind = match part {
+            // Parameters of a module that has others beside.
+            ParamKind::DeltaDecayLog => "A_log",
+            ParamKind::DeltaDecayBias => "dt_bias",
+            _ if part.weight_of_bias().is_some() => "bias",
+            _ => "weight",
+        };
         self.modules(part).map(move |module| format!("{module}.{kind}"))
     }
 
@@ -250,10 +260,12 @@ fn decoder(config: &Config, sizes: Sizes, norm: NormSpec, activation: Activation
             scale: (1.0 / (head_dim as f64).sqrt()) as f32,
             qkv_bias: false,
             out_bias: false,
+            gated: false,
             qk_norm: None,
             windows: vec![None; num_layers],
             softcap: None,
         },
+        linear_attention: None,
         rotary: vec![None; num_layers],
         mlp: MlpSpec { width: mlp, gated: false, activation, up_bias: false, down_bias: false },
         embedding: EmbeddingSpec { scale: 1.0, learned_positions: None },
@@ -333,12 +345,6 @@ pub fn family_of(config: &Config) -> Result<&'static Family> {
         let known: Vec<_> = FAMILIES.iter().map(|f| f.architecture).collect();
         let class =
             class.map_or_else(|| format!("model_type \"{model_type}\""), |c| format!("architecture {c}"));
-        if config.has_linear_attention() {
-            return config.error(format!(
-                "{class} has layers of linear attention, which are not supported; take a model whose layers all have \
-                 full or sliding attention, as Qwen3"
-            ));
-        }
         config.error(format!("{class} is not supported; known: {}", known.join(", ")))
     })
 }
@@ -382,6 +388,8 @@ pub fn pieces(family: &Family, spec: &DecoderSpec, layer: LayerId, layout: &Laye
         for ((rows, cols), name) in sizes.into_iter().zip(family.names(param.part)) {
             let shape = match order {
                 _ if is_vector(param.part) => vec![rows * cols],
+                // Of a convolution: each channel reads one channel.
+                _ if param.part == ParamKind::DeltaConvWeight => vec![rows, 1, cols],
                 HfLayout::Transposed => vec![cols, rows],
                 _ => vec![rows, cols],
             };
@@ -398,7 +406,8 @@ pub fn pieces(family: &Family, spec: &DecoderSpec, layer: LayerId, layout: &Laye
 }
 
 fn is_vector(part: ParamKind) -> bool {
-    !part.is_matrix() && !matches!(part, ParamKind::PositionTable | ParamKind::ScoreWeight)
+    !part.is_matrix()
+        && !matches!(part, ParamKind::PositionTable | ParamKind::ScoreWeight | ParamKind::DeltaConvWeight)
 }
 
 /// Returns the sizes `(rows, cols)` of the tensors that make up a part of `rows × cols`.
@@ -413,7 +422,11 @@ fn split(
     let outputs = match (part, tensors) {
         (_, 1) => return vec![(rows, cols)],
         (ParamKind::QkvWeight | ParamKind::QkvBias, 3) => {
-            vec![attention.query_width(), attention.kv_width(), attention.kv_width()]
+            vec![attention.projected_query_width(), attention.kv_width(), attention.kv_width()]
+        }
+        (ParamKind::DeltaInWeight, 4) => {
+            let linear = spec.linear_attention.as_ref().expect("a part of linear attention");
+            linear.projected_widths().to_vec()
         }
         (ParamKind::UpWeight | ParamKind::UpBias, 2) => vec![spec.mlp.width; 2],
         _ => unreachable!("no family splits {part:?} into {tensors} tensors"),

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
-use tandem_kernels::ops::AttentionShape;
+use tandem_kernels::ops::{AttentionShape, Gate, HeadGates};
 use tandem_kernels::{DType, Device, Extent, Forest, MemoryKind, Tensor, View, ViewMut, ops};
 
 use super::LayerExecutor;
+use super::linear_attention::Recurrence;
 use super::low_rank::LoraIntermediate;
 use super::rows::SomeRows;
 use crate::Result;
@@ -20,6 +21,9 @@ pub(crate) trait AttentionKernel {
 
     /// Computes the attention of block `layer`.
     fn attend(&mut self, layer: usize, heads: Heads) -> Result<()>;
+
+    /// Returns the texts of the linear attention of block `layer`.
+    fn recurrence(&mut self, layer: usize) -> Recurrence<'_>;
 }
 
 /// Operands of one block's attention.
@@ -59,6 +63,10 @@ impl AttentionKernel for ForestAttention<'_> {
     fn attend(&mut self, _: usize, heads: Heads) -> Result<()> {
         heads.attend_forest(self.device, self.forest)
     }
+
+    fn recurrence(&mut self, _: usize) -> Recurrence<'_> {
+        Recurrence::of_forest(self.forest)
+    }
 }
 
 /// Tensors of attention that backward reads.
@@ -66,11 +74,14 @@ pub(super) struct Attended {
     operands: Option<Operands>,
     /// `[T, H·d]`.
     output: Option<Tensor>,
+    /// The output through the gates, if heads have gates.
+    gated: Option<Tensor>,
 }
 
 /// Operands of attention, and its normaliser.
 struct Operands {
-    /// `[T, (H+2K)·d]`: q and k rotated (unless they are normalised first: then as projected), v.
+    /// `[T, (H+2K)·d]`: q and k rotated (unless they are normalised first: then as projected), v. Where
+    /// heads have gates, each query head is followed by its own.
     qkv: Tensor,
     /// Normalised and rotated q and k `[T, (H+K)·d]`, and the inverse rms of each head `[H+K, T]`.
     normed: Option<(Tensor, Tensor)>,
@@ -81,7 +92,7 @@ struct Operands {
 impl Attended {
     /// Returns the heads' outputs, which must not have been dropped.
     pub(super) fn output(&self) -> View<'_> {
-        self.output.as_ref().expect("the heads' output was dropped").view()
+        self.gated.as_ref().or(self.output.as_ref()).expect("the heads' output was dropped").view()
     }
 
     pub(super) fn drop_operands(&mut self) {
@@ -89,7 +100,7 @@ impl Attended {
     }
 
     pub(super) fn drop_output(&mut self) {
-        self.output = None;
+        (self.output, self.gated) = (None, None);
     }
 }
 
@@ -101,7 +112,24 @@ fn query_key_value<'a>(
 ) -> (View<'a>, View<'a>, View<'a>) {
     let (query, both) = (spec.query_width(), spec.query_width() + spec.kv_width());
     let qk = normed.map_or_else(|| qkv.view(), |(qk, _)| qk.view());
-    (qk.col_range(0..query), qk.col_range(query..both), qkv.view().col_range(both..spec.qkv_width()))
+    let v = qkv.view().col_range(spec.qkv_width() - spec.kv_width()..spec.qkv_width());
+    (qk.col_range(0..query), qk.col_range(query..both), v)
+}
+
+/// Returns the places of the heads' gates among the projected queries, if heads have gates.
+fn head_gates(spec: &AttentionSpec) -> Option<HeadGates> {
+    let head_dim = spec.head_dim;
+    spec.gated.then_some(HeadGates {
+        function: Gate::Sigmoid,
+        head_dim,
+        step: 2 * head_dim,
+        offset: head_dim,
+    })
+}
+
+/// Views the projected queries with their gates.
+fn projected_queries<'a>(spec: &AttentionSpec, qkv: &'a Tensor) -> View<'a> {
+    qkv.view().col_range(0..spec.projected_query_width())
 }
 
 /// Computes the heads' outputs from the normalised input `[T,D]`; also returns the hidden columns
@@ -132,8 +160,14 @@ pub(super) fn forward(
     let (q, k, v) = query_key_value(spec, &qkv, normed.as_ref());
     let (shape, out, log_sum_exp_out) = (&spec.shape(layer), output.view_mut(), log_sum_exp.view_mut());
     attend.attend(layer, Heads { q, k, v, shape, out, log_sum_exp: log_sum_exp_out })?;
+    let mut gated = None;
+    if let Some(gates) = head_gates(spec) {
+        let h = gated.insert(walk.alloc(input.extent(), spec.query_width(), walk.dtype)?);
+        let gate = projected_queries(spec, &qkv);
+        ops::head_gate(walk.device, gates, output.view(), gate, h.view_mut())?;
+    }
     let operands = Some(Operands { qkv, normed, log_sum_exp });
-    Ok((Attended { operands, output: Some(output) }, reduced))
+    Ok((Attended { operands, output: Some(output), gated }, reduced))
 }
 
 /// Computes the gradient of the half's input from `dy`, which is in the compute type and of the
@@ -155,22 +189,37 @@ pub(super) fn backward(
 ) -> Result<()> {
     let spec = &walk.decoder.spec().attention;
     let rows = input.extent();
-    let Attended { operands: Some(operands), output: Some(output) } = attended else {
+    let Attended { operands: Some(operands), output: Some(output), gated } = attended else {
         unreachable!("forward kept attention's operands and output");
     };
     let Operands { qkv, normed, log_sum_exp } = operands;
-    let heads = walk.pick(output.view(), picked)?;
+    let heads = walk.pick(gated.as_ref().unwrap_or(&output).view(), picked)?;
     let (weight, bias) = (ParamKind::OutWeight, ParamKind::OutBias);
     let low_rank = walk.linear_gradients(weights, gradients, weight, bias, heads.view(), reduced.out, dy)?;
     drop(heads);
+    drop(gated);
     let mut d_heads = walk.alloc(dy.extent(), spec.query_width(), walk.dtype)?;
     walk.linear_input(weights, weight, dy, low_rank, d_heads.view_mut(), false)?;
-    let d_output = walk.spread(d_heads, picked, rows)?;
+    let mut d_output = walk.spread(d_heads, picked, rows)?;
     let mut d_qkv = walk.alloc(rows, spec.qkv_width(), walk.dtype)?;
+    let widths = [spec.projected_query_width(), spec.kv_width(), spec.kv_width()];
+    // Beside gates, the gradients of queries and keys do not have the places of the projected ones.
+    let mut d_qk = None;
+    if let Some(gates) = head_gates(spec) {
+        let [d_queries, _, _] = d_qkv.view_mut().split_cols(widths);
+        let mut d_raw = walk.alloc(rows, spec.query_width(), walk.dtype)?;
+        let (gate, dh, dx) = (projected_queries(spec, &qkv), d_output.view(), d_raw.view_mut());
+        ops::head_gate_backward(walk.device, gates, output.view(), gate, dh, dx, d_queries)?;
+        d_output = d_raw;
+        d_qk = Some(walk.alloc(rows, spec.query_width() + spec.kv_width(), walk.dtype)?);
+    }
     {
         let (q, k, v) = query_key_value(spec, &qkv, normed.as_ref());
-        let widths = [spec.query_width(), spec.kv_width(), spec.kv_width()];
         let [dq, dk, dv] = d_qkv.view_mut().split_cols(widths);
+        let [dq, dk] = match &mut d_qk {
+            None => [dq, dk],
+            Some(d_qk) => d_qk.view_mut().split_cols([spec.query_width(), spec.kv_width()]),
+        };
         let (out, lse, d_out) = (output.view(), log_sum_exp.view(), d_output.view());
         let call = ops::AttentionBackward {
             q,
@@ -190,11 +239,13 @@ pub(super) fn backward(
     drop((d_output, output, log_sum_exp));
     let rotates_first = spec.qk_norm == Some(QkNorm::PerHeadRotated);
     if !rotates_first {
-        rotate(walk, layer, d_qkv.view_mut(), &forest.positions, true)?;
+        let rotated = d_qk.as_mut().map_or_else(|| d_qkv.view_mut(), Tensor::view_mut);
+        rotate(walk, layer, rotated, &forest.positions, true)?;
     }
     if let Some(((normed, inverse_rms), kind)) = normed.zip(spec.qk_norm) {
         drop(normed);
-        norm_heads_backward(walk, weights, kind, qkv.view(), inverse_rms.view(), &mut d_qkv, gradients)?;
+        let inverse = inverse_rms.view();
+        norm_heads_backward(walk, weights, kind, qkv.view(), inverse, d_qk.as_ref(), &mut d_qkv, gradients)?;
     }
     if rotates_first {
         rotate(walk, layer, d_qkv.view_mut(), &forest.positions, true)?;
@@ -278,6 +329,17 @@ fn own_columns(walk: &LayerExecutor, group: &Range<usize>) -> (Range<usize>, Ran
     (within, start..start + width)
 }
 
+/// Returns the projected columns of a group of queries or keys: beside gates, a query head lies before
+/// its own.
+fn projected_columns(spec: &AttentionSpec, group: &Range<usize>) -> Range<usize> {
+    let gates = match group.start.checked_sub(spec.query_width()) {
+        Some(_) => spec.projected_query_width() - spec.query_width(),
+        None if spec.gated => group.start,
+        None => 0,
+    };
+    group.start + gates..group.end + gates
+}
+
 fn rms_offset(walk: &LayerExecutor) -> f32 {
     match walk.decoder.spec().norm.kind {
         NormKind::Rms { offset } => offset,
@@ -303,8 +365,9 @@ fn norm_heads(
         let weight = weights.require(part)?;
         let r = inverse.view_mut().row_range(group..group + 1);
         let Some(all) = &all else {
-            let y = qk.view_mut().col_range(cols.clone());
-            let call = ops::RmsNorm { x: qkv.col_range(cols), w: weight, offset, eps, y, inverse_rms: r };
+            let (y, projected) = (qk.view_mut().col_range(cols.clone()), projected_columns(spec, &cols));
+            let call =
+                ops::RmsNorm { x: qkv.col_range(projected), w: weight, offset, eps, y, inverse_rms: r };
             ops::rms_norm(walk.device, call)?;
             continue;
         };
@@ -317,14 +380,15 @@ fn norm_heads(
     Ok((qk, inverse))
 }
 
-/// Turns the gradient of the normalised queries and keys in `d_qkv` into that of the projected ones, in
-/// place.
+/// Turns the gradient of the normalised queries and keys, in `d_qk` or in place, into that of the projected
+/// ones in `d_qkv`.
 fn norm_heads_backward(
     walk: &LayerExecutor,
     weights: &LayerWeights,
     kind: QkNorm,
     qkv: View,
     inverse: View,
+    d_qk: Option<&Tensor>,
     d_qkv: &mut Tensor,
     gradients: &mut LayerGradients,
 ) -> Result<()> {
@@ -347,8 +411,12 @@ fn norm_heads_backward(
         let (weight, r) = (weights.require(part)?, inverse.row_range(group..group + 1));
         let width = cols.len();
         ops::fill_zero(walk.device, d_group.view_mut().col_range(0..width))?;
-        let (x, dy) = all.as_ref().map_or((qkv, d_qkv.view()), |(x, dy)| (x.view(), dy.view()));
-        let (x, dy) = (x.col_range(cols.clone()), dy.col_range(cols.clone()));
+        let projected = projected_columns(spec, &cols);
+        let (x, dy) = match (&all, d_qk) {
+            (Some((x, dy)), _) => (x.view().col_range(cols.clone()), dy.view().col_range(cols.clone())),
+            (None, Some(d_qk)) => (qkv.col_range(projected.clone()), d_qk.view().col_range(cols.clone())),
+            (None, None) => (qkv.col_range(cols.clone()), d_qkv.view().col_range(cols.clone())),
+        };
         let row = usize::from(part == ParamKind::KNormWeight);
         let dw = match &mut d_weights {
             Some(terms) => Some(terms.view_mut().row_range(row..row + 1)),
@@ -357,7 +425,7 @@ fn norm_heads_backward(
         let dx = d_group.view_mut().col_range(0..width);
         let call = ops::RmsNormBackward { x, w: weight, offset, inverse_rms: r, dy, dx, dw };
         ops::rms_norm_backward(walk.device, call)?;
-        let (within, own) = if all.is_some() { own_columns(walk, &cols) } else { (0..width, cols) };
+        let (within, own) = if all.is_some() { own_columns(walk, &cols) } else { (0..width, projected) };
         ops::cast(walk.device, d_group.view().col_range(within), d_qkv.view_mut().col_range(own))?;
     }
     d_weights.map_or(Ok(()), |terms| {

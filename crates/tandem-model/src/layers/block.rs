@@ -20,6 +20,9 @@
 //! A sequential block may normalise what a half gives before or instead of what it takes, and scale
 //! it: `m = x + s · post1(a · Woutᵀ + b)`, and so for `y`. Without norms before, `n1 = x` and `n2 = m`.
 //!
+//! A block may have linear attention in place of attention ([`super::linear_attention`]), between the same
+//! norm and the same sum.
+//!
 //! Backward, from `dy_RD` to `dx_TD`. Each product `z = x · Wᵀ + b` also adds `dW += dzᵀ · x` and
 //! `db += Σ_rows dz`:
 //!
@@ -48,9 +51,10 @@
 
 use tandem_kernels::{DType, Extent, Forest, Tensor, View, ops};
 
-use super::attention::{self, Attended, AttentionKernel, ForestAttention};
+use super::attention::{AttentionKernel, ForestAttention};
 use super::away::OffloadedActivation;
 use super::low_rank::LoraIntermediate;
+use super::mixer::{self, Mixed};
 use super::norm::{
     NORM1, NORM2, NormParts, Normed, POST_NORM1, POST_NORM2, norm, norm_after, norm_backward, restore,
 };
@@ -91,7 +95,7 @@ pub(crate) struct SavedBlock {
 struct Inner {
     /// `n1`, of all rows.
     norm1: Normed,
-    attended: Attended,
+    mixed: Mixed,
     /// `m` `[R,D]` f32. In a parallel block this rank's term `x + a · Woutᵀ + b`, of all rows.
     middle: Option<Tensor>,
     /// `n2`, of R rows. Absent if one norm serves both halves.
@@ -117,7 +121,7 @@ impl Inner {
     /// Drops tensors that nothing reads after attention, but backward would.
     fn after_attention(&mut self, keep: SavePolicy, residual: Residual) {
         if keep < SavePolicy::Selective {
-            self.attended.drop_operands();
+            self.mixed.drop_operands();
             self.reduced.qkv = None;
         }
         if keep < SavePolicy::All && residual != (Residual::Parallel { shared_norm: true }) {
@@ -128,7 +132,7 @@ impl Inner {
     /// Drops tensors that nothing reads after the heads' projection, but backward would.
     fn after_projection(&mut self, keep: SavePolicy) {
         if keep < SavePolicy::Selective {
-            self.attended.drop_output();
+            self.mixed.drop_output();
             self.reduced.out = None;
             self.attention_term = None;
         }
@@ -283,11 +287,11 @@ impl Block<'_> {
         let x = input.as_ref().expect("a block starts with its input").view();
 
         let norm1 = norm(walk, weights, NORM1, x, &rows.tokens)?;
-        let (attended, qkv) = attention::forward(walk, weights, self.index, norm1.output(), attend)?;
+        let (mixed, qkv) = mixer::forward(walk, weights, self.index, norm1.output(), attend)?;
         let reduced = LoraIntermediate { qkv, ..LoraIntermediate::default() };
         let mut inner = Inner {
             norm1,
-            attended,
+            mixed,
             middle: None,
             norm2: None,
             up: None,
@@ -300,8 +304,8 @@ impl Block<'_> {
 
         let x_picked = walk.pick(x, rows.own_picked())?;
         let (mut middle, out) = {
-            let heads = walk.pick(inner.attended.output(), rows.picked())?;
-            let (weight, bias) = (ParamKind::OutWeight, ParamKind::OutBias);
+            let heads = walk.pick(inner.mixed.output(), rows.picked())?;
+            let (weight, bias) = (inner.mixed.out_weight(), ParamKind::OutBias);
             let stream = (!self.changes_terms()).then_some(x_picked.view());
             walk.linear_term(weights, weight, bias, heads.view(), stream, rows.after())?
         };
@@ -412,7 +416,7 @@ impl Block<'_> {
         gradients: &mut LayerGradients,
     ) -> Result<()> {
         let (walk, weights) = (self.walk, self.weights);
-        let Inner { mut norm1, attended, reduced, attention_term, .. } = inner;
+        let Inner { mut norm1, mixed, reduced, attention_term, .. } = inner;
         restore(walk, weights, NORM1, x, &rows.tokens, &mut norm1)?;
         let mut dn = walk.alloc(rows.tokens.all(), x.cols(), DType::F32)?;
         {
@@ -421,8 +425,8 @@ impl Block<'_> {
             let whole = walk.whole(d_own, rows.after(), walk.dtype)?;
             let dy = whole.as_ref().map_or(d_own, Tensor::view);
             let (n, dn, picked) = (norm1.output(), dn.view_mut(), rows.picked());
-            attention::backward(
-                walk, weights, self.index, n, attended, reduced, picked, forest, dy, dn, false, gradients,
+            mixer::backward(
+                walk, weights, self.index, n, mixed, reduced, picked, forest, dy, dn, false, gradients,
             )?;
         }
         walk.sum_rows(&mut dn, &rows.tokens)?;
@@ -465,12 +469,10 @@ impl Block<'_> {
             norm2.drop_output();
             (walk.alloc(tokens.all(), x.cols(), DType::F32)?, Some((norm2, x_picked, dn2)))
         };
-        let Inner { mut norm1, attended, reduced, .. } = inner;
+        let Inner { mut norm1, mixed, reduced, .. } = inner;
         let (n, d_n) = (norm1.output(), dn1.view_mut());
         let (layer, picked, add) = (self.index, rows.picked(), shared_norm);
-        attention::backward(
-            walk, weights, layer, n, attended, reduced, picked, forest, dy, d_n, add, gradients,
-        )?;
+        mixer::backward(walk, weights, layer, n, mixed, reduced, picked, forest, dy, d_n, add, gradients)?;
         walk.sum_rows(&mut dn1, tokens)?;
         norm1.drop_output();
         drop(whole);

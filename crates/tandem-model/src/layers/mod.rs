@@ -17,8 +17,10 @@ mod block;
 mod embedding;
 mod head;
 mod idle;
+mod linear_attention;
 mod logits;
 mod low_rank;
+mod mixer;
 mod mlp;
 mod norm;
 mod picked;
@@ -30,6 +32,7 @@ mod streams;
 
 pub(crate) use attention::{AttentionKernel, Heads};
 pub(crate) use block::{Block, SavePolicy};
+pub(crate) use linear_attention::Recurrence;
 pub use rows::BatchCapacity;
 pub use split::TensorParallelOps;
 pub use stage::Gradient;

@@ -116,6 +116,31 @@ pub enum ParamKind {
     PostNorm1Weight,
     /// `[1, D]`: the norm after the feed-forward.
     PostNorm2Weight,
+    /// Projection into linear attention `[2K·dk + 2H·dv + 2H, D]`: rows of the queries, the keys, the
+    /// values, the output's gates, β, the decay.
+    DeltaInWeight,
+    /// `[D, H·dv]`: projection back from linear attention.
+    DeltaOutWeight,
+    /// `[2K·dk + H·dv, W]`: the convolution over queries, keys and values.
+    DeltaConvWeight,
+    /// `[1, H]`: logarithm of the rate of decay (`A_log`).
+    DeltaDecayLog,
+    /// `[1, H]`: added to the decay's input (`dt_bias`).
+    DeltaDecayBias,
+    /// `[1, dv]`: one norm for the output of every value head.
+    DeltaNormWeight,
+    /// `[S·r, D]`.
+    DeltaInLoraA,
+    /// `[Σ rows of modules, r]`.
+    DeltaInLoraB,
+    /// `[1, Σ rows of modules]`.
+    DeltaInMagnitude,
+    /// `[r, H·dv]`.
+    DeltaOutLoraA,
+    /// `[D, r]`.
+    DeltaOutLoraB,
+    /// `[1, D]`.
+    DeltaOutMagnitude,
 }
 
 /// Parts of a matrix's low-rank terms.
@@ -146,7 +171,13 @@ impl ParamKind {
     pub const fn is_written_by_product(self) -> bool {
         matches!(
             self,
-            Self::QkvWeight | Self::OutWeight | Self::UpWeight | Self::DownWeight | Self::HeadWeight
+            Self::QkvWeight
+                | Self::OutWeight
+                | Self::UpWeight
+                | Self::DownWeight
+                | Self::HeadWeight
+                | Self::DeltaInWeight
+                | Self::DeltaOutWeight
         )
     }
 
@@ -157,6 +188,8 @@ impl ParamKind {
             Self::OutWeight => (Self::OutLoraA, Self::OutLoraB, Some(Self::OutMagnitude)),
             Self::UpWeight => (Self::UpLoraA, Self::UpLoraB, Some(Self::UpMagnitude)),
             Self::DownWeight => (Self::DownLoraA, Self::DownLoraB, Some(Self::DownMagnitude)),
+            Self::DeltaInWeight => (Self::DeltaInLoraA, Self::DeltaInLoraB, Some(Self::DeltaInMagnitude)),
+            Self::DeltaOutWeight => (Self::DeltaOutLoraA, Self::DeltaOutLoraB, Some(Self::DeltaOutMagnitude)),
             Self::TokenTable => (Self::TokenLoraA, Self::TokenLoraB, None),
             Self::HeadWeight => (Self::HeadLoraA, Self::HeadLoraB, None),
             _ => return None,
@@ -190,12 +223,24 @@ impl ParamKind {
                 | Self::TokenLoraB
                 | Self::HeadLoraA
                 | Self::HeadLoraB
+                | Self::DeltaInLoraA
+                | Self::DeltaInLoraB
+                | Self::DeltaOutLoraA
+                | Self::DeltaOutLoraB
         )
     }
 
     /// Returns whether this is a row of magnitudes.
     pub const fn is_magnitude(self) -> bool {
-        matches!(self, Self::QkvMagnitude | Self::OutMagnitude | Self::UpMagnitude | Self::DownMagnitude)
+        matches!(
+            self,
+            Self::QkvMagnitude
+                | Self::OutMagnitude
+                | Self::UpMagnitude
+                | Self::DownMagnitude
+                | Self::DeltaInMagnitude
+                | Self::DeltaOutMagnitude
+        )
     }
 
     /// Returns the name in checkpoints.
@@ -240,6 +285,18 @@ impl ParamKind {
             Self::ScoreWeight => "score_weight",
             Self::PostNorm1Weight => "post_norm1_weight",
             Self::PostNorm2Weight => "post_norm2_weight",
+            Self::DeltaInWeight => "delta_in_weight",
+            Self::DeltaOutWeight => "delta_out_weight",
+            Self::DeltaConvWeight => "delta_conv_weight",
+            Self::DeltaDecayLog => "delta_decay_log",
+            Self::DeltaDecayBias => "delta_decay_bias",
+            Self::DeltaNormWeight => "delta_norm_weight",
+            Self::DeltaInLoraA => "delta_in_lora_a",
+            Self::DeltaInLoraB => "delta_in_lora_b",
+            Self::DeltaInMagnitude => "delta_in_magnitude",
+            Self::DeltaOutLoraA => "delta_out_lora_a",
+            Self::DeltaOutLoraB => "delta_out_lora_b",
+            Self::DeltaOutMagnitude => "delta_out_magnitude",
         }
     }
 
@@ -254,12 +311,19 @@ impl ParamKind {
                 | Self::UpWeight
                 | Self::DownWeight
                 | Self::HeadWeight
+                | Self::DeltaInWeight
+                | Self::DeltaOutWeight
         ) || self.is_factor()
     }
 
     /// Returns whether weight decay applies: not to norms and biases.
     pub const fn decays(self) -> bool {
-        self.is_matrix() || self.is_magnitude() || matches!(self, Self::PositionTable | Self::ScoreWeight)
+        self.is_matrix()
+            || self.is_magnitude()
+            || matches!(
+                self,
+                Self::PositionTable | Self::ScoreWeight | Self::DeltaConvWeight | Self::DeltaDecayLog
+            )
     }
 
     /// Returns whether this is the weight of a norm.
@@ -368,7 +432,7 @@ impl LayerLayout {
     pub(crate) fn from_spec(spec: &DecoderSpec, layer: LayerId) -> Self {
         match layer {
             LayerId::Embedding => Self::embedding(spec),
-            LayerId::Block(_) => Self::block(spec),
+            LayerId::Block(index) => Self::block(spec, index),
             LayerId::Head => Self::head(spec),
         }
     }
@@ -381,8 +445,10 @@ impl LayerLayout {
         Self::new(&parts, (!spec.head.tied).then_some(ParamKind::TokenTable))
     }
 
-    fn block(spec: &DecoderSpec) -> Self {
+    fn block(spec: &DecoderSpec, index: usize) -> Self {
         let (hidden, attention, mlp) = (spec.hidden_size, &spec.attention, &spec.mlp);
+        let linear = spec.linear_attention(index);
+        let attends = linear.is_none();
         let norm_bias = spec.norm.kind == NormKind::LAYER;
         let (before, after) = (spec.norms_before(), spec.norms_after());
         let second_norm = before && spec.residual != Residual::Parallel { shared_norm: true };
@@ -391,15 +457,15 @@ impl LayerLayout {
             Some(QkNorm::PerHead | QkNorm::PerHeadRotated) => (true, [attention.head_dim; 2]),
             None => (false, [0; 2]),
         };
-        let parts = [
+        let mut parts = vec![
             (before, ParamKind::Norm1Weight, 1, hidden),
             (before && norm_bias, ParamKind::Norm1Bias, 1, hidden),
-            (true, ParamKind::QkvWeight, attention.qkv_width(), hidden),
-            (attention.qkv_bias, ParamKind::QkvBias, 1, attention.qkv_width()),
-            (true, ParamKind::OutWeight, hidden, attention.query_width()),
-            (attention.out_bias, ParamKind::OutBias, 1, hidden),
-            (qk_norm, ParamKind::QNormWeight, 1, q_norm),
-            (qk_norm, ParamKind::KNormWeight, 1, k_norm),
+            (attends, ParamKind::QkvWeight, attention.qkv_width(), hidden),
+            (attends && attention.qkv_bias, ParamKind::QkvBias, 1, attention.qkv_width()),
+            (attends, ParamKind::OutWeight, hidden, attention.query_width()),
+            (attends && attention.out_bias, ParamKind::OutBias, 1, hidden),
+            (attends && qk_norm, ParamKind::QNormWeight, 1, q_norm),
+            (attends && qk_norm, ParamKind::KNormWeight, 1, k_norm),
             (after, ParamKind::PostNorm1Weight, 1, hidden),
             (second_norm, ParamKind::Norm2Weight, 1, hidden),
             (second_norm && norm_bias, ParamKind::Norm2Bias, 1, hidden),
@@ -409,6 +475,17 @@ impl LayerLayout {
             (mlp.down_bias, ParamKind::DownBias, 1, hidden),
             (after, ParamKind::PostNorm2Weight, 1, hidden),
         ];
+        if let Some(linear) = linear {
+            let (shape, channels) = (&linear.shape, linear.conv_channels());
+            parts.extend([
+                (true, ParamKind::DeltaInWeight, linear.projected_widths().iter().sum(), hidden),
+                (true, ParamKind::DeltaOutWeight, hidden, shape.value_width()),
+                (true, ParamKind::DeltaConvWeight, channels, linear.conv_width),
+                (true, ParamKind::DeltaDecayLog, 1, shape.value_heads),
+                (true, ParamKind::DeltaDecayBias, 1, shape.value_heads),
+                (true, ParamKind::DeltaNormWeight, 1, shape.value_dim),
+            ]);
+        }
         let present: Vec<_> = parts.into_iter().filter(|p| p.0).map(|(_, part, r, c)| (part, r, c)).collect();
         Self::new(&present, None)
     }

@@ -45,16 +45,26 @@ impl TensorParallelShard {
             ));
         }
         let (heads, kv_heads) = (whole.attention.heads, whole.attention.kv_heads);
-        if !kv_heads.is_multiple_of(count) {
-            let sizes: Vec<_> =
-                (1..=kv_heads).filter(|&n| kv_heads.is_multiple_of(n)).map(|n| n.to_string()).collect();
+        let linear_heads = whole.linear_attention.as_ref().map(|linear| linear.shape.key_heads);
+        let divides = |n: usize| {
+            kv_heads.is_multiple_of(n)
+                && linear_heads.is_none_or(|linear_heads| linear_heads.is_multiple_of(n))
+        };
+        if !divides(count) {
+            let sizes: Vec<_> = (1..=kv_heads).filter(|&n| divides(n)).map(|n| n.to_string()).collect();
+            let linear = linear_heads
+                .map_or(String::new(), |heads| format!(", and {heads} key heads of linear attention,"));
             return Err(ModelError::Invalid(format!(
-                "{heads} attention heads with {kv_heads} key/value heads cannot be divided evenly among {count} ranks; \
+                "{heads} attention heads with {kv_heads} key/value heads{linear} cannot be divided evenly among {count} ranks; \
                  numbers that divide them: {}",
                 sizes.join(", ")
             )));
         }
         let mut spec = whole.clone();
+        if let Some(linear) = &mut spec.linear_attention {
+            let shape = &mut linear.shape;
+            (shape.key_heads, shape.value_heads) = (shape.key_heads / count, shape.value_heads / count);
+        }
         spec.attention.heads = heads / count;
         spec.attention.kv_heads = kv_heads / count;
         spec.mlp.width = self.range(whole.mlp.width).len();
@@ -72,14 +82,24 @@ impl TensorParallelShard {
     pub fn splits(self, part: ParamKind) -> bool {
         self.count > 1
             && (part.is_matrix()
-                || matches!(part, ParamKind::QkvBias | ParamKind::UpBias | ParamKind::HeadBias))
+                || matches!(
+                    part,
+                    ParamKind::QkvBias
+                        | ParamKind::UpBias
+                        | ParamKind::HeadBias
+                        | ParamKind::DeltaConvWeight
+                        | ParamKind::DeltaDecayLog
+                        | ParamKind::DeltaDecayBias
+                ))
     }
 
     /// Returns the shard's columns of a whole parameter that is divided by columns; else all
     /// columns.
     pub(crate) fn columns(self, whole: &DecoderSpec, param: &ParamSpec) -> Range<usize> {
         match (param.part, &self.block(whole, param).cols[..]) {
-            (ParamKind::OutWeight | ParamKind::DownWeight, [columns]) => columns.clone(),
+            (ParamKind::OutWeight | ParamKind::DownWeight | ParamKind::DeltaOutWeight, [columns]) => {
+                columns.clone()
+            }
             _ => 0..param.cols,
         }
     }
@@ -87,16 +107,31 @@ impl TensorParallelShard {
     /// Returns the shard's rows and columns of a whole parameter.
     pub(crate) fn block(self, whole: &DecoderSpec, param: &ParamSpec) -> Block {
         let attention = &whole.attention;
-        let heads = |heads: usize| {
+        let heads_of = |heads: usize, width: usize| {
             let share = self.range(heads);
-            share.start * attention.head_dim..share.end * attention.head_dim
+            share.start * width..share.end * width
         };
+        let heads = |heads: usize| heads_of(heads, attention.head_dim);
         let after = |start: usize, range: Range<usize>| start + range.start..start + range.end;
-        let (query, kv) = (attention.query_width(), attention.kv_width());
+        let (query, kv) = (attention.projected_query_width(), attention.kv_width());
+        let shape = whole.linear_attention.as_ref().map(|linear| &linear.shape);
+        // Heads of linear attention and their widths, in the order of rows.
+        let delta = |parts: usize| {
+            let shape = shape.expect("a part of linear attention");
+            let keys = (shape.key_heads, shape.key_dim);
+            let (values, gates) = ((shape.value_heads, shape.value_dim), (shape.value_heads, 1));
+            let mut start = 0;
+            let own =
+                [keys, keys, values, values, gates, gates].into_iter().take(parts).map(|(heads, width)| {
+                    start += heads * width;
+                    after(start - heads * width, heads_of(heads, width))
+                });
+            own.collect()
+        };
         let own = match param.part {
             _ if self.count == 1 => None,
             ParamKind::QkvWeight | ParamKind::QkvBias => Some(vec![
-                heads(attention.heads),
+                heads_of(attention.heads, query / attention.heads),
                 after(query, heads(attention.kv_heads)),
                 after(query + kv, heads(attention.kv_heads)),
             ]),
@@ -107,6 +142,14 @@ impl TensorParallelShard {
                 Some((0..gates).map(|gate| after(gate * width, self.range(width))).collect())
             }
             ParamKind::DownWeight => Some(vec![self.range(whole.mlp.width)]),
+            ParamKind::DeltaInWeight => Some(delta(6)),
+            ParamKind::DeltaConvWeight => Some(delta(3)),
+            ParamKind::DeltaOutWeight => {
+                Some(shape.map(|shape| heads_of(shape.value_heads, shape.value_dim)).into_iter().collect())
+            }
+            ParamKind::DeltaDecayLog | ParamKind::DeltaDecayBias => {
+                Some(shape.map(|shape| self.range(shape.value_heads)).into_iter().collect())
+            }
             ParamKind::TokenTable | ParamKind::HeadWeight | ParamKind::HeadBias => {
                 Some(vec![self.range(whole.vocab_size)])
             }
@@ -117,7 +160,9 @@ impl TensorParallelShard {
         let Some(own) = own else { return whole };
         // A bias is one row; the projections back are divided by the columns that they read.
         match param.part {
-            ParamKind::OutWeight | ParamKind::DownWeight => Block { cols: own, ..whole },
+            ParamKind::OutWeight | ParamKind::DownWeight | ParamKind::DeltaOutWeight => {
+                Block { cols: own, ..whole }
+            }
             _ if param.rows == 1 => Block { cols: own, ..whole },
             _ => Block { rows: own, ..whole },
         }

@@ -73,11 +73,15 @@ impl PipelineStage {
     }
 }
 
-/// Returns multiplications per token in the matrices of a block, and in the head, which scores
-/// about every second token. The token look-up costs nothing beside them.
+/// Returns multiplications per token in the matrices of a block, on average over blocks, and in the
+/// head, which scores about every second token. The token look-up costs nothing beside them.
 fn costs(spec: &DecoderSpec) -> (usize, usize) {
     let (attention, mlp) = (&spec.attention, &spec.mlp);
-    let widths = attention.qkv_width() + attention.query_width() + mlp.up_width() + mlp.width;
+    let mixers = (0..spec.num_layers).map(|layer| match spec.linear_attention(layer) {
+        None => attention.qkv_width() + attention.query_width(),
+        Some(linear) => linear.projected_widths().iter().sum::<usize>() + linear.shape.value_width(),
+    });
+    let widths = mixers.sum::<usize>() / spec.num_layers + mlp.up_width() + mlp.width;
     (widths * spec.hidden_size, spec.vocab_size * spec.hidden_size / 2)
 }
 

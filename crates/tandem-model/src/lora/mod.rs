@@ -95,7 +95,7 @@ impl Adapter {
     /// Resolves the targets of an adapter in a model.
     pub fn new(config: AdapterConfig, spec: &DecoderSpec) -> Result<Self> {
         let modules = modules(spec);
-        let targets = config.targets.find(&modules, spec.num_layers)?;
+        let targets = config.targets.find(&modules)?;
         let saved = targets::saved(&config.modules_to_save, &modules, spec)?;
         let mut matrices: Vec<Adapted> = Vec::new();
         for module in targets {

@@ -1,6 +1,7 @@
 //! Targets of an adapter: modules of a model, by their HF names.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use regex::Regex;
 
@@ -34,31 +35,71 @@ pub(super) struct Module {
     pub(super) rows: Range<usize>,
     /// True if the parameter has no other rows.
     pub(super) is_whole: bool,
+    /// Blocks that have it; every block's index, if it lies outside the blocks.
+    blocks: Arc<[usize]>,
 }
 
 /// Lists every module of a model that has a weight, those of all blocks once.
 pub(super) fn modules(spec: &DecoderSpec) -> Vec<Module> {
     let family = family_named(spec.family).expect("specs come from families");
     let mut modules = Vec::new();
-    for layer in [LayerId::Embedding, LayerId::Block(0), LayerId::Head] {
+    for (layer, blocks) in kinds_of_layers(spec) {
         let mut layout = LayerLayout::from_spec(spec, layer);
         if layer == LayerId::Head && spec.head.tied {
             let head = LayerLayout::new(&[(ParamKind::HeadWeight, spec.vocab_size, spec.hidden_size)], None);
             layout.params.extend(head.params);
         }
-        for param in layout.params.iter().filter(|param| param.part.weight_of_bias().is_none()) {
+        for param in layout.params.iter().filter(|param| is_weight(param.part)) {
             let found = pieces(family, spec, layer, &LayerLayout { params: vec![*param], ..layout.clone() });
             let is_whole = found.len() == 1;
             let mut row = 0;
             for (piece, name) in found.iter().zip(family.modules(param.part)) {
                 let (part, rows) = (param.part, row..row + piece.rows);
                 let other_name = family.name_in_memory(&name);
-                modules.push(Module { name, other_name, part, rows, is_whole });
+                let of_block = name.contains("{}");
+                let known = modules.iter_mut().find(|module: &&mut Module| of_block && module.name == name);
+                match known {
+                    // Blocks of several kinds have it.
+                    Some(module) => module.blocks = sorted(&module.blocks, &blocks),
+                    None => modules.push(Module {
+                        name,
+                        other_name,
+                        part,
+                        rows,
+                        is_whole,
+                        blocks: blocks.clone(),
+                    }),
+                }
                 row += piece.rows;
             }
         }
     }
     modules
+}
+
+/// Returns whether a part is the weight of a module, rather than a bias or a parameter beside modules.
+fn is_weight(part: ParamKind) -> bool {
+    part.weight_of_bias().is_none() && !matches!(part, ParamKind::DeltaDecayLog | ParamKind::DeltaDecayBias)
+}
+
+/// Lists a layer of each kind, with the blocks of that kind; for a layer that is no block, all of them.
+fn kinds_of_layers(spec: &DecoderSpec) -> Vec<(LayerId, Arc<[usize]>)> {
+    let blocks = |is_linear: bool| -> Arc<[usize]> {
+        (0..spec.num_layers).filter(|&i| spec.linear_attention(i).is_some() == is_linear).collect()
+    };
+    let mut kinds = [blocks(false), blocks(true)];
+    kinds.sort_unstable_by_key(|blocks| blocks.first().copied());
+    let all: Arc<[usize]> = (0..spec.num_layers).collect();
+    let of_blocks = kinds.into_iter().filter_map(|blocks| Some((LayerId::Block(*blocks.first()?), blocks)));
+    let first = std::iter::once((LayerId::Embedding, all.clone()));
+    first.chain(of_blocks).chain(std::iter::once((LayerId::Head, all))).collect()
+}
+
+/// Joins two lists of blocks, in order.
+fn sorted(some: &[usize], others: &[usize]) -> Arc<[usize]> {
+    let mut all = [some, others].concat();
+    all.sort_unstable();
+    all.into()
 }
 
 /// Returns whether `target` names the module `name`.
@@ -78,10 +119,10 @@ impl Module {
         names.map(move |name| name.replace("{}", &index.to_string()))
     }
 
-    /// Returns the number of blocks in which the module matches; for a module outside the blocks,
+    /// Returns the number of its blocks in which the module matches; for a module outside the blocks,
     /// all or none.
-    fn count(&self, num_layers: usize, is_meant: impl Fn(&str) -> bool) -> usize {
-        (0..num_layers).filter(|&index| self.names(index).any(|name| is_meant(&name))).count()
+    fn count(&self, is_meant: impl Fn(&str) -> bool) -> usize {
+        self.blocks.iter().filter(|&&index| self.names(index).any(|name| is_meant(&name))).count()
     }
 }
 
@@ -133,19 +174,18 @@ impl Targets {
     /// # Errors
     /// If a name is no module's or that of a module without a matrix, or a module matches in some
     /// blocks only.
-    pub(super) fn find<'m>(&self, modules: &'m [Module], num_layers: usize) -> Result<Vec<&'m Module>> {
+    pub(super) fn find<'m>(&self, modules: &'m [Module]) -> Result<Vec<&'m Module>> {
         let is_linear =
             |module: &&Module| module.part.low_rank().is_some_and(|parts| parts.magnitude.is_some());
         match self {
             Self::AllLinear => Ok(modules.iter().filter(is_linear).collect()),
             Self::Names(names) => {
                 for name in names {
-                    if modules.iter().all(|module| module.count(num_layers, |full| is_meant(full, name)) == 0)
-                    {
+                    if modules.iter().all(|module| module.count(|full| is_meant(full, name)) == 0) {
                         return Err(unknown("targets", name, modules));
                     }
                 }
-                matching(modules, num_layers, |full| names.iter().any(|name| is_meant(full, name)))
+                matching(modules, |full| names.iter().any(|name| is_meant(full, name)))
             }
             Self::Pattern(pattern) => {
                 let regex = Regex::new(&format!("^(?:{pattern})$")).map_err(|error| {
@@ -155,7 +195,7 @@ impl Targets {
                         "adapter.targets: {pattern:?} is not a valid regular expression: {reason}"
                     ))
                 })?;
-                let found = matching(modules, num_layers, |full| regex.is_match(full))?;
+                let found = matching(modules, |full| regex.is_match(full))?;
                 if found.is_empty() {
                     return Err(ModelError::Invalid(format!(
                         "adapter.targets: {pattern:?} matches no module's full name, as in {}",
@@ -173,17 +213,18 @@ impl Targets {
 }
 
 /// Returns the modules that match. Each must be a matrix, and match in every block.
-fn matching(modules: &[Module], num_layers: usize, is_meant: impl Fn(&str) -> bool) -> Result<Vec<&Module>> {
+fn matching(modules: &[Module], is_meant: impl Fn(&str) -> bool) -> Result<Vec<&Module>> {
     let mut found = Vec::new();
     for module in modules {
-        let count = module.count(num_layers, &is_meant);
+        let count = module.count(&is_meant);
         if count == 0 {
             continue;
         }
         let name = &module.name;
-        if count < num_layers {
+        let num_blocks = module.blocks.len();
+        if count < num_blocks {
             return Err(ModelError::Invalid(format!(
-                "adapter.targets: {name} matches in {count} of {num_layers} blocks; every block has the same adapter, \
+                "adapter.targets: {name} matches in {count} of {num_blocks} blocks; every block has the same adapter, \
                  name the suffix that all of them share"
             )));
         }
@@ -204,22 +245,21 @@ fn matching(modules: &[Module], num_layers: usize, is_meant: impl Fn(&str) -> bo
 /// If a name is no module's or that of a module that shares a parameter, or a module matches in
 /// some blocks only.
 pub(super) fn saved(names: &[String], modules: &[Module], spec: &DecoderSpec) -> Result<Vec<ParamKind>> {
-    let num_layers = spec.num_layers;
     for name in names {
-        if modules.iter().all(|module| module.count(num_layers, |full| is_meant(full, name)) == 0) {
+        if modules.iter().all(|module| module.count(|full| is_meant(full, name)) == 0) {
             return Err(unknown("modules_to_save", name, modules));
         }
     }
     let mut parts = Vec::new();
     for module in modules {
-        let count = module.count(num_layers, |full| names.iter().any(|name| is_meant(full, name)));
+        let count = module.count(|full| names.iter().any(|name| is_meant(full, name)));
         if count == 0 {
             continue;
         }
         let refused = |reason: &str| {
             Err(ModelError::Invalid(format!("adapter.modules_to_save: {} {reason}", module.name)))
         };
-        if count < num_layers {
+        if count < module.blocks.len() {
             return refused("matches in some blocks only; name the suffix that all of them share");
         }
         if !module.is_whole {
@@ -242,8 +282,9 @@ pub(super) fn saved(names: &[String], modules: &[Module], spec: &DecoderSpec) ->
 }
 
 fn has_part(spec: &DecoderSpec, part: ParamKind) -> bool {
-    let layers = [LayerId::Embedding, LayerId::Block(0), LayerId::Head];
-    layers.into_iter().any(|layer| LayerLayout::from_spec(spec, layer).param(part).is_some())
+    kinds_of_layers(spec)
+        .into_iter()
+        .any(|(layer, _)| LayerLayout::from_spec(spec, layer).param(part).is_some())
 }
 
 #[cfg(test)]
@@ -264,7 +305,7 @@ mod tests {
     fn found(model: &str, targets: &Targets) -> Result<Vec<String>> {
         let spec = spec(model);
         let modules = modules(&spec);
-        Ok(targets.find(&modules, spec.num_layers)?.into_iter().map(|module| module.name.clone()).collect())
+        Ok(targets.find(&modules)?.into_iter().map(|module| module.name.clone()).collect())
     }
 
     fn names(names: &[&str]) -> Targets {

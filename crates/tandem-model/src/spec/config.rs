@@ -112,12 +112,6 @@ impl Config {
         }
     }
 
-    /// Returns whether layers, also those of an inner text model, have linear attention.
-    pub(crate) fn has_linear_attention(&self) -> bool {
-        let types = self.inner().unwrap_or(&self.map).get("layer_types").and_then(Value::as_array);
-        types.is_some_and(|types| types.iter().any(|kind| kind == "linear_attention"))
-    }
-
     fn value(&self, key: &str) -> Option<&Value> {
         self.map.get(key).filter(|v| !v.is_null())
     }
@@ -143,12 +137,17 @@ impl Config {
         self.count_if(key)?.ok_or_else(|| self.error(format!("{key} is missing")))
     }
 
+    /// Returns a positive integer of at most `most`.
+    pub(crate) fn at_most(&self, key: &str, most: usize) -> Result<usize> {
+        match self.count(key)? {
+            count if count <= most => Ok(count),
+            count => Err(self.error(format!("{key} is {count}, expected at most {most}"))),
+        }
+    }
+
     /// Returns the number of blocks.
     pub fn num_layers(&self, key: &str) -> Result<usize> {
-        match self.count(key)? {
-            layers if layers <= MOST_LAYERS => Ok(layers),
-            layers => Err(self.error(format!("{key} is {layers}, expected at most {MOST_LAYERS}"))),
-        }
+        self.at_most(key, MOST_LAYERS)
     }
 
     /// Returns an integer that may be zero, if the key is present.
@@ -308,7 +307,7 @@ impl Config {
     ) -> Result<Vec<Option<u32>>> {
         let types = match self.value("layer_types") {
             None => (0..layers).map(slides).collect(),
-            Some(types) => self.layer_types(types, layers)?,
+            Some(types) => self.layer_types(types, layers, "sliding_attention")?,
         };
         let window_of = |slides: bool| match (slides, window) {
             (false, _) => Ok(None),
@@ -320,14 +319,27 @@ impl Config {
         types.into_iter().map(window_of).collect()
     }
 
-    /// Returns for each layer whether its attention slides.
-    fn layer_types(&self, types: &Value, layers: usize) -> Result<Vec<bool>> {
+    /// Returns for each block whether it has linear attention: where `layer_types`, or else `is_linear`,
+    /// says so.
+    pub(crate) fn linear_blocks(
+        &self,
+        blocks: usize,
+        is_linear: impl Fn(usize) -> bool,
+    ) -> Result<Vec<bool>> {
+        match self.value("layer_types") {
+            None => Ok((0..blocks).map(is_linear).collect()),
+            Some(types) => self.layer_types(types, blocks, "linear_attention"),
+        }
+    }
+
+    /// Returns for each layer whether its attention is of this kind rather than full.
+    fn layer_types(&self, types: &Value, layers: usize, other: &str) -> Result<Vec<bool>> {
         let list = types.as_array().filter(|list| list.len() == layers);
         let list = list.ok_or_else(|| self.error(format!("layer_types does not list {layers} layers")))?;
         list.iter()
             .map(|kind| match kind.as_str() {
                 Some("full_attention") => Ok(false),
-                Some("sliding_attention") => Ok(true),
+                Some(kind) if kind == other => Ok(true),
                 _ => Err(self.error(format!("layer_types contains {kind}, which is not supported here"))),
             })
             .collect()

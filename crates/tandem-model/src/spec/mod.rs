@@ -3,7 +3,7 @@
 mod config;
 mod rotary;
 
-use tandem_kernels::ops::{Activation, AttentionShape, HeadShape};
+use tandem_kernels::ops::{Activation, AttentionShape, DeltaShape, HeadShape};
 
 pub use config::Config;
 pub(crate) use config::RotaryKeys;
@@ -29,6 +29,8 @@ pub struct DecoderSpec {
     pub residual: Residual,
     /// Attention.
     pub attention: AttentionSpec,
+    /// Linear attention of some blocks, in place of attention.
+    pub linear_attention: Option<LinearAttentionSpec>,
     /// Rotary embedding of each block's queries and keys; `None` where a block has none, or positions
     /// are learned.
     pub rotary: Vec<Option<RotarySpec>>,
@@ -48,6 +50,11 @@ impl DecoderSpec {
     /// Rotates every block's queries and keys in the same way.
     pub(crate) fn rotate_all(&mut self, rotary: &RotarySpec) {
         self.rotary = vec![Some(rotary.clone()); self.num_layers];
+    }
+
+    /// Returns the linear attention of block `layer`, if it has this in place of attention.
+    pub(crate) fn linear_attention(&self, layer: usize) -> Option<&LinearAttentionSpec> {
+        self.linear_attention.as_ref().filter(|spec| spec.blocks[layer])
     }
 
     /// Returns whether a half's output, before it joins the residual stream, is normalised.
@@ -165,6 +172,8 @@ pub struct AttentionSpec {
     pub qkv_bias: bool,
     /// True if the output projection has a bias.
     pub out_bias: bool,
+    /// True if each query head has a gate beside it, whose sigmoid scales the head's output (Qwen 3.5).
+    pub gated: bool,
     /// Norm of queries and keys.
     pub qk_norm: Option<QkNorm>,
     /// Sliding window of each block; `None` is full attention.
@@ -184,9 +193,15 @@ impl AttentionSpec {
         self.kv_heads * self.head_dim
     }
 
-    /// Returns the columns of queries, keys and values together, `(H+2K)·d`.
+    /// Returns the columns that the queries are projected to: their own, `H·d`, or `2·H·d` with a gate
+    /// after each head.
+    pub fn projected_query_width(&self) -> usize {
+        self.query_width() * if self.gated { 2 } else { 1 }
+    }
+
+    /// Returns the columns of projected queries, keys and values together, `(H+2K)·d` without gates.
     pub fn qkv_width(&self) -> usize {
-        self.query_width() + 2 * self.kv_width()
+        self.projected_query_width() + 2 * self.kv_width()
     }
 
     /// Returns the kernel's description of the attention of block `layer`.
@@ -199,6 +214,33 @@ impl AttentionSpec {
             window: self.windows[layer],
             softcap: self.softcap,
         }
+    }
+}
+
+/// Linear attention by the gated delta rule: the projections to queries, keys and values pass through a
+/// causal convolution and SiLU, each query and key head is normalised, and the output's heads are
+/// normalised and gated.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinearAttentionSpec {
+    /// True for each block that has it.
+    pub blocks: Vec<bool>,
+    /// Heads.
+    pub shape: DeltaShape,
+    /// Tokens that the convolution reaches, the current one included.
+    pub conv_width: usize,
+}
+
+impl LinearAttentionSpec {
+    /// Returns the channels of the convolution: queries, keys and values.
+    pub fn conv_channels(&self) -> usize {
+        2 * self.shape.key_width() + self.shape.value_width()
+    }
+
+    /// Returns the widths of what a token is projected to: queries, keys and values, the gates of the
+    /// output, β's input, the decay's input.
+    pub fn projected_widths(&self) -> [usize; 4] {
+        let heads = self.shape.value_heads;
+        [self.conv_channels(), self.shape.value_width(), heads, heads]
     }
 }
 

@@ -157,7 +157,12 @@ fn looks_up(part: ParamKind, layout: &LayerLayout) -> bool {
 /// Returns the format of a parameter in a layer whose block matrices are in `format`.
 fn format_of(part: ParamKind, format: Format) -> Format {
     match part {
-        ParamKind::QkvWeight | ParamKind::OutWeight | ParamKind::UpWeight | ParamKind::DownWeight => format,
+        ParamKind::QkvWeight
+        | ParamKind::OutWeight
+        | ParamKind::UpWeight
+        | ParamKind::DownWeight
+        | ParamKind::DeltaInWeight
+        | ParamKind::DeltaOutWeight => format,
         ParamKind::TokenTable | ParamKind::HeadWeight if format != Format::F32 => Format::Bf16,
         _ => Format::F32,
     }

@@ -78,7 +78,7 @@ fn write(path: &Path, tensors: &File) {
 fn others(golden: &Golden) -> File {
     let prefix = match golden.open().family().model_type {
         "qwen2_5_vl" => "visual.",
-        "qwen3_vl" => "model.visual.",
+        "qwen3_vl" | "qwen3_5" => "model.visual.",
         _ => "vision_tower.",
     };
     let tensor = |name: &str, dtype: &str, shape: &[usize], width: usize| {
@@ -240,12 +240,6 @@ fn errors_name_the_inner_config() {
     change(&golden, |config| _ = config.insert("text_config".into(), json!(3)));
     let error = ModelFolder::open(golden.folder.path()).err().unwrap().to_string();
     assert!(error.contains("text_config is 3, expected an object"), "{error}");
-    change(&golden, |config| {
-        config.insert("architectures".into(), json!(["Qwen3_5ForConditionalGeneration"]));
-        config.insert("text_config".into(), json!({"layer_types": ["linear_attention"]}));
-    });
-    let error = ModelFolder::open(golden.folder.path()).err().unwrap().to_string();
-    assert!(error.contains("has layers of linear attention, which are not supported"), "{error}");
 }
 
 #[test]

@@ -86,10 +86,15 @@ pub fn tensor_shapes(decoder: &Decoder) -> Vec<(String, Vec<usize>)> {
 
 /// Every tensor of weights in the memory of a CPU device, in HF's names and order of elements.
 pub fn tensors(decoder: &Decoder, weights: &FlatWeights) -> Vec<(String, Vec<f32>)> {
+    tensors_on(&cpu(), decoder, weights)
+}
+
+/// [`tensors`] in the memory of any device.
+pub fn tensors_on(device: &Device, decoder: &Decoder, weights: &FlatWeights) -> Vec<(String, Vec<f32>)> {
     let heads = decoder.spec().attention.heads;
     let tensor = |(layer, piece): (LayerId, HfTensor)| {
         let flat = weights.layers[decoder.index(layer)].view().col_range(piece.range.clone());
-        let ours = ops::read_f32(&cpu(), flat).unwrap();
+        let ours = ops::read_f32(device, flat).unwrap();
         let (rows, cols) = (piece.rows, piece.cols);
         let theirs = match piece.order {
             HfLayout::Rows => ours,

@@ -1,0 +1,96 @@
+//! The first half of a block: attention or linear attention, whichever the block has.
+
+use tandem_kernels::{Forest, Tensor, View, ViewMut};
+
+use super::LayerExecutor;
+use super::attention::{self, Attended, AttentionKernel};
+use super::linear_attention::{self, Recurred};
+use super::low_rank::LoraIntermediate;
+use super::rows::SomeRows;
+use crate::Result;
+use crate::layout::ParamKind;
+use crate::weights::{LayerGradients, LayerWeights};
+
+/// Tensors that backward reads.
+pub(super) enum Mixed {
+    Attention(Attended),
+    Linear(Recurred),
+}
+
+impl Mixed {
+    /// Returns the heads' outputs, which must not have been dropped.
+    pub(super) fn output(&self) -> View<'_> {
+        match self {
+            Self::Attention(attended) => attended.output(),
+            Self::Linear(recurred) => recurred.output(),
+        }
+    }
+
+    pub(super) fn drop_operands(&mut self) {
+        match self {
+            Self::Attention(attended) => attended.drop_operands(),
+            Self::Linear(recurred) => recurred.drop_operands(),
+        }
+    }
+
+    pub(super) fn drop_output(&mut self) {
+        match self {
+            Self::Attention(attended) => attended.drop_output(),
+            Self::Linear(recurred) => recurred.drop_output(),
+        }
+    }
+
+    /// Returns the weight of the projection back.
+    pub(super) fn out_weight(&self) -> ParamKind {
+        match self {
+            Self::Attention(_) => ParamKind::OutWeight,
+            Self::Linear(_) => ParamKind::DeltaOutWeight,
+        }
+    }
+}
+
+/// Computes the heads' outputs from the normalised input `[T,D]`; also returns the hidden columns of
+/// the projection's low-rank terms.
+pub(super) fn forward(
+    walk: &LayerExecutor,
+    weights: &LayerWeights,
+    layer: usize,
+    input: View,
+    attend: &mut dyn AttentionKernel,
+) -> Result<(Mixed, Option<Tensor>)> {
+    if walk.decoder.spec().linear_attention(layer).is_some() {
+        let (recurred, reduced) = linear_attention::forward(walk, weights, layer, input, attend)?;
+        return Ok((Mixed::Linear(recurred), reduced));
+    }
+    let (attended, reduced) = attention::forward(walk, weights, layer, input, attend)?;
+    Ok((Mixed::Attention(attended), reduced))
+}
+
+/// Computes the gradient of the half's input from `dy`, which is in the compute type and of the
+/// `picked` rows if only these went on. It is added to `d_input` if `accumulate`, else overwrites
+/// it.
+pub(super) fn backward(
+    walk: &LayerExecutor,
+    weights: &LayerWeights,
+    layer: usize,
+    input: View,
+    mixed: Mixed,
+    reduced: LoraIntermediate,
+    picked: Option<SomeRows>,
+    forest: &Forest,
+    dy: View,
+    d_input: ViewMut,
+    accumulate: bool,
+    gradients: &mut LayerGradients,
+) -> Result<()> {
+    match mixed {
+        Mixed::Attention(attended) => attention::backward(
+            walk, weights, layer, input, attended, reduced, picked, forest, dy, d_input, accumulate,
+            gradients,
+        ),
+        Mixed::Linear(recurred) => linear_attention::backward(
+            walk, weights, layer, input, recurred, reduced, picked, forest, dy, d_input, accumulate,
+            gradients,
+        ),
+    }
+}
