@@ -41,11 +41,12 @@ struct Parts {
     is_divided: bool,
 }
 
-/// How the layers of a decoder are packed: all blocks alike.
+/// How the layers of a decoder are packed.
 #[derive(Clone)]
 pub struct Packings {
     embedding: Packing,
-    block: Packing,
+    /// By block; blocks of one layout share a packing.
+    blocks: Vec<Arc<Packing>>,
     head: Packing,
 }
 
@@ -53,14 +54,22 @@ impl Packings {
     /// As [`Packing::new`].
     pub fn new(decoder: &Decoder, format: Format, dtype: DType) -> Self {
         let of = |layer| Packing::new(decoder, layer, format, dtype);
-        Self { embedding: of(LayerId::Embedding), block: of(LayerId::Block(0)), head: of(LayerId::Head) }
+        let mut blocks: Vec<Arc<Packing>> = Vec::new();
+        for index in 0..decoder.spec().num_layers {
+            let layout = decoder.layout(LayerId::Block(index));
+            let like = (0..index).find(|&other| decoder.layout(LayerId::Block(other)) == layout);
+            let packing =
+                like.map_or_else(|| Arc::new(of(LayerId::Block(index))), |other| blocks[other].clone());
+            blocks.push(packing);
+        }
+        Self { embedding: of(LayerId::Embedding), blocks, head: of(LayerId::Head) }
     }
 
     /// One layer.
     pub fn packing(&self, layer: LayerId) -> &Packing {
         match layer {
             LayerId::Embedding => &self.embedding,
-            LayerId::Block(_) => &self.block,
+            LayerId::Block(index) => &self.blocks[index],
             LayerId::Head => &self.head,
         }
     }

@@ -11,6 +11,7 @@ mod exactness;
 mod fake;
 mod formats;
 mod judges;
+mod linear_attention;
 mod offload;
 mod online;
 mod online_judges;

@@ -70,6 +70,7 @@ fn every_family_trains_as_on_one_rank() {
         ("phi", &["reference.kind=precompute", "compute.checkpointing=block"]),
         ("gpt2", &["reference.kind=model", "compute.checkpointing=selective", "compute.dtype=bf16"]),
         ("gpt-neox", &["reference.kind=none", "objective.reference_free=true"]),
+        ("qwen3.5", &["reference.kind=model", "compute.checkpointing=block"]),
     ] {
         let small = Small::new("dpo");
         let common = [model(&small, family, 4), held_out(&small, "pref_conv.jsonl")];

@@ -50,6 +50,14 @@ pub fn config_of(family: &str) -> Value {
             "max_position_embeddings": 1024, "layer_norm_eps": 1e-5, "hidden_act": "gelu", "rotary_pct": 0.5,
             "use_parallel_residual": true, "tie_word_embeddings": false, "eos_token_id": 2,
         }),
+        "qwen3.5" => json!({
+            "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "hidden_size": 64,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16,
+            "intermediate_size": 101, "vocab_size": 513, "max_position_embeddings": 1024, "rms_norm_eps": 1e-5,
+            "hidden_act": "silu", "tie_word_embeddings": false, "eos_token_id": 2, "full_attention_interval": 2,
+            "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 16,
+            "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4,
+        }),
         other => unreachable!("{other}"),
     }
 }
@@ -140,7 +148,7 @@ const RATE: &str = "train.learning_rate=1e-3";
 
 #[test]
 fn every_family_trains_as_on_one_rank() {
-    for family in ["llama", "qwen3, tied", "phi", "gpt2", "gpt-neox"] {
+    for family in ["llama", "qwen3, tied", "phi", "gpt2", "gpt-neox", "qwen3.5"] {
         let small = Small::new("dpo");
         let common =
             [model(&small, family), held_out(&small, "pref_conv.jsonl"), "train.eval_every=3".into()];
@@ -165,6 +173,7 @@ fn the_data_axis_changes_no_bit() {
         ("phi", &["reference.kind=precompute", "compute.checkpointing=block"]),
         ("gpt2", &["reference.kind=model", "compute.checkpointing=selective", "compute.dtype=bf16"]),
         ("qwen3, tied", &["reference.kind=none", "objective.reference_free=true", "train.optimizer=rmsprop"]),
+        ("qwen3.5", &["reference.kind=model", "compute.checkpointing=selective"]),
     ] {
         let small = Small::new("dpo");
         let eval = [held_out(&small, "pref_conv.jsonl"), "train.eval_every=3".to_owned()];
