@@ -287,9 +287,13 @@ impl TrainError {
     /// A path that is not there or not ours is an input mistake; a full or failing disk is not.
     fn io_fault(source: &io::Error) -> Fault {
         match source.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied | io::ErrorKind::NotADirectory => {
-                Fault::User
-            }
+            io::ErrorKind::NotFound
+            | io::ErrorKind::PermissionDenied
+            | io::ErrorKind::NotADirectory
+            | io::ErrorKind::IsADirectory
+            | io::ErrorKind::InvalidFilename
+            | io::ErrorKind::InvalidInput
+            | io::ErrorKind::InvalidData => Fault::User,
             _ => Fault::Own,
         }
     }

@@ -3,8 +3,9 @@
 //! A null field inside of a struct is left out: tables have every field of every message.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
@@ -12,11 +13,11 @@ use arrow_array::types::{
     UInt64Type,
 };
 use arrow_array::{Array, RecordBatch, RecordBatchReader, StructArray};
-use arrow_ipc::reader::{FileReader, StreamReader};
-use arrow_schema::{ArrowError, DataType};
+use arrow_schema::{ArrowError, DataType, Schema};
 use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
 
 use crate::error::DataError;
+use crate::source::arrow_ipc::{IpcReader, find_stream};
 use crate::source::files::refuse;
 use crate::source::reader::RawRow;
 
@@ -26,6 +27,7 @@ const BATCH_ROWS: usize = 128;
 pub(crate) struct ArrowReader {
     path: PathBuf,
     format: &'static str,
+    columns: Vec<String>,
     batches: Box<dyn Iterator<Item = Result<RecordBatch, ArrowError>> + Send>,
     batch: Option<(StructArray, usize)>,
     row: u64,
@@ -41,26 +43,39 @@ impl ArrowReader {
         let num_rows = u64::try_from(builder.metadata().file_metadata().num_rows()).ok();
         let reader = builder.with_batch_size(BATCH_ROWS).build().map_err(|e| damaged(path, "Parquet", e))?;
         let batches: Box<dyn RecordBatchReader + Send> = Box::new(reader);
-        Ok(Self::new(path, "Parquet", Box::new(batches), num_rows))
+        let schema = batches.schema();
+        Self::new(path, "Parquet", &schema, Box::new(batches), num_rows)
     }
 
     pub(crate) fn file(path: &Path, file: File) -> Result<Self, DataError> {
-        let reader = FileReader::try_new(BufReader::with_capacity(1 << 18, file), None);
-        Ok(Self::new(path, "Arrow", Box::new(reader.map_err(|e| damaged(path, "Arrow", e))?), None))
+        let mut file = BufReader::with_capacity(1 << 18, file);
+        let length = find_stream(&mut file).map_err(|e| damaged(path, "Arrow", e))?;
+        Self::stream(path, file.take(length))
     }
 
     pub(crate) fn stream(path: &Path, input: impl BufRead + Send + 'static) -> Result<Self, DataError> {
-        let reader = StreamReader::try_new(input, None).map_err(|e| damaged(path, "Arrow", e))?;
-        Ok(Self::new(path, "Arrow", Box::new(reader), None))
+        let reader = IpcReader::new(input).map_err(|e| damaged(path, "Arrow", e))?;
+        let schema = Arc::clone(reader.schema());
+        Self::new(path, "Arrow", &schema, Box::new(reader), None)
     }
 
     fn new(
         path: &Path,
         format: &'static str,
+        schema: &Schema,
         batches: Box<dyn Iterator<Item = Result<RecordBatch, ArrowError>> + Send>,
         num_rows: Option<u64>,
-    ) -> Self {
-        Self { path: path.to_path_buf(), format, batches, batch: None, row: 0, num_rows }
+    ) -> Result<Self, DataError> {
+        let columns: Vec<String> = schema.fields().iter().map(|field| field.name().clone()).collect();
+        if let Some(i) = (1..columns.len()).find(|&i| columns[..i].contains(&columns[i])) {
+            return Err(refuse(path, format!("it has two columns `{}`: rename one", columns[i])));
+        }
+        Ok(Self { path: path.to_path_buf(), format, columns, batches, batch: None, row: 0, num_rows })
+    }
+
+    /// Returns the names of the columns.
+    pub(crate) fn columns(&self) -> &[String] {
+        &self.columns
     }
 
     /// Returns the part of the rows that was read, if the file says how many there are.

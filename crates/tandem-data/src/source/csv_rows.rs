@@ -1,6 +1,6 @@
 //! Reader of CSV and TSV: a header line, then rows of text.
 
-use std::io::BufRead;
+use std::io::{self, BufRead, Read};
 use std::path::{Path, PathBuf};
 
 use csv::{ByteRecord, ReaderBuilder};
@@ -10,11 +10,28 @@ use crate::error::DataError;
 use crate::place::Place;
 use crate::source::columns::Columns;
 use crate::source::files::refuse;
-use crate::source::reader::RawRow;
+use crate::source::reader::{MAX_ROW, RawRow, too_long};
+
+/// Input that ends with an error if one row takes more than [`MAX_ROW`].
+struct RowLimit<R> {
+    input: R,
+    left: u64,
+}
+
+impl<R: Read> Read for RowLimit<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.input.read(buffer)?;
+        self.left = self
+            .left
+            .checked_sub(count as u64)
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, too_long()))?;
+        Ok(count)
+    }
+}
 
 pub(crate) struct CsvReader<R> {
     path: PathBuf,
-    input: csv::Reader<R>,
+    input: csv::Reader<RowLimit<R>>,
     /// Names of the columns, and whether their cells are numbers.
     columns: Vec<(String, bool)>,
     record: ByteRecord,
@@ -33,6 +50,7 @@ impl<R: BufRead> CsvReader<R> {
         let start = input.fill_buf().map_err(DataError::io("reading", path))?;
         let end = start.iter().position(|byte| *byte == b'\n');
         let uncounted = u64::from(end.is_some_and(|end| end > 0 && start[end - 1] == b'\r'));
+        let input = RowLimit { input, left: MAX_ROW };
         let mut input = ReaderBuilder::new().delimiter(separator).from_reader(input);
         let header = input.byte_headers().map_err(|e| broken(path, e, 0))?.clone();
         let mut names: Vec<(String, bool)> = Vec::new();
@@ -48,7 +66,13 @@ impl<R: BufRead> CsvReader<R> {
         Ok(Self { path: path.to_path_buf(), input, columns: names, record: ByteRecord::new(), uncounted })
     }
 
+    /// Returns the names of the columns.
+    pub(crate) fn columns(&self) -> impl Iterator<Item = &String> {
+        self.columns.iter().map(|(name, _)| name)
+    }
+
     pub(crate) fn next_row(&mut self) -> Result<Option<RawRow>, DataError> {
+        self.input.get_mut().left = MAX_ROW;
         if !self
             .input
             .read_byte_record(&mut self.record)

@@ -1,12 +1,30 @@
 //! Files that a path stands for: itself, the matches of a pattern, or those of a saved data set.
 
+use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
 use crate::error::DataError;
+use crate::source::columns::Columns;
+use crate::source::reader::RowReader;
 use crate::source::{Source, Sources};
+
+/// Returns the names of all columns, or `None` if a file of JSON, which lists none, is among them.
+///
+/// # Errors
+/// A pattern without a match, or a file that cannot be opened.
+pub fn listed_columns(sources: &Sources) -> Result<Option<BTreeSet<String>>, DataError> {
+    let mut found = BTreeSet::new();
+    for source in &expand(sources)?.0 {
+        let reader = RowReader::open(&source.path, &Columns::default())?;
+        let Some(columns) = reader.columns() else { return Ok(None) };
+        found.extend(columns);
+    }
+    Ok(Some(found))
+}
 
 /// Replaces patterns and folders by their files, in the order of their names or of the data set.
 pub(crate) fn expand(sources: &Sources) -> Result<Sources, DataError> {
@@ -22,16 +40,25 @@ fn expand_path(path: &Path) -> Result<Vec<PathBuf>, DataError> {
     if path.is_dir() {
         return saved_files(path);
     }
+    if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        // It is hashed before it is read, so a pipe would be empty by then.
+        return Err(refuse(
+            path,
+            "not a regular file, and rows are read more than once: write them to a file",
+        ));
+    }
     let text = path.to_string_lossy();
     // A file may have such a character in its name.
     if path.exists() || !text.contains(['*', '?', '[']) {
         return Ok(vec![path.to_path_buf()]);
     }
     let found = glob::glob(&text).map_err(|e| refuse(path, format!("not a pattern of files: {e}")))?;
-    let mut files = Vec::new();
+    let (mut files, mut seen) = (Vec::new(), BTreeSet::new());
     for file in found {
         let file = file.map_err(|e| DataError::io("listing", path)(e.into()))?;
-        if file.is_file() {
+        // A link to a folder above shows the same files again and again.
+        let folder = file.parent().and_then(|folder| folder.canonicalize().ok());
+        if file.is_file() && seen.insert((folder, file.file_name().map(OsString::from))) {
             files.push(file);
         }
     }

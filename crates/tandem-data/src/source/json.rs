@@ -4,12 +4,12 @@
 //! The file's first character selects the format. The reader only finds where an element ends, so
 //! memory stays bounded and rows can be parsed in parallel.
 
-use std::io::BufRead;
+use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 
 use crate::error::DataError;
 use crate::place::Place;
-use crate::source::reader::RawRow;
+use crate::source::reader::{MAX_ROW, RawRow, too_long};
 
 enum Layout {
     Lines,
@@ -59,11 +59,14 @@ impl<R: BufRead> JsonReader<R> {
     fn next_line(&mut self) -> Result<Option<RawRow>, DataError> {
         loop {
             let mut text = Vec::new();
-            let count =
-                self.input.read_until(b'\n', &mut text).map_err(DataError::io("reading", &self.path))?;
+            let count = (&mut self.input)
+                .take(MAX_ROW + 1)
+                .read_until(b'\n', &mut text)
+                .map_err(DataError::io("reading", &self.path))?;
             if count == 0 {
                 return Ok(None);
             }
+            self.check_length(text.len(), self.line)?;
             self.bytes += count as u64;
             let line = self.line;
             self.line += 1;
@@ -142,9 +145,11 @@ impl<R: BufRead> JsonReader<R> {
                 }
             }
             row.text.extend_from_slice(&buffer[..taken]);
+            let length = row.text.len();
             self.line += lines;
             self.bytes += taken as u64;
             self.input.consume(taken);
+            self.check_length(length, row.line)?;
             if done {
                 return Ok(row);
             }
@@ -173,6 +178,14 @@ impl<R: BufRead> JsonReader<R> {
     fn consume(&mut self, count: usize) {
         self.bytes += count as u64;
         self.input.consume(count);
+    }
+
+    fn check_length(&self, length: usize, line: u64) -> Result<(), DataError> {
+        if length as u64 <= MAX_ROW {
+            return Ok(());
+        }
+        let place = Place { path: self.path.clone(), line };
+        Err(DataError::Json { place, reason: too_long() })
     }
 
     fn broken(&self, reason: &str) -> DataError {

@@ -1,5 +1,6 @@
 //! Files of a data set and their weights.
 
+mod arrow_ipc;
 mod arrow_rows;
 pub mod columns;
 mod csv_rows;
@@ -12,6 +13,7 @@ pub mod shapes;
 
 use std::path::PathBuf;
 
+pub use files::listed_columns;
 use serde::de::{Error as _, SeqAccess, Visitor, value::MapAccessDeserializer};
 use serde::{Deserialize, Deserializer, Serialize};
 

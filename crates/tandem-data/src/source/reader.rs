@@ -22,6 +22,14 @@ pub(crate) struct RawRow {
     pub text: Vec<u8>,
 }
 
+/// Maximum bytes of a row of text, which bounds memory if a file lacks line ends or is a bomb.
+pub(crate) const MAX_ROW: u64 = 256 << 20;
+
+/// Says that a row is longer than [`MAX_ROW`].
+pub(crate) fn too_long() -> String {
+    format!("the row is longer than {} MiB: is a line end, a quote or a bracket missing?", MAX_ROW >> 20)
+}
+
 type Input = Box<dyn BufRead + Send>;
 
 enum Rows {
@@ -81,6 +89,15 @@ impl RowReader {
         Ok(Self { rows, bytes, size })
     }
 
+    /// Returns the names of the columns, if the file's beginning or end lists them.
+    pub(crate) fn columns(&self) -> Option<Vec<String>> {
+        match &self.rows {
+            Rows::Json(_) => None,
+            Rows::Csv(rows) => Some(rows.columns().cloned().collect()),
+            Rows::Arrow(rows) => Some(rows.columns().to_vec()),
+        }
+    }
+
     /// Returns the bytes of the file that were read; an estimate for Parquet and Arrow files.
     pub(crate) fn bytes_read(&self) -> u64 {
         match &self.rows {
@@ -113,8 +130,9 @@ impl<R: Read> Read for Decompressed<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let explain = |e: io::Error| match e.kind() {
             io::ErrorKind::Interrupted => e,
+            // The system's own errors keep their kind; the others are about the file.
             kind => io::Error::new(
-                kind,
+                if e.raw_os_error().is_some() { kind } else { io::ErrorKind::InvalidData },
                 format!("the compressed data are cut off or damaged ({e}): copy the file again"),
             ),
         };

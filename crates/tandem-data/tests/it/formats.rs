@@ -263,3 +263,46 @@ fn margins_in_tables_are_numbers() {
     let error = bench.refusal("b.csv", b"prompt,chosen,rejected,margin\n1,2,3,much\n");
     assert!(error.starts_with("b.csv:2: `margin` should be a number, found a string"), "{error}");
 }
+
+/// Every byte of the metadata and every length before a compressed buffer may be wrong.
+#[test]
+fn damaged_arrow_files_are_errors() {
+    let bench = Bench::new();
+    for name in ["rows.feather", "chat_stream.arrow", "chat_large.feather"] {
+        let bytes = std::fs::read(format_path(name)).unwrap();
+        let mut refused = 0;
+        for at in (0..bytes.len()).step_by(bytes.len() / 400 + 1) {
+            for value in [0x7f, 0xff] {
+                let mut damaged = bytes.clone();
+                damaged[at] = value;
+                refused += usize::from(bench.try_prepare(bench.write("damaged.arrow", &damaged)).is_err());
+            }
+        }
+        assert!(refused > 20, "{name}: {refused}");
+    }
+}
+
+#[test]
+fn a_file_that_is_no_file_is_refused() {
+    let bench = Bench::new();
+    let error = bench.try_prepare("/dev/null").unwrap_err();
+    assert!(error.contains("not a regular file"), "{error}");
+}
+
+#[test]
+fn a_link_to_a_folder_above_repeats_no_rows() {
+    let bench = Bench::new();
+    let row = b"{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n";
+    let file = bench.write("rows.jsonl", row);
+    let folder = file.parent().unwrap();
+    std::os::unix::fs::symlink(folder, folder.join("above")).unwrap();
+    assert_eq!(bench.prepare(folder.join("**/*.jsonl")).num_rows(), 1);
+}
+
+#[test]
+fn a_row_without_an_end_is_refused() {
+    let bench = Bench::new();
+    let zeros = vec![b' '; 257 << 20];
+    let error = bench.refusal("bomb.jsonl.zst", &zstd::encode_all(&zeros[..], 1).unwrap());
+    assert!(error.contains("longer than 256 MiB"), "{error}");
+}

@@ -1,6 +1,7 @@
 //! `[data]`: rows and their order.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::path::PathBuf;
 
 use tandem_data::columns::KEYS;
@@ -11,7 +12,7 @@ use toml::{Table, Value};
 
 use super::Method;
 use super::error::Result;
-use super::form::{Form, POSITIVE, boolean, choice, custom, integer, number, path, path_value, texts_value};
+use super::form::{Form, boolean, choice, custom, integer, number, path, path_value, texts_value};
 use super::keys::keys;
 use super::reader::{Entry, nearest};
 
@@ -191,6 +192,9 @@ fn ignored<'a>() -> Form<'a, Vec<String>> {
     custom("list of strings", read, |names: &Vec<String>| (!names.is_empty()).then(|| texts_value(names)))
 }
 
+/// Weights of files; every copy of a row takes memory.
+const WEIGHTS: (Bound<f64>, Bound<f64>) = (Bound::Excluded(0.0), Bound::Included(10_000.0));
+
 /// Reads a source: a file, or the files of a split of the hub.
 fn source(entry: Entry) -> Result<Vec<DataSource>> {
     let weighted =
@@ -204,7 +208,7 @@ fn source(entry: Entry) -> Result<Vec<DataSource>> {
         Some(entry) => entry.rows_or_name()?,
         None => return Err(table.missing("path", "a file of rows")),
     };
-    let weight = table.take("weight").map_or(Ok(1.0), |entry| (number(POSITIVE).read)(entry))?;
+    let weight = table.take("weight").map_or(Ok(1.0), |entry| (number(WEIGHTS).read)(entry))?;
     table.finish()?;
     Ok(weighted(paths, weight))
 }

@@ -7,7 +7,7 @@ use tandem_data::columns::Columns;
 use tandem_data::order::{self, BatchSampler};
 use tandem_data::progress::Progress;
 use tandem_data::row::RowOptions;
-use tandem_data::source::{Source, Sources};
+use tandem_data::source::{self, Source, Sources};
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_model::adapter::PeftFolder;
@@ -150,12 +150,14 @@ impl RunInputs {
         }
         // An adapter that does not fit is found before any row is read.
         ModelSpecs::from_config(config, &Decoder::new(spec.clone(), 1)?)?;
+        check_listed(config)?;
         let train = tokens(config, &tokenizer, &config.data.train, Split::Train, observer)?;
         let eval = match config.data.eval.as_slice() {
             [] => None,
             sources => Some(tokens(config, &tokenizer, sources, Split::Eval, observer)?),
         };
-        check_ignored(config, eval.iter().chain([&train]))?;
+        let columns = eval.iter().chain([&train]).flat_map(|cache| cache.report().columns.iter().cloned());
+        check_ignored(config, &columns.collect())?;
         recipe.check_rows(config, &train)?;
         for cache in eval.iter().chain([&train]) {
             check_vocabulary(config, cache, spec.vocab_size)?;
@@ -198,10 +200,21 @@ impl RunInputs {
     }
 }
 
-/// Checks that some row has each column of `data.ignore_columns`.
-fn check_ignored<'a>(config: &Config, caches: impl Iterator<Item = &'a TokenCache>) -> Result<()> {
-    let columns: BTreeSet<_> = caches.flat_map(|cache| &cache.report().columns).collect();
-    let Some(name) = config.data.ignore_columns.iter().find(|name| !columns.contains(name)) else {
+/// Checks `data.ignore_columns` before any row is read, if all files list their columns.
+fn check_listed(config: &Config) -> Result<()> {
+    if config.data.ignore_columns.is_empty() {
+        return Ok(());
+    }
+    let all = named(config.data.train.iter().chain(&config.data.eval));
+    match source::listed_columns(&all)? {
+        Some(columns) => check_ignored(config, &columns),
+        None => Ok(()),
+    }
+}
+
+/// Checks that each column of `data.ignore_columns` is among those of the rows.
+fn check_ignored(config: &Config, columns: &BTreeSet<String>) -> Result<()> {
+    let Some(name) = config.data.ignore_columns.iter().find(|name| !columns.contains(*name)) else {
         return Ok(());
     };
     let columns: Vec<_> = columns.iter().map(|column| format!("`{column}`")).collect();
@@ -211,6 +224,10 @@ fn check_ignored<'a>(config: &Config, caches: impl Iterator<Item = &'a TokenCach
             columns.join(", ")
         ),
     })
+}
+
+fn named<'a>(sources: impl IntoIterator<Item = &'a DataSource>) -> Sources {
+    Sources(sources.into_iter().map(|s| Source { path: s.path.clone(), weight: s.weight }).collect())
 }
 
 /// Every token must have a row in the model's table. (A tokenizer may know more tokens than the
@@ -255,8 +272,7 @@ fn tokens(
     split: Split,
     observer: &mut dyn Observer,
 ) -> Result<TokenCache> {
-    let sources =
-        Sources(sources.iter().map(|s| Source { path: s.path.clone(), weight: s.weight }).collect());
+    let sources = named(sources);
     let kind = config.method.rows();
     let DataConfig { max_length, truncation, loss_on, max_prompt_length, .. } = config.data;
     let columns = Columns {

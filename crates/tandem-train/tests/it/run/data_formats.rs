@@ -62,3 +62,17 @@ fn an_ignored_column_must_be_in_a_file() {
     fs::write(&eval, row.replace('\n', " ")).unwrap();
     assert_eq!(error(&[&format!("data.eval={}", eval.display())]), None);
 }
+
+#[test]
+fn a_listed_column_is_missed_before_any_row_is_read() {
+    let small = Small::new("dpo");
+    let file = small.path("rows.csv");
+    fs::write(&file, "prompt,chosen,rejected,source\nbroken\n").unwrap();
+    let train = format!("data.train={}", file.display());
+    let error = |column: &str| {
+        let config = small.config("run", &[&*train, &format!("data.ignore_columns=[\"{column}\"]")]);
+        RunInputs::open(&config, &mut Silent).err().expect("an error").to_string()
+    };
+    assert!(error("source").contains("expected 4 cells"), "{}", error("source"));
+    assert!(error("sorce").contains("names `sorce`, and no row has that column"), "{}", error("sorce"));
+}
