@@ -43,10 +43,15 @@ pub enum DataError {
     NotOfShape { place: Place, shape: &'static str, reason: String },
     /// A completion with a label.
     #[error(
-        "{place}: `prompt`, `completion` and `label` are rows for KTO, which is not supported: half of them are bad examples. \
-         Keep the rows whose label is true and remove `label`, or make pairs `prompt`, `chosen`, `rejected`"
+        "{place}: {keys} and `{label}` are rows for KTO, which is not supported: half of them are bad examples. \
+         Keep the rows whose label is true and remove `{label}`, or make pairs `prompt`, `chosen`, `rejected`"
     )]
-    Labelled { place: Place },
+    Labelled {
+        place: Place,
+        /// The keys beside the label.
+        keys: &'static str,
+        label: &'static str,
+    },
     /// A line of a table that is not a row.
     #[error("{place}: {reason}")]
     Cells { place: Place, reason: String },

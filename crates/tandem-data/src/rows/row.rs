@@ -176,6 +176,13 @@ pub fn tokenise(record: &Record, tokenizer: &Tokenizer, options: &RowOptions) ->
             }
             finish_scored(whole, scored, merged, options)
         }
+        Content::Messages(_) | Content::Text(_) if options.max_prompt_length.is_some() => {
+            return Err(DataError::Option(
+                "data.max_prompt_length: `messages` and `text` have no prompt of their own; remove it, or split the rows into \
+                 `prompt` and `completion`"
+                    .into(),
+            ));
+        }
         Content::Messages(messages) => {
             let (tokens, scored) = context.messages(messages, options.loss_on)?;
             finish_scored(tokens, scored, false, options)

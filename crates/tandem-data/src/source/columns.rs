@@ -61,7 +61,7 @@ pub const KEYS: [&str; 26] = [
 const NUMBERS: [&str; 4] = ["margin", "labels", "score_A", "score_B"];
 
 /// Columns that usually hold a part of the prompt.
-const PROMPT_LIKE: [&str; 16] = [
+const PROMPT_LIKE: [&str; 24] = [
     "prompt",
     "question",
     "instruction",
@@ -78,6 +78,14 @@ const PROMPT_LIKE: [&str; 16] = [
     "messages",
     "conversation",
     "conversations",
+    "prompt_text",
+    "user_prompt",
+    "user_input",
+    "user_query",
+    "document",
+    "passage",
+    "article",
+    "dialogue",
 ];
 
 /// Columns of inputs other than text.
@@ -155,15 +163,16 @@ pub(crate) fn check_unused(
         let key = match name.as_str() {
             "system" | "system_prompt" | "system_message" => {
                 format!(
-                    "read it with data.shape = \"orca\", whose keys are `system`, `question` and the completions \
-                     (data.columns = {{ system = \"{column}\", question = … }})"
+                    "rows of `conversations` and of data.shape = \"orca\" (`system`, `question` and the completions) read it \
+                     with data.columns = {{ system = \"{column}\", … }}"
                 )
             }
             "messages" | "conversation" | "conversations" => {
                 format!("map it with data.columns = {{ prompt = \"{column}\" }}")
             }
             "prompt" => "map the columns with data.columns = { prompt = \"prompt\", completion = … }".into(),
-            "input" | "inputs" | "context" | "history" if row.contains_key("instruction") => {
+            "history" => "no key reads earlier turns: write the rows as `messages`".into(),
+            "input" | "inputs" | "context" if row.contains_key("instruction") => {
                 format!(
                     "map it with data.shape = \"alpaca\" and data.columns = {{ input = \"{column}\", … }}"
                 )

@@ -134,6 +134,8 @@ impl Record {
             place: place.clone(),
             // The parser sees one row only: its line number would mislead, its column does not.
             reason: match e.line() {
+                _ if e.is_eof() => format!("{e}; a row is one whole line, or an element of one array")
+                    .replace("line 1 column", "column"),
                 1 => e.to_string().replace("line 1 column", "column"),
                 _ => e.to_string(),
             },
@@ -145,7 +147,7 @@ impl Record {
         columns.rename(&mut row, place)?;
         if kind == RowKind::Prompt {
             return Ok(Parsed {
-                records: vec![Row { row, place }.read(kind)?],
+                records: vec![Row { row, place, columns }.read(kind)?],
                 dropped: None,
                 columns: names,
             });
@@ -158,7 +160,7 @@ impl Record {
             Err(reason) => return Ok(Parsed { records: Vec::new(), dropped: Some(reason), columns: names }),
         };
         let records = rows.into_iter().map(|row| {
-            let record = Row { row, place }.read(kind)?;
+            let record = Row { row, place, columns }.read(kind)?;
             Ok(if takes_chosen { record.into_chosen() } else { record })
         });
         Ok(Parsed { records: records.collect::<Result<_, DataError>>()?, dropped: None, columns: names })
@@ -176,7 +178,7 @@ impl Record {
     pub(crate) fn has_empty_prompt(&self) -> bool {
         match &self.content {
             Content::Completion { prompt, .. } | Content::Preference { prompt, .. } => {
-                matches!(prompt, Text::Plain(text) if text.is_empty())
+                prompt.texts().iter().all(|text| text.is_empty())
             }
             Content::Text(_) | Content::Messages(_) | Content::Prompt(_) => false,
         }
@@ -186,6 +188,7 @@ impl Record {
 struct Row<'a> {
     row: Map<String, Value>,
     place: &'a Place,
+    columns: &'a Columns,
 }
 
 impl Row<'_> {
@@ -217,12 +220,13 @@ impl Row<'_> {
                 self.preference(&mut prompt_ignored)?
             }
             RowKind::Supervised if self.has("completion") && self.has("prompt") => {
-                self.check_unlabelled()?;
+                self.check_unlabelled("`prompt`, `completion`")?;
                 let (prompt, completion) = (self.text("prompt")?, self.text("completion")?);
                 self.same_kind("completion", &prompt, &completion)?;
                 (Content::Completion { prompt, completion }, "prompt, completion")
             }
             RowKind::Supervised if self.has("messages") => {
+                self.check_unlabelled("`messages`")?;
                 (Content::Messages(self.messages("messages")?), "messages")
             }
             RowKind::Supervised if self.has("conversations") => {
@@ -244,6 +248,9 @@ impl Row<'_> {
                 matches!(prompt, Text::Chat(_))
             }
         };
+        if kind != RowKind::Prompt {
+            self.check_mapped()?;
+        }
         columns::check_unused(&self.row, &content.texts(), kind == RowKind::Prompt, self.place)?;
         let shape = Shape { keys, chat };
         Ok(Record { content, shape, margin, row, tools, template_kwargs, prompt_ignored })
@@ -285,17 +292,35 @@ impl Row<'_> {
         Ok((Content::Preference { prompt, chosen, rejected }, "chosen, rejected"))
     }
 
-    /// Refuses rows that say whether a completion is good or bad.
-    fn check_unlabelled(&self) -> Result<(), DataError> {
-        let is_label = match self.row.get("label") {
+    /// Refuses a column that `data.columns` maps to a key which nothing reads.
+    fn check_mapped(&self) -> Result<(), DataError> {
+        let is_left = |key: &&String| self.row.get(*key).is_some_and(|value| !columns::is_nothing(value));
+        match self.columns.names.keys().find(is_left) {
+            None => Ok(()),
+            Some(key) => Err(DataError::UnusedColumn {
+                place: self.place.clone(),
+                column: self.columns.names[key].clone(),
+                why: format!("data.columns maps it to `{key}`, which such rows are not read by"),
+                remedy: format!("remove `{key}` from data.columns, or map another key"),
+            }),
+        }
+    }
+
+    /// Refuses rows that say whether a completion, which stands under `keys`, is good or bad.
+    fn check_unlabelled(&self, keys: &'static str) -> Result<(), DataError> {
+        // A number beside messages may be the label of a classification.
+        let is_pair = self.has("completion");
+        let label = ["label", "kto_tag"].into_iter().find(|key| self.has(key)).unwrap_or("label");
+        let is_label = match self.row.get(label) {
             Some(Value::Bool(_)) => true,
+            Some(_) if !is_pair => false,
             Some(Value::Number(label)) => label.as_f64().is_some_and(|x| x == 0.0 || x == 1.0),
             Some(Value::String(label)) => {
                 matches!(label.to_ascii_lowercase().as_str(), "true" | "false" | "0" | "1")
             }
             _ => false,
         };
-        if is_label { Err(DataError::Labelled { place: self.place.clone() }) } else { Ok(()) }
+        if is_label { Err(DataError::Labelled { place: self.place.clone(), keys, label }) } else { Ok(()) }
     }
 
     /// Returns whether a key is present and not null; tables converted from columns have nulls for
@@ -357,7 +382,8 @@ impl Row<'_> {
                 None => Ok(message),
             },
             Some(Value::String(_)) => Ok(message),
-            None if message.len() > 1 => Ok(message),
+            // A call of a tool has no content; `value` beside a role is a mistake.
+            None if message.len() > 1 && !message.contains_key("value") => Ok(message),
             other => Err(type_error(
                 self.place,
                 &format!("{key}.content"),
@@ -389,6 +415,9 @@ impl Row<'_> {
             (best.0 > 0.85).then(|| format!("did you mean `{}` where it says `{found}`?", best.1))
         });
         let other_kind = match kind {
+            RowKind::Preference if self.columns.take_chosen => {
+                Some("data.take = \"chosen\" needs preferences: remove it for other rows".to_string())
+            }
             RowKind::Supervised if self.has("chosen") => {
                 Some(
                     "these are preferences, which method = \"dpo\" trains on; data.take = \"chosen\" trains on the chosen side"
@@ -414,7 +443,8 @@ impl Row<'_> {
             let keys: Vec<_> = keys.iter().map(|key| format!("{key} = \"…\"")).collect();
             format!("other columns are read with data.columns = {{ {} }}", keys.join(", "))
         };
-        let keys: Vec<_> = self.row.keys().map(|k| format!("`{k}`")).collect();
+        let is_null = |value: &Value| if value.is_null() { " (null)" } else { "" };
+        let keys: Vec<_> = self.row.iter().map(|(key, value)| format!("`{key}`{}", is_null(value))).collect();
         let found = if keys.is_empty() { "none".to_string() } else { keys.join(", ") };
         DataError::Keys {
             place: self.place.clone(),

@@ -73,7 +73,8 @@ pub(crate) fn convert(
 ) -> Result<Converted, DataError> {
     let Some(named) = shape.or_else(|| recognise(&row, pairs)) else { return Ok(Ok(vec![row])) };
     let mut reader = ShapeReader { row, shape: named, place };
-    if named.is_preference() && !pairs {
+    let has_pair = reader.row.contains_key("chosen") && reader.row.contains_key("rejected");
+    if !pairs && (named.is_preference() || named == NamedShape::ShareGpt && has_pair) {
         return Err(reader.refuse(
             "these are preferences, which method = \"dpo\" trains on; data.take = \"chosen\" trains on the chosen side",
         ));
@@ -96,9 +97,10 @@ fn recognise(row: &Map<String, Value>, pairs: bool) -> Option<NamedShape> {
     let text = |key: &str| row.get(key).and_then(Value::as_str);
     let texts = text("chosen").is_some() && text("rejected").is_some();
     let is_transcript = |key| text(key).is_some_and(|t: &str| t.starts_with(HUMAN) && t.contains(ASSISTANT));
+    // An empty list has the shape too: its row gives no pair.
     let list_with = |key: &str, field: &str| {
-        let first = row.get(key).and_then(Value::as_array).and_then(|items| items.first());
-        first.and_then(|item| item.get(field)).is_some()
+        let items = row.get(key).and_then(Value::as_array);
+        items.is_some_and(|items| items.first().is_none_or(|item| item.get(field).is_some()))
     };
     if has("history") && has("human_ref_A") && has("human_ref_B") {
         return Some(NamedShape::Shp);

@@ -240,3 +240,49 @@ fn a_named_shape_says_what_its_rows_lack() {
     let error = parse_as(&row, RowKind::Preference, &of(NamedShape::Orca)).unwrap_err();
     assert!(error.contains("`question` is missing, found `prompt`, `chosen`, `rejected`"), "{error}");
 }
+
+#[test]
+fn rows_without_completions_give_no_pair() {
+    for row in [json!({"instruction": "i", "completions": []}), json!({"question": "q", "answers": []})] {
+        let parsed = parse_as(&row, RowKind::Preference, &Columns::default()).unwrap();
+        assert_eq!((parsed.records.len(), parsed.dropped), (0, Some(Reason::NoPair)), "{row}");
+    }
+}
+
+#[test]
+fn pairs_of_sharegpt_are_no_demonstrations() {
+    let said = |from: &str, value: &str| json!({"from": from, "value": value});
+    let turns = [said("human", "q"), said("gpt", "a"), said("human", "r")];
+    let row = json!({"conversations": turns, "chosen": said("gpt", "b"), "rejected": said("gpt", "c")});
+    assert!(refused(row.clone(), RowKind::Supervised).contains("data.take"));
+    assert_eq!(taken(row).len(), 1);
+}
+
+#[test]
+fn labelled_conversations_are_refused() {
+    let messages = json!([turn("user", "q"), turn("assistant", "a")]);
+    for key in ["label", "kto_tag"] {
+        let error = refused(json!({"messages": messages, key: false}), RowKind::Supervised);
+        assert!(error.contains(&format!("`messages` and `{key}` are rows for KTO")), "{error}");
+    }
+    // A number may be the label of a classification.
+    demonstrations(json!({"messages": messages, "label": 1}));
+}
+
+#[test]
+fn a_mapped_column_that_no_key_reads_is_refused() {
+    let names = [("text".to_string(), "question".to_string())].into();
+    let columns = Columns { names, ..Columns::default() };
+    let row = json!({"question": "q", "prompt": "p", "chosen": "a", "rejected": "b"});
+    let error = parse_as(&row, RowKind::Preference, &columns).unwrap_err();
+    assert!(error.contains("`question` is not used: data.columns maps it to `text`"), "{error}");
+}
+
+#[test]
+fn missing_texts_are_named() {
+    let error = refused(json!({"prompt": "p", "chosen": null, "rejected": "b"}), RowKind::Preference);
+    assert!(error.contains("`chosen` (null)"), "{error}");
+    let row = json!({"messages": [{"role": "user", "value": "q"}, {"role": "assistant", "value": "a"}]});
+    let error = refused(row, RowKind::Supervised);
+    assert!(error.contains("`messages[0].content` should be a string, found nothing"), "{error}");
+}
