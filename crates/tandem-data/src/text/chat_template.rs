@@ -201,6 +201,15 @@ fn environment() -> Environment<'static> {
         Ok(text)
     });
     environment.add_filter("trim", trim);
+    environment.add_filter("int", |state: &State, value: Value, positional: Rest<Value>, kwargs: Kwargs| {
+        number(state, &value, &positional, &kwargs, Value::from(0), filters::int)
+    });
+    environment.add_filter(
+        "float",
+        |state: &State, value: Value, positional: Rest<Value>, kwargs: Kwargs| {
+            number(state, &value, &positional, &kwargs, Value::from(0.0), filters::float)
+        },
+    );
     environment.add_filter("join", join);
     environment.add_filter("replace", |state: &State, value: Value, old: Value, new: Value| {
         let [text, old, new] = [&value, &old, &new].map(|v| text_of(state, v));
@@ -273,6 +282,22 @@ fn trim(state: &State, value: Value, characters: Option<String>) -> Result<Strin
         Some(characters) => text.trim_matches(|c| characters.contains(c)).to_string(),
         None => text.trim().to_string(),
     })
+}
+
+/// Converts as Jinja: white space around a number is skipped, and a default stands for what is none.
+fn number(
+    state: &State,
+    value: &Value,
+    positional: &[Value],
+    kwargs: &Kwargs,
+    default: Value,
+    convert: fn(&State, &Value) -> Result<Value, Error>,
+) -> Result<Value, Error> {
+    let named: Option<Value> = kwargs.get("default")?;
+    kwargs.assert_all_used()?;
+    let default = positional.first().cloned().or(named).unwrap_or(default);
+    let value = value.as_str().map_or_else(|| value.clone(), |text| Value::from(text.trim()));
+    Ok(convert(state, &value).unwrap_or(default))
 }
 
 fn join(state: &State, values: Value, separator: Option<String>, kwargs: Kwargs) -> Result<String, Error> {

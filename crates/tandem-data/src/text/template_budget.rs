@@ -5,6 +5,7 @@
 
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use minijinja::value::{Object, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
@@ -20,15 +21,21 @@ const MAX_WIDTH: usize = 10_000;
 /// Bytes that an item of a list counts for.
 const ITEM: usize = 16;
 
-/// Bytes that a run has copied or written.
-#[derive(Debug, Default)]
-struct Copied(AtomicUsize);
+/// Maximum time of a run. The engine counts a step of any size as one, so steps on huge texts take long.
+const MAX_TIME: Duration = Duration::from_secs(5);
+
+/// Bytes that a run has copied or written, and its beginning.
+#[derive(Debug)]
+struct Copied(AtomicUsize, Instant);
 
 impl Object for Copied {}
 
 /// Counts `bytes` of a run.
 pub(super) fn charge(state: &State, bytes: usize) -> Result<(), Error> {
-    let copied = state.get_or_set_temp_object("copied", Copied::default);
+    let copied = state.get_or_set_temp_object("copied", || Copied(AtomicUsize::new(0), Instant::now()));
+    if copied.1.elapsed() > MAX_TIME {
+        return Err(refused(format!("the template runs for more than {} seconds", MAX_TIME.as_secs())));
+    }
     let before = copied.0.fetch_add(bytes.min(MAX_COPIED), Ordering::Relaxed);
     if before.saturating_add(bytes) <= MAX_COPIED {
         return Ok(());

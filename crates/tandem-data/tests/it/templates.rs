@@ -437,3 +437,16 @@ fn long_conversations_are_within_the_bounds() {
         assert_eq!(turns.len(), 400, "{name}: {}", text.len());
     }
 }
+
+#[test]
+fn numbers_are_converted_as_in_jinja() {
+    let source = "{{ ' 7\n'|int + 1 }} {{ ''|int }} {{ 'x'|int(default=3) }} {{ '2.9'|int }} {{ 'x'|float }}";
+    assert_eq!(template(source).render(&[], RenderOptions::default()).unwrap(), "8 0 3 2 0.0");
+}
+
+#[test]
+fn huge_steps_are_bounded_in_time() {
+    let source = "{% set s = 'x' * 50000000 %}{% for i in range(99999) %}{% set y = s|upper %}{% endfor %}";
+    let error = template(source).render(&[], RenderOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("seconds"), "{error}");
+}
