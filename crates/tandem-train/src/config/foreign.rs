@@ -90,7 +90,7 @@ const NAMES: &[(&[&str], &str)] = &[
         "it is not needed: rows are tokenised on all cores, once, and kept in `data.cache`",
     ),
     (
-        &["dataset_text_field", "dataset_kwargs", "remove_unused_columns", "label_names"],
+        &["dataset_text_field", "dataset_kwargs", "dataset_info", "remove_unused_columns", "label_names"],
         "the rows' own keys say what they are; `data.columns` maps other columns to them (docs/data.md)",
     ),
     (
@@ -125,9 +125,20 @@ const NAMES: &[(&[&str], &str)] = &[
         "it has no counterpart: every turn of the assistant is scored, with its end marker",
     ),
     (
-        &["shuffle_dataset", "dataloader_shuffle", "disable_shuffling", "train_sampling_strategy"],
+        &[
+            "shuffle_dataset",
+            "shuffle_merged_datasets",
+            "dataloader_shuffle",
+            "disable_shuffling",
+            "train_sampling_strategy",
+        ],
         "it is `data.order` here: \"shuffled\" or \"sequential\"",
     ),
+    (
+        &["dataset_config", "dataset_train_split", "dataset_test_split"],
+        "give a split of the hub in `data.train` and `data.eval`, as \"hf://owner/name/config/split\"",
+    ),
+    (&["ref_adapters"], "it is `reference.adapter` here"),
     (&["data_seed"], "it is `seed` at the top, which the order of the rows follows"),
     (
         &[
@@ -166,7 +177,7 @@ const NAMES: &[(&[&str], &str)] = &[
     ),
     (&["max_samples"], "it is `data.train_rows` here, and `data.eval_rows` for held-out rows"),
     (
-        &["streaming", "overwrite_cache"],
+        &["streaming", "dataset_streaming", "overwrite_cache"],
         "it is not needed: files are read row by row, and a changed file is tokenised again",
     ),
     // Batches and steps.
@@ -415,8 +426,8 @@ const NAMES: &[(&[&str], &str)] = &[
         "it is not needed: there is one implementation of each kernel",
     ),
     (
-        &["trust_remote_code", "model_init_kwargs", "model_revision"],
-        "it is not needed: no code of a model's folder is run",
+        &["trust_remote_code", "model_type", "tokenizer_type", "model_init_kwargs", "model_revision"],
+        "it is not needed: config.json says the kind of the model, and no code of its folder is run",
     ),
     (&["router_aux_loss_coef"], "it is not supported: mixtures of experts do not train"),
     (&["disable_dropout"], "it is not needed: dropout is `adapter.dropout` alone"),
