@@ -271,14 +271,14 @@ fn damaged_arrow_files_are_errors() {
     for name in ["rows.feather", "chat_stream.arrow", "chat_large.feather"] {
         let bytes = std::fs::read(format_path(name)).unwrap();
         let mut refused = 0;
-        for at in (0..bytes.len()).step_by(bytes.len() / 400 + 1) {
+        for at in (0..bytes.len()).step_by(bytes.len() / 80 + 1) {
             for value in [0x7f, 0xff] {
                 let mut damaged = bytes.clone();
                 damaged[at] = value;
                 refused += usize::from(bench.try_prepare(bench.write("damaged.arrow", &damaged)).is_err());
             }
         }
-        assert!(refused > 20, "{name}: {refused}");
+        assert!(refused > 5, "{name}: {refused}");
     }
 }
 
@@ -302,7 +302,7 @@ fn a_link_to_a_folder_above_repeats_no_rows() {
 #[test]
 fn a_row_without_an_end_is_refused() {
     let bench = Bench::new();
-    let zeros = vec![b' '; 257 << 20];
-    let error = bench.refusal("bomb.jsonl.zst", &zstd::encode_all(&zeros[..], 1).unwrap());
+    let endless = vec![b'{'; 257 << 20];
+    let error = bench.refusal("bomb.jsonl.zst", &zstd::encode_all(&endless[..], 1).unwrap());
     assert!(error.contains("longer than 256 MiB"), "{error}");
 }

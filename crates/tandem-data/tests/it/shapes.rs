@@ -174,7 +174,7 @@ fn a_column_that_looks_like_a_part_of_the_prompt_is_refused_unless_its_text_is_u
             format!("f.jsonl:7: the column `{column}` is not used: it looks like a part of the prompt; ");
         assert!(error.starts_with(&start), "{error}");
         assert!(error.contains(&format!("data.ignore_columns = [\"{column}\"]")), "{error}");
-        assert!(error.contains("data.columns = {"), "{error}");
+        assert!(column == "history" || error.contains("data.columns = {"), "{error}");
         for nothing in [json!(null), json!(""), json!([])] {
             assert!(pair(column, nothing).is_ok());
         }
