@@ -72,16 +72,26 @@ def attention(config: dict) -> str:
     return "eager" if config["model_type"] in ("gemma2", "gemma3_text", "gemma3") else "sdpa"
 
 
+def padding(model, lengths: list[int]) -> int:
+    """Tokens that both sequences of a pair have in a batch, where the rotation depends on the longest of them."""
+    parameters = getattr(model.config, "rope_parameters", None) or {}
+    kinds = [table.get("rope_type") for table in (parameters, *parameters.values()) if isinstance(table, dict)]
+    return max(lengths) if {"dynamic", "longrope"} & {*kinds} else 0
+
+
 def scores_and_gradients(model, prompt, answers, weights) -> dict:
     """Logits and log-probs of the answers, and the gradients of the weighted sum of log-probs."""
     model.zero_grad()
     log_probs, out = [], {}
+    length = padding(model, [len(prompt + answer) for answer in answers])
     for side, answer in zip(("chosen", "rejected"), answers):
         ids = torch.tensor([prompt + answer])
-        logits = model(ids).logits[0]
+        # No token sees those after it.
+        padded = torch.nn.functional.pad(ids, (0, max(length - ids.shape[1], 0)))
+        logits = model(padded).logits[0, : ids.shape[1]]
         out[f"logits/{side}"] = logits.detach().double()
         table = logits.double().log_softmax(-1)
-        log_probs += [table[t - 1, ids[0, t]] for t in range(PROMPT, len(prompt + answer))]
+        log_probs += [table[t - 1, ids[0, t]] for t in range(len(prompt), len(prompt + answer))]
     log_probs = torch.stack(log_probs)
     (log_probs * torch.tensor(weights, dtype=torch.float64)).sum().backward()
     out["log_prob"] = log_probs.detach()

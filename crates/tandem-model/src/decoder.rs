@@ -7,7 +7,7 @@ use crate::layout::PipelineStage;
 use crate::layout::slice::{self, Run, TensorParallelShard};
 use crate::layout::{LayerId, LayerLayout, ParamSpec};
 use crate::lora::Adapter;
-use crate::spec::{DecoderSpec, Rope, RotaryScaling, RotarySpec};
+use crate::spec::{DecoderSpec, Rope, RotarySpec};
 use crate::{ModelError, Result};
 
 /// Decoder without weights, or one rank's part of it: a tensor-parallel shard of a pipeline stage's
@@ -49,8 +49,7 @@ impl Decoder {
     /// where it ends.
     ///
     /// # Errors
-    /// If positions are learned and fewer than `positions`, or the rotary embedding of longer texts
-    /// depends on each text.
+    /// If positions are learned and fewer than `positions`.
     pub fn new(spec: DecoderSpec, positions: usize) -> Result<Self> {
         if let Some(learned) = spec.embedding.learned_positions
             && positions > learned
@@ -65,7 +64,7 @@ impl Decoder {
             block_layouts: block_layouts(&spec, |index| LayerLayout::from_spec(&spec, LayerId::Block(index))),
             head: LayerLayout::from_spec(&spec, LayerId::Head),
             adapter: None,
-            rope: rope_tables(&spec.rotary, positions)?,
+            rope: rope_tables(&spec.rotary, positions),
             layers: PipelineStage::WHOLE.layers(&spec)?,
             blocks: 0..spec.num_layers,
             spec,
@@ -303,6 +302,11 @@ impl Decoder {
         self.layers().iter().map(|&l| self.trained(l).num_parameters()).sum()
     }
 
+    /// Returns whether the rotary embedding of a text within [`Decoder::positions`] depends on its length.
+    pub fn rotates_by_length(&self) -> bool {
+        self.rope.iter().flatten().any(|rope| rope.depends_on_length())
+    }
+
     /// Returns the rotary tables of a block, if it rotates.
     pub(crate) fn rope(&self, block: usize) -> Option<&Rope> {
         self.rope.get(block)?.as_deref()
@@ -320,7 +324,7 @@ fn block_layouts(spec: &DecoderSpec, layout: impl Fn(usize) -> LayerLayout) -> V
 }
 
 /// Makes the rotary tables of all blocks, equal ones once.
-fn rope_tables(specs: &[Option<RotarySpec>], positions: usize) -> Result<Vec<Option<Arc<Rope>>>> {
+fn rope_tables(specs: &[Option<RotarySpec>], positions: usize) -> Vec<Option<Arc<Rope>>> {
     let mut made: Vec<(&RotarySpec, Arc<Rope>)> = Vec::new();
     let mut tables = Vec::with_capacity(specs.len());
     for spec in specs {
@@ -328,23 +332,15 @@ fn rope_tables(specs: &[Option<RotarySpec>], positions: usize) -> Result<Vec<Opt
             tables.push(None);
             continue;
         };
-        if let RotaryScaling::Dynamic { max_positions } = spec.scaling
-            && positions > max_positions
-        {
-            return Err(ModelError::Invalid(format!(
-                "sequences of {positions} tokens are longer than the model's max_position_embeddings, {max_positions}: \
-                 beyond it the rope_type \"dynamic\" gives each length another rotation; lower max_length"
-            )));
-        }
         let table = match made.iter().find(|(known, _)| *known == spec) {
             Some((_, table)) => table.clone(),
             None => {
-                let table = Arc::new(spec.tables(positions));
+                let table = Arc::new(Rope::new(spec, positions));
                 made.push((spec, table.clone()));
                 table
             }
         };
         tables.push(Some(table));
     }
-    Ok(tables)
+    tables
 }

@@ -32,6 +32,7 @@ pub struct ForestBuilder {
     share_prefix: bool,
     tokens: Vec<u32>,
     positions: Vec<u32>,
+    lengths: Vec<u32>,
     segments: Vec<Segment>,
     predictions: Vec<Prediction>,
     num_sequences: u32,
@@ -51,13 +52,15 @@ impl ForestBuilder {
             share_prefix,
             tokens: Vec::new(),
             positions: Vec::new(),
+            lengths: Vec::new(),
             segments: Vec::new(),
             predictions: Vec::new(),
             num_sequences: 0,
         }
     }
 
-    /// Adds a preference as two sequences.
+    /// Adds a preference as two sequences. The longer one decides the length of both, as in a batch of
+    /// `transformers` that is this pair.
     pub fn push_pair(&mut self, pair: &PairTokens) {
         let PairTokens { chosen, rejected, .. } = *pair;
         let [prompt, other] = pair.prompts();
@@ -68,7 +71,7 @@ impl ForestBuilder {
                 let root = self.segment(None, prompt, answer);
                 self.predict_answer(root, prompt.len(), answer, 0, sequence);
             }
-            return;
+            return self.end_texts(0);
         }
         let common = pair.shared() - prompt.len();
         let root = self.segment(None, prompt, &chosen[..common]);
@@ -92,11 +95,14 @@ impl ForestBuilder {
             let child = self.segment(root, rest, &[]);
             self.predict_answer(child, 0, rest, 1, sequence);
         }
+        self.end_texts(0);
     }
 
     /// Adds a prompt and its responses, one sequence each. The prompt is one segment and each
-    /// response another, as in generation, so log-probabilities have the same bits.
-    pub fn push_answers(&mut self, prompt: &[u32], answers: &[&[u32]]) {
+    /// response another, as in generation, so log-probabilities have the same bits. `max_new_tokens` is
+    /// the limit that the responses were generated under: as there, it decides the length of the texts.
+    pub fn push_answers(&mut self, prompt: &[u32], answers: &[&[u32]], max_new_tokens: usize) {
+        let length = prompt.len() + max_new_tokens;
         let sequences = self.num_sequences..;
         self.num_sequences += answers.len() as u32;
         if !self.share_prefix {
@@ -104,7 +110,7 @@ impl ForestBuilder {
                 let root = self.segment(None, prompt, answer);
                 self.predict_answer(root, prompt.len(), answer, 0, sequence);
             }
-            return;
+            return self.end_texts(length);
         }
         let root = self.segment(None, prompt, &[]);
         if let Some(hidden_row) = root.and_then(|r| row_before(&self.segments[r as usize], prompt.len())) {
@@ -120,6 +126,7 @@ impl ForestBuilder {
             let child = self.segment(root, answer, &[]);
             self.predict_answer(child, 0, answer, 1, sequence);
         }
+        self.end_texts(length);
     }
 
     /// Adds a prompt and its responses with one prediction each, for a score head. It is made at
@@ -155,6 +162,7 @@ impl ForestBuilder {
         }
         // A response that is a prefix of others ends before them.
         self.predictions[start..].sort_by_key(|prediction| prediction.hidden_row);
+        self.end_texts(0);
     }
 
     /// Returns the row of the last token that is not `pad` in the sequence that ends with a
@@ -189,6 +197,7 @@ impl ForestBuilder {
                 sequence,
             }),
         );
+        self.end_texts(0);
     }
 
     /// Returns the number of tokens.
@@ -219,6 +228,7 @@ impl ForestBuilder {
         }
         std::mem::swap(&mut forest.tokens, &mut self.tokens);
         std::mem::swap(&mut forest.positions, &mut self.positions);
+        std::mem::swap(&mut forest.lengths, &mut self.lengths);
         std::mem::swap(&mut forest.segments, &mut self.segments);
         std::mem::swap(&mut forest.predictions, &mut self.predictions);
         forest.num_sequences = self.num_sequences;
@@ -230,6 +240,7 @@ impl ForestBuilder {
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.positions.clear();
+        self.lengths.clear();
         self.segments.clear();
         self.predictions.clear();
         self.num_sequences = 0;
@@ -252,6 +263,13 @@ impl ForestBuilder {
         self.positions.extend(first_position..first_position + length);
         self.segments.push(Segment { range: start..start + length, parent, first_position });
         Some(self.segments.len() as u32 - 1)
+    }
+
+    /// Gives the texts added last one length: that of the longest, and at least `least`.
+    fn end_texts(&mut self, least: usize) {
+        let added = &self.positions[self.lengths.len()..];
+        let longest = added.iter().max().map_or(0, |last| last + 1).max(least as u32);
+        self.lengths.resize(self.positions.len(), longest);
     }
 
     /// Adds predictions of `answer[skip..]`, which starts at token `at` of the segment, each by the

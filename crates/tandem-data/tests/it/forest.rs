@@ -22,8 +22,9 @@ impl Random {
 
 /// Checks a forest as its constructor does.
 fn holds_its_invariants(forest: &Forest) {
-    let Forest { tokens, segments, predictions, num_sequences, .. } = forest.clone();
-    let rebuilt = Forest::new(tokens, segments, predictions, num_sequences);
+    let Forest { tokens, segments, predictions, num_sequences, lengths, .. } = forest.clone();
+    let rebuilt =
+        Forest::new(tokens, segments, predictions, num_sequences).and_then(|f| f.with_lengths(lengths));
     assert_eq!(rebuilt.expect("the invariants hold"), *forest);
 }
 
@@ -38,13 +39,7 @@ fn text_up_to(forest: &Forest, row: u32) -> Vec<u32> {
 
 /// Reads the sequences back: the tokens on the path to each prediction's row, then its target.
 fn check(forest: &Forest, expected: &[Sequence]) {
-    let rebuilt = Forest::new(
-        forest.tokens.clone(),
-        forest.segments.clone(),
-        forest.predictions.clone(),
-        forest.num_sequences,
-    );
-    assert_eq!(&rebuilt.expect("the invariants hold"), forest, "positions");
+    holds_its_invariants(forest);
     assert_eq!(forest.num_sequences as usize, expected.len());
     let mut found: Vec<Vec<usize>> = vec![Vec::new(); expected.len()];
     for prediction in &forest.predictions {
@@ -133,6 +128,28 @@ fn sharing_reaches_into_the_answers_and_makes_no_empty_segment() {
     assert_eq!(segments(&[], &[3]), (vec![(2, None), (1, Some(0))], 1), "an empty answer");
 }
 
+/// Rotary embeddings may depend on these lengths: of a pair its own alone, and of generated responses the limit.
+#[test]
+fn texts_of_a_row_have_one_length_whatever_they_share() {
+    let lengths = |builder: &mut ForestBuilder| builder.finish().unwrap().lengths;
+    for share_prefix in [true, false] {
+        let mut builder = ForestBuilder::new(share_prefix);
+        let (chosen, rejected) = (&[3, 4, 5][..], &[9][..]);
+        let copies = if share_prefix { 6 } else { 8 };
+        builder.push_pair(&PairTokens { prompt: &[1, 2], unseen: [0, 0], chosen, rejected });
+        builder.push_ends(&[1, 2], &[chosen, rejected], None);
+        builder.push_scored(&ScoredTokens { tokens: &[1, 2, 3], scored: &[0, 1, 1] });
+        // A prompt that truncation cut in one sequence alone: two trees.
+        builder.push_pair(&PairTokens { prompt: &[1, 2], unseen: [0, 1], chosen, rejected });
+        let expected = [vec![5; 2 * copies], vec![3; 3], vec![5; 7]].concat();
+        assert_eq!(lengths(&mut builder), expected, "share_prefix = {share_prefix}");
+        builder.push_answers(&[1, 2], &[chosen, rejected], 9);
+        builder.push_answers(&[1, 2], &[chosen, rejected], 0);
+        let expected = [vec![11; copies], vec![5; copies]].concat();
+        assert_eq!(lengths(&mut builder), expected, "share_prefix = {share_prefix}");
+    }
+}
+
 #[test]
 fn random_supervised_rows_are_read_back() {
     let mut random = Random(2);
@@ -211,7 +228,7 @@ fn answers_to_a_prompt_are_segments_of_their_own() {
         [(&[5, 6], &[&[7, 8], &[7, 8, 9], &[4]]), (&[3], &[&[7], &[7]]), (&[1, 2, 3], &[&[4, 5, 6, 7]])];
     for share_prefix in [true, false] {
         let mut builder = ForestBuilder::new(share_prefix);
-        cases.iter().for_each(|(prompt, answers)| builder.push_answers(prompt, answers));
+        cases.iter().for_each(|(prompt, answers)| builder.push_answers(prompt, answers, 0));
         let forest = builder.finish().unwrap();
         holds_its_invariants(&forest);
         // Every response token is predicted once, from all tokens before it.

@@ -43,6 +43,9 @@ pub struct Forest {
     pub num_sequences: u32,
     /// Position of each token, derived from the segments by [`Forest::new`].
     pub positions: Vec<u32>,
+    /// Tokens of each token's text, on which some rotary embeddings depend: the longest path of its tree,
+    /// unless the forest was [told otherwise](Forest::with_lengths).
+    pub lengths: Vec<u32>,
 }
 
 impl Forest {
@@ -100,7 +103,24 @@ impl Forest {
                 "prediction {p:?} points outside {next} tokens, {num_sequences} sequences"
             )));
         }
-        Ok(Self { tokens, segments, predictions, num_sequences, positions })
+        let lengths = longest_paths(&segments);
+        Ok(Self { tokens, segments, predictions, num_sequences, positions, lengths })
+    }
+
+    /// Sets the length of each token's text: of texts that belong together though they share no segment,
+    /// or that are yet to grow.
+    ///
+    /// # Errors
+    /// If there is not one length for each token, or a token's position is beyond its text.
+    pub fn with_lengths(self, lengths: Vec<u32>) -> Result<Self> {
+        let inside = |(length, position): (&u32, &u32)| position < length;
+        if lengths.len() != self.tokens.len() || !lengths.iter().zip(&self.positions).all(inside) {
+            let (found, tokens) = (lengths.len(), self.tokens.len());
+            let reason =
+                format!("{found} lengths for {tokens} tokens; expected one each, beyond its position");
+            return Err(KernelError::invalid("forest", reason));
+        }
+        Ok(Self { lengths, ..self })
     }
 
     /// Creates one segment in which every token after the first is predicted.
@@ -181,6 +201,20 @@ impl Forest {
     }
 }
 
+/// Returns for each token the number of tokens on the longest path of its tree.
+fn longest_paths(segments: &[Segment]) -> Vec<u32> {
+    let mut roots: Vec<usize> = Vec::with_capacity(segments.len());
+    let mut longest = vec![0; segments.len()];
+    for (index, Segment { range, parent, first_position }) in segments.iter().enumerate() {
+        let root = parent.map_or(index, |parent| roots[parent as usize]);
+        roots.push(root);
+        longest[root] = longest[root].max(first_position + range.len() as u32);
+    }
+    let of_segment =
+        |(segment, root): (&Segment, usize)| std::iter::repeat_n(longest[root], segment.range.len());
+    segments.iter().zip(roots).flat_map(of_segment).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -205,6 +239,19 @@ mod tests {
         assert_eq!(forest.positions, [0, 1, 2, 3, 4, 5, 3, 4, 0, 1]);
         let ancestors: Vec<u32> = forest.ancestors(2).map(|s| s.range.start).collect();
         assert_eq!(ancestors, [3, 0]);
+    }
+
+    #[test]
+    fn a_text_is_as_long_as_the_longest_path_of_its_tree() {
+        let interleaved = forest(&[(1, None), (2, None), (2, Some(0)), (1, Some(2)), (3, Some(1))]).unwrap();
+        assert_eq!(interleaved.lengths, [4, 5, 5, 4, 4, 4, 5, 5, 5]);
+        let trees = forest(&[(3, None), (2, Some(0)), (4, Some(0)), (2, None)]).unwrap();
+        assert_eq!(trees.lengths, [7, 7, 7, 7, 7, 7, 7, 7, 7, 2, 2]);
+        let lengths = vec![7, 7, 7, 8, 8, 9, 9, 9, 9, 5, 5];
+        assert_eq!(trees.clone().with_lengths(lengths.clone()).unwrap().lengths, lengths);
+        let refusal = |lengths| trees.clone().with_lengths(lengths).unwrap_err().to_string();
+        assert!(refusal(vec![9; 10]).contains("10 lengths for 11 tokens"));
+        assert!(refusal(vec![6; 11]).contains("beyond its position"), "a text of 6 has no seventh token");
     }
 
     #[test]

@@ -6,21 +6,14 @@ use super::vector::{for_lanes, vector_kernel};
 use crate::ops::{RopePairs, RopeTable};
 use crate::{Element, ViewMut, with_element};
 
-pub(crate) fn rope(
-    cpu: &Cpu,
-    x: ViewMut,
-    head_dim: usize,
-    positions: &[u32],
-    table: &RopeTable,
-    inverse: bool,
-) {
+pub(crate) fn rope(cpu: &Cpu, x: ViewMut, head_dim: usize, rows: &[u32], table: &RopeTable, inverse: bool) {
     let half = table.rotary() / 2;
     let sign = if inverse { -1.0 } else { 1.0 };
-    let shape = (positions.len(), x.cols());
+    let shape = (rows.len(), x.cols());
     with_element!(x.dtype(), E => {
         let x = RowsMut::<E>::new(x);
         cpu.for_rows(shape, |t| {
-            let start = positions[t] as usize * half;
+            let start = rows[t] as usize * half;
             let (cos, sin) = (&table.cos()[start..start + half], &table.sin()[start..start + half]);
             // SAFETY: row `t` belongs to this call alone; a head is no shorter than its rotated
             // part.

@@ -18,8 +18,8 @@ pub enum RopePairs {
     Interleaved,
 }
 
-/// Cosines and sines by position. RoPE scaling (linear, llama3, yarn, …) is applied when the table is
-/// created.
+/// Cosines and sines, a row for each position. RoPE scaling (linear, llama3, yarn, …) is applied when
+/// the table is created. Where frequencies depend on the text, the rows are of several sets of them.
 #[derive(Clone, Debug)]
 pub struct RopeTable {
     cos: Vec<f32>,
@@ -32,11 +32,19 @@ pub struct RopeTable {
 
 impl RopeTable {
     /// Creates a table for `positions` positions from inverse frequencies (one per rotated pair).
-    /// As in transformers, angle = position · frequency in f32.
     pub fn new(inverse_frequencies: &[f32], positions: usize) -> Self {
-        let angles = (0..positions).flat_map(|p| inverse_frequencies.iter().map(move |f| p as f32 * f));
+        let rows = (0..positions as u32).map(|position| (position, inverse_frequencies));
+        Self::from_rows(2 * inverse_frequencies.len(), rows)
+    }
+
+    /// Creates a table for heads with `rotary` rotated dimensions from the position and the inverse
+    /// frequencies of each row. As in transformers, angle = position · frequency in f32.
+    pub fn from_rows<'f>(rotary: usize, rows: impl IntoIterator<Item = (u32, &'f [f32])>) -> Self {
+        let angles = rows.into_iter().flat_map(|(position, inverse_frequencies)| {
+            debug_assert_eq!(2 * inverse_frequencies.len(), rotary, "a frequency for each pair");
+            inverse_frequencies.iter().map(move |frequency| position as f32 * frequency)
+        });
         let (sin, cos) = angles.map(f32::sin_cos).unzip();
-        let rotary = 2 * inverse_frequencies.len();
         Self { cos, sin, rotary, pairs: RopePairs::Halves, name: next_name() }
     }
 
@@ -46,26 +54,26 @@ impl RopeTable {
         Self { pairs, ..self }
     }
 
-    /// Multiplies cosines and sines of each position by `factor(position)`: the rotated dimensions are
-    /// scaled (yarn's and longrope's attention factor, Llama 4's scale of queries).
+    /// Multiplies cosines and sines of each row by `factor(row)`: the rotated dimensions are scaled
+    /// (yarn's and longrope's attention factor, Llama 4's scale of queries).
     #[must_use]
     pub fn scaled(mut self, factor: impl Fn(usize) -> f32) -> Self {
         let half = (self.rotary / 2).max(1);
         for angles in [&mut self.cos, &mut self.sin] {
-            for (position, row) in angles.chunks_mut(half).enumerate() {
-                let factor = factor(position);
+            for (index, row) in angles.chunks_mut(half).enumerate() {
+                let factor = factor(index);
                 row.iter_mut().for_each(|value| *value *= factor);
             }
         }
         Self { name: next_name(), ..self }
     }
 
-    /// Returns the table `[positions, rotary/2]`.
+    /// Returns the table `[rows, rotary/2]`.
     pub fn cos(&self) -> &[f32] {
         &self.cos
     }
 
-    /// Returns the table `[positions, rotary/2]`.
+    /// Returns the table `[rows, rotary/2]`.
     pub fn sin(&self) -> &[f32] {
         &self.sin
     }
@@ -80,8 +88,8 @@ impl RopeTable {
         self.pairs
     }
 
-    /// Returns the number of positions in the table.
-    pub fn positions(&self) -> usize {
+    /// Returns the number of rows: positions, or rows of [`RopeTable::from_rows`].
+    pub fn rows(&self) -> usize {
         self.cos.len() / (self.rotary / 2).max(1)
     }
 
@@ -98,12 +106,13 @@ fn next_name() -> u64 {
 }
 
 /// Rotates `x` `[T, heads·head_dim]` in place; [`RopePairs`] says which dimensions of a head rotate
-/// together. `inverse` rotates back, for backward. A position beyond the table is an error.
+/// together. `rows` has the table's row of each token: its position, where the table is of positions.
+/// `inverse` rotates back, for backward. A row beyond the table is an error.
 pub fn rope(
     device: &Device,
     x: ViewMut,
     head_dim: usize,
-    positions: &[u32],
+    rows: &[u32],
     table: &RopeTable,
     inverse: bool,
 ) -> Result<()> {
@@ -118,18 +127,18 @@ pub fn rope(
             ),
         ));
     }
-    check::shape(OP, "x", &x, positions.len(), x.cols())?;
-    if let Some(&position) = positions.iter().max()
-        && position as usize >= table.positions()
+    check::shape(OP, "x", &x, rows.len(), x.cols())?;
+    if let Some(&row) = rows.iter().max()
+        && row as usize >= table.rows()
     {
         return Err(KernelError::invalid(
             OP,
-            format!("position {position} is beyond the table's {} positions", table.positions()),
+            format!("row {row} is beyond the table's {} rows", table.rows()),
         ));
     }
     let work = check::work(OP, &x, 3.0 * x.len() as f64, check::bytes(&[&x, &x]));
     launch!(device, work, {
-        cpu => kernel::rope(cpu, x, head_dim, positions, table, inverse),
-        cuda => cuda::rope::rope(cuda, x, head_dim, positions, table, inverse)
+        cpu => kernel::rope(cpu, x, head_dim, rows, table, inverse),
+        cuda => cuda::rope::rope(cuda, x, head_dim, rows, table, inverse)
     })
 }

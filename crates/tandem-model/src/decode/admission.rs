@@ -40,7 +40,7 @@ impl Generator<'_> {
     }
 
     /// Returns the largest number of tokens of a completion.
-    fn limit(&self, request: &Request) -> usize {
+    pub(super) fn limit(&self, request: &Request) -> usize {
         request.max_new_tokens.min(self.models.positions() - request.prompt.len())
     }
 

@@ -7,8 +7,19 @@ use tandem_kernels::{After, Forest, Run, Runs, Segment};
 
 use crate::Result;
 
+/// Prompt that is new to the cache.
+pub(super) struct NewPrompt<'r> {
+    pub(super) prompt: &'r [u32],
+    /// Tokens that prompt and completion may have.
+    pub(super) length: u32,
+    /// First cache row.
+    pub(super) row: u32,
+    /// Slot of the state after it, if texts have slots.
+    pub(super) keep: Option<u32>,
+}
+
 pub(super) struct Prompts {
-    /// One segment per prompt.
+    /// One segment per prompt, of texts as long as the requests allow.
     pub(super) forest: Forest,
     /// First cache row of each prompt.
     pub(super) rows: Vec<u32>,
@@ -19,20 +30,22 @@ pub(super) struct Prompts {
 }
 
 impl Prompts {
-    /// Packs prompts, each with its first cache row and its slot, if texts have slots.
-    pub(super) fn new<'r>(prompts: impl Iterator<Item = (&'r [u32], u32, Option<u32>)>) -> Result<Self> {
-        let (mut tokens, mut segments) = (Vec::new(), Vec::new());
+    /// Packs prompts.
+    pub(super) fn new<'r>(prompts: impl Iterator<Item = NewPrompt<'r>>) -> Result<Self> {
+        let (mut tokens, mut segments, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
         let (mut rows, mut last, mut runs) = (Vec::new(), Vec::new(), Vec::new());
-        for (prompt, row, keep) in prompts {
+        for NewPrompt { prompt, length, row, keep } in prompts {
             let start = tokens.len() as u32;
             tokens.extend_from_slice(prompt);
+            lengths.resize(tokens.len(), length);
             let end = tokens.len() as u32;
             segments.push(Segment { range: start..end, parent: None, first_position: 0 });
             runs.push(Run { rows: start..end, after: After::Nothing, keep });
             rows.push(row);
             last.push(end - 1);
         }
-        let (forest, runs) = (Forest::new(tokens, segments, Vec::new(), 0)?, Runs::new(runs)?);
+        let forest = Forest::new(tokens, segments, Vec::new(), 0)?.with_lengths(lengths)?;
+        let runs = Runs::new(runs)?;
         Ok(Self { forest, rows, runs, last })
     }
 }
@@ -41,6 +54,8 @@ impl Prompts {
 pub(super) struct NextTokens {
     pub(super) tokens: Vec<u32>,
     pub(super) positions: Vec<u32>,
+    /// Tokens that each token's prompt and completion may have.
+    pub(super) lengths: Vec<u32>,
     /// Cache row of each token.
     pub(super) rows: Vec<u32>,
     /// Cache rows that each token attends to: its prompt, and its completion up to itself.
@@ -53,21 +68,30 @@ impl NextTokens {
     /// Makes an empty batch.
     pub(super) fn new() -> Self {
         let visible = Visible { offsets: vec![0], ranges: Vec::new() };
-        Self { tokens: Vec::new(), positions: Vec::new(), rows: Vec::new(), visible, slots: Vec::new() }
+        Self {
+            tokens: Vec::new(),
+            positions: Vec::new(),
+            lengths: Vec::new(),
+            rows: Vec::new(),
+            visible,
+            slots: Vec::new(),
+        }
     }
 
-    /// Adds the last token of a completion; `prompt` and `text` are its cache rows, `slots` those that it
-    /// continues and is kept in.
+    /// Adds the last token of a completion; `prompt` and `text` are its cache rows, `limit` the most tokens
+    /// of the completion, `slots` those that it continues and is kept in.
     pub(super) fn push(
         &mut self,
         token: u32,
         prompt: &Range<u32>,
         text: Range<u32>,
+        limit: usize,
         slots: Option<(u32, u32)>,
     ) {
         self.slots.extend(slots);
         self.tokens.push(token);
         self.positions.push((prompt.len() + text.len()) as u32 - 1);
+        self.lengths.push((prompt.len() + limit) as u32);
         self.rows.push(text.end - 1);
         self.visible.ranges.extend([prompt.clone(), text]);
         self.visible.offsets.push(self.visible.ranges.len() as u32);

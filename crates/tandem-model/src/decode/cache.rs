@@ -9,6 +9,7 @@ use super::batch::{NextTokens, Prompts};
 use crate::Result;
 use crate::decoder::Decoder;
 use crate::layers::{AttentionKernel, Heads, Recurrence};
+use crate::spec::TokenPlaces;
 
 /// Memory of every block.
 pub(super) struct Cache {
@@ -89,8 +90,8 @@ pub(super) struct Prefill<'a> {
 }
 
 impl AttentionKernel for Prefill<'_> {
-    fn positions(&self) -> &[u32] {
-        &self.prompts.forest.positions
+    fn places(&self) -> TokenPlaces<'_> {
+        TokenPlaces::of_forest(&self.prompts.forest)
     }
 
     fn attend(&mut self, layer: usize, heads: Heads) -> Result<()> {
@@ -115,8 +116,8 @@ pub(super) struct Step<'a> {
 }
 
 impl AttentionKernel for Step<'_> {
-    fn positions(&self) -> &[u32] {
-        &self.next.positions
+    fn places(&self) -> TokenPlaces<'_> {
+        TokenPlaces { positions: &self.next.positions, lengths: &self.next.lengths }
     }
 
     fn attend(&mut self, layer: usize, heads: Heads) -> Result<()> {

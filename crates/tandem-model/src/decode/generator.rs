@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use tandem_kernels::ops::{HeadScores, Targets};
 use tandem_kernels::{DType, Device, MemoryKind, Tensor, ops};
 
-use super::batch::{NextTokens, Prompts};
+use super::batch::{NewPrompt, NextTokens, Prompts};
 use super::cache::CacheSize;
 use super::models::Models;
 use super::rows::Rows;
@@ -295,7 +295,9 @@ impl<'a> Generator<'a> {
     fn prefill(&mut self, sources: &mut dyn Sources, new_prompts: &[usize]) -> Result<()> {
         let prompts = Prompts::new(new_prompts.iter().map(|number| {
             let open = &self.requests[number];
-            (&open.request.prompt[..], open.cached().rows.start, open.cached().slot)
+            let (prompt, cached) = (&open.request.prompt[..], open.cached());
+            let length = (prompt.len() + self.limit(&open.request)) as u32;
+            NewPrompt { prompt, length, row: cached.rows.start, keep: cached.slot }
         }))?;
         let logits = self.models.each(sources, |model, weights| {
             let logits = model.prefill(weights, &prompts)?;
@@ -340,7 +342,7 @@ impl<'a> Generator<'a> {
             let prompt = self.requests[&text.request].cached();
             // The first step continues the prompt.
             let from = if text.tokens.len() == 1 { prompt.slot } else { text.slot };
-            next.push(token, &prompt.rows, own, from.zip(text.slot));
+            next.push(token, &prompt.rows, own, text.limit, from.zip(text.slot));
         }
         next
     }

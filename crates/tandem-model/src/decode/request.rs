@@ -14,7 +14,8 @@ pub struct Request {
     pub num_answers: usize,
     /// Sampling options.
     pub sampling: Sampling,
-    /// Largest number of tokens of a completion, its end token included.
+    /// Largest number of tokens of a completion, its end token included. A rotary embedding that
+    /// depends on a text's length takes the prompt's with as many new tokens, also if it ends before.
     pub max_new_tokens: usize,
     /// Tokens that end a completion, and stay in it. Usually the spec's `eos_token_ids`.
     pub stop: Vec<u32>,

@@ -11,13 +11,13 @@ use super::low_rank::LoraIntermediate;
 use super::rows::SomeRows;
 use crate::Result;
 use crate::layout::ParamKind;
-use crate::spec::{AttentionSpec, NormKind, QkNorm};
+use crate::spec::{AttentionSpec, NormKind, QkNorm, Rotation, TokenPlaces};
 use crate::weights::{LayerGradients, LayerWeights};
 
 /// Attention over the forest itself, or over a key/value cache.
 pub(crate) trait AttentionKernel {
-    /// Returns the position of each row.
-    fn positions(&self) -> &[u32];
+    /// Returns the place of each row in its text.
+    fn places(&self) -> TokenPlaces<'_>;
 
     /// Computes the attention of block `layer`.
     fn attend(&mut self, layer: usize, heads: Heads) -> Result<()>;
@@ -56,8 +56,8 @@ pub(crate) struct ForestAttention<'a> {
 }
 
 impl AttentionKernel for ForestAttention<'_> {
-    fn positions(&self) -> &[u32] {
-        &self.forest.positions
+    fn places(&self) -> TokenPlaces<'_> {
+        TokenPlaces::of_forest(self.forest)
     }
 
     fn attend(&mut self, _: usize, heads: Heads) -> Result<()> {
@@ -145,7 +145,7 @@ pub(super) fn forward(
     let (mut qkv, reduced) = walk.linear(weights, ParamKind::QkvWeight, ParamKind::QkvBias, input)?;
     let rotates_first = spec.qk_norm == Some(QkNorm::PerHeadRotated);
     if rotates_first {
-        rotate(walk, layer, qkv.view_mut(), attend.positions(), false)?;
+        rotate(walk, layer, qkv.view_mut(), attend.places(), false)?;
     }
     let mut normed = match spec.qk_norm {
         Some(kind) => Some(norm_heads(walk, weights, kind, qkv.view())?),
@@ -153,7 +153,7 @@ pub(super) fn forward(
     };
     if !rotates_first {
         let qk = normed.as_mut().map_or_else(|| qkv.view_mut(), |(qk, _)| qk.view_mut());
-        rotate(walk, layer, qk, attend.positions(), false)?;
+        rotate(walk, layer, qk, attend.places(), false)?;
     }
     let mut output = walk.alloc(input.extent(), spec.query_width(), walk.dtype)?;
     let mut log_sum_exp = walk.alloc(input.extent(), spec.heads, DType::F32)?;
@@ -240,7 +240,7 @@ pub(super) fn backward(
     let rotates_first = spec.qk_norm == Some(QkNorm::PerHeadRotated);
     if !rotates_first {
         let rotated = d_qk.as_mut().map_or_else(|| d_qkv.view_mut(), Tensor::view_mut);
-        rotate(walk, layer, rotated, &forest.positions, true)?;
+        rotate(walk, layer, rotated, TokenPlaces::of_forest(forest), true)?;
     }
     if let Some(((normed, inverse_rms), kind)) = normed.zip(spec.qk_norm) {
         drop(normed);
@@ -248,7 +248,7 @@ pub(super) fn backward(
         norm_heads_backward(walk, weights, kind, qkv.view(), inverse, d_qk.as_ref(), &mut d_qkv, gradients)?;
     }
     if rotates_first {
-        rotate(walk, layer, d_qkv.view_mut(), &forest.positions, true)?;
+        rotate(walk, layer, d_qkv.view_mut(), TokenPlaces::of_forest(forest), true)?;
     }
     drop(qkv);
     let (weight, bias) = (ParamKind::QkvWeight, ParamKind::QkvBias);
@@ -259,19 +259,20 @@ pub(super) fn backward(
 
 /// Rotates the queries and keys of a block, the first columns of `qk`, in place; `inverse` rotates
 /// their gradient back.
-fn rotate(walk: &LayerExecutor, layer: usize, qk: ViewMut, positions: &[u32], inverse: bool) -> Result<()> {
+fn rotate(walk: &LayerExecutor, layer: usize, qk: ViewMut, places: TokenPlaces, inverse: bool) -> Result<()> {
     let spec = &walk.decoder.spec().attention;
     let Some(rope) = walk.decoder.rope(layer) else { return Ok(()) };
+    let Rotation { tables, rows } = rope.rotation(places);
     let [queries, keys, _] = {
         let rest = qk.cols() - spec.query_width() - spec.kv_width();
-        match rope.keys {
+        match tables.keys {
             None => qk.split_cols([spec.query_width() + spec.kv_width(), 0, rest]),
             Some(_) => qk.split_cols([spec.query_width(), spec.kv_width(), rest]),
         }
     };
-    ops::rope(walk.device, queries, spec.head_dim, positions, &rope.queries, inverse)?;
-    if let Some(table) = &rope.keys {
-        ops::rope(walk.device, keys, spec.head_dim, positions, table, inverse)?;
+    ops::rope(walk.device, queries, spec.head_dim, &rows, &tables.queries, inverse)?;
+    if let Some(table) = &tables.keys {
+        ops::rope(walk.device, keys, spec.head_dim, &rows, table, inverse)?;
     }
     Ok(())
 }

@@ -12,6 +12,7 @@ use crate::layout::ParamKind;
 use crate::weights::{LayerGradients, LayerWeights};
 
 /// Tensors that backward reads.
+#[expect(clippy::large_enum_variant, reason = "a box would be an allocation in every block")]
 pub(super) enum Mixed {
     Attention(Attended),
     Linear(Recurred),

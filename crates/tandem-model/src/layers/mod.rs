@@ -145,7 +145,7 @@ impl LayerExecutor<'_> {
         self.check_split()?;
         weights.prefetch(LayerId::Embedding)?;
         weights.prefetch(LayerId::Block(0))?;
-        let x = self.embed(weights, tokens, attend.positions(), both)?;
+        let x = self.embed(weights, tokens, attend.places().positions, both)?;
         self.blocks_from(weights, x, tokens.len(), attend, keep, rows)
     }
 

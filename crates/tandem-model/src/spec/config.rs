@@ -549,6 +549,7 @@ impl RotaryTable<'_> {
             self.number_or_older("partial_rotary_factor", &["partial_rotary_factor", "rotary_pct"])?;
         let fraction = match (keys.fraction, given) {
             (Some(default), given) => given.unwrap_or(default),
+            (None, given) if kind == "proportional" => given.unwrap_or(1.0),
             // transformers 5 rotates whole heads of the default kind, and fails with the others.
             (None, Some(given)) if kind != "default" && given != 1.0 => {
                 return Err(self.config.error(format!(
@@ -557,7 +558,9 @@ impl RotaryTable<'_> {
             }
             (None, _) => 1.0,
         };
-        let dims = (head_dim as f64 * fraction) as usize;
+        let part = (head_dim as f64 * fraction) as usize;
+        // Its pairs are those of the whole head.
+        let dims = if kind == "proportional" && part <= head_dim { head_dim } else { part };
         if dims == 0 || !dims.is_multiple_of(2) || dims > head_dim {
             return Err(self
                 .config
@@ -571,18 +574,23 @@ impl RotaryTable<'_> {
             let width = head_dim as f64;
             return Ok(RotarySpec::plain(theta * alpha.powf(width / (width - 2.0)), dims));
         }
-        let scaling = self.scaling(kind, dims)?;
+        let scaling = self.scaling(kind, part)?;
         Ok(RotarySpec { scaling, ..RotarySpec::plain(theta, dims) })
     }
 
+    /// Returns the scaling of a kind, of which `dims` dimensions rotate.
     fn scaling(&self, kind: &str, dims: usize) -> Result<RotaryScaling> {
         let max_positions = || self.config.count("max_position_embeddings");
         Ok(match kind {
             "default" => RotaryScaling::Default,
             "linear" => RotaryScaling::Linear { factor: self.required("factor")? },
             "dynamic" => {
-                self.required("factor")?;
-                RotaryScaling::Dynamic { max_positions: max_positions()? }
+                if dims == 2 {
+                    return Err(self
+                        .config
+                        .error("rope_type \"dynamic\" needs more than 2 rotary dimensions"));
+                }
+                RotaryScaling::Dynamic { factor: self.required("factor")?, max_positions: max_positions()? }
             }
             "llama3" => RotaryScaling::Llama3 {
                 factor: self.required("factor")?,
@@ -631,10 +639,14 @@ impl RotaryTable<'_> {
                     attention_factor,
                 }
             }
+            "proportional" => RotaryScaling::Proportional {
+                factor: self.number("factor")?.unwrap_or(1.0),
+                turning: dims / 2,
+            },
             other => {
                 return Err(self.config.error(format!(
                     "rope_type is \"{other}\", which is not supported; known: default, linear, dynamic, llama3, \
-                     yarn, longrope"
+                     yarn, longrope, proportional"
                 )));
             }
         })

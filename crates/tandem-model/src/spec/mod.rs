@@ -1,13 +1,14 @@
 //! Parts of a decoder.
 
 mod config;
+mod rope;
 mod rotary;
 
 use tandem_kernels::ops::{Activation, AttentionShape, DeltaShape, HeadShape};
 
 pub use config::Config;
 pub(crate) use config::RotaryKeys;
-pub(crate) use rotary::Rope;
+pub(crate) use rope::{Rope, Rotation, TokenPlaces};
 pub use rotary::{QueryScale, RotaryScaling, RotarySpec};
 
 /// Causal decoder, described by its parts. [`crate::families`] makes one from a `config.json`.

@@ -3,7 +3,7 @@
 
 use std::f64::consts::PI;
 
-use tandem_kernels::ops::{RopePairs, RopeTable};
+use tandem_kernels::ops::RopePairs;
 
 /// Rotary embedding of a layer.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,9 +39,10 @@ pub enum RotaryScaling {
         /// Divisor.
         factor: f64,
     },
-    /// NTK-aware scaling by the length of each text. Up to `max_positions` it changes nothing, and no
-    /// longer text is taken.
+    /// NTK-aware scaling: a text of more than `max_positions` tokens has the base of its length.
     Dynamic {
+        /// Growth of the base.
+        factor: f64,
         /// `max_position_embeddings`.
         max_positions: usize,
     },
@@ -83,15 +84,13 @@ pub enum RotaryScaling {
         /// Factor on cosines and sines.
         attention_factor: f64,
     },
-}
-
-/// Rotary tables of a layer.
-#[derive(Clone, Debug)]
-pub(crate) struct Rope {
-    /// Table of the queries, and of the keys unless they have their own.
-    pub(crate) queries: RopeTable,
-    /// Table of the keys, if queries are scaled by position.
-    pub(crate) keys: Option<RopeTable>,
+    /// Divides all frequencies by `factor`; pairs beyond the first `turning` do not rotate.
+    Proportional {
+        /// Divisor.
+        factor: f64,
+        /// Rotated pairs.
+        turning: usize,
+    },
 }
 
 impl RotarySpec {
@@ -100,31 +99,22 @@ impl RotarySpec {
         Self { theta, dims, pairs: RopePairs::Halves, scaling: RotaryScaling::Default, query_scale: None }
     }
 
-    /// Returns the radians per position of each rotated pair `[dims/2]`, fastest first, of a model for
-    /// texts of up to `positions` tokens. They are rounded to f32 where transformers rounds: angles at
-    /// far positions magnify a last bit.
-    pub fn inverse_frequencies(&self, positions: usize) -> Vec<f32> {
+    /// Returns the radians per position of each rotated pair `[dims/2]`, fastest first, in a text of
+    /// `length` tokens. They are rounded to f32 where transformers rounds: angles at far positions
+    /// magnify a last bit.
+    pub fn inverse_frequencies(&self, length: usize) -> Vec<f32> {
+        let base = self.scaling.base(self, length);
         let exponents = (0..self.dims).step_by(2).map(|i| i as f32 / self.dims as f32);
-        let waves: Vec<f32> = exponents.map(|e| self.theta.powf(f64::from(e)) as f32).collect();
-        self.scaling.apply(self, &waves, positions)
+        let waves: Vec<f32> = exponents.map(|e| base.powf(f64::from(e)) as f32).collect();
+        self.scaling.apply(self, &waves, length)
     }
+}
 
-    /// Makes the tables of a model for texts of up to `positions` tokens.
-    pub(crate) fn tables(&self, positions: usize) -> Rope {
-        let table = RopeTable::new(&self.inverse_frequencies(positions), positions).with_pairs(self.pairs);
-        let attention_factor = self.scaling.attention_factor() as f32;
-        let table = if attention_factor == 1.0 { table } else { table.scaled(|_| attention_factor) };
-        let scale = self.query_scale.filter(|scale| positions as f64 > scale.original_positions);
-        match scale {
-            None => Rope { queries: table, keys: None },
-            Some(QueryScale { beta, original_positions }) => {
-                let factor = |position: usize| {
-                    let times = (position as f64 / original_positions).floor();
-                    (1.0 + beta * times.ln_1p()) as f32
-                };
-                Rope { queries: table.clone().scaled(factor), keys: Some(table) }
-            }
-        }
+impl QueryScale {
+    /// Returns the factor on the query at a position.
+    pub(crate) fn factor(&self, position: u32) -> f32 {
+        let times = (f64::from(position) / self.original_positions).floor();
+        (1.0 + self.beta * times.ln_1p()) as f32
     }
 }
 
@@ -137,8 +127,31 @@ impl RotaryScaling {
         }
     }
 
+    /// Returns the length up to which texts rotate alike, if longer ones rotate otherwise.
+    pub fn same_up_to(&self) -> Option<usize> {
+        match self {
+            Self::Long { original_positions, .. } => Some(*original_positions),
+            Self::Dynamic { max_positions, .. } => Some(*max_positions),
+            _ => None,
+        }
+    }
+
+    /// Returns the base of the frequencies in a text of `length` tokens.
+    fn base(&self, spec: &RotarySpec, length: usize) -> f64 {
+        match self {
+            // transformers has the length in a tensor, so what follows from it is rounded to f32.
+            Self::Dynamic { factor, max_positions } if length > *max_positions => {
+                let times = (*factor * length as f64) as f32 / *max_positions as f32 - (factor - 1.0) as f32;
+                let exponent = (spec.dims as f64 / (spec.dims as f64 - 2.0)) as f32;
+                let stretch = f64::from(times).powf(f64::from(exponent)) as f32;
+                f64::from(spec.theta as f32 * stretch)
+            }
+            _ => spec.theta,
+        }
+    }
+
     /// Turns `waves` `[dims/2]`, positions per radian, into scaled frequencies.
-    fn apply(&self, spec: &RotarySpec, waves: &[f32], positions: usize) -> Vec<f32> {
+    fn apply(&self, spec: &RotarySpec, waves: &[f32], length: usize) -> Vec<f32> {
         let plain = waves.iter().map(|wave| 1.0 / wave);
         match self {
             Self::Default | Self::Dynamic { .. } => plain.collect(),
@@ -164,8 +177,12 @@ impl RotaryScaling {
                 scaled.collect()
             }
             Self::Long { short, long, original_positions, .. } => {
-                let divisors = if positions > *original_positions { long } else { short };
+                let divisors = if length > *original_positions { long } else { short };
                 divisors.iter().zip(waves).map(|(divisor, wave)| 1.0 / (*divisor as f32 * wave)).collect()
+            }
+            Self::Proportional { factor, turning } => {
+                let turn = |(pair, f): (usize, f32)| if pair < *turning { f / *factor as f32 } else { 0.0 };
+                plain.enumerate().map(turn).collect()
             }
         }
     }
@@ -212,6 +229,23 @@ mod tests {
         let between = std::f32::consts::TAU / 32.0;
         let expected = between * (2.0 / 3.0 / 8.0 + 1.0 / 3.0);
         assert!((scaling.llama3(between) / expected - 1.0).abs() < 1e-6, "f32 rounding only");
+    }
+
+    #[test]
+    fn dynamic_stretches_the_base_with_the_length_beyond_the_models() {
+        let scaling = RotaryScaling::Dynamic { factor: 2.0, max_positions: 16 };
+        let spec = RotarySpec { scaling, ..RotarySpec::plain(10_000.0, 4) };
+        assert_eq!(spec.inverse_frequencies(16), [1.0, 0.01]);
+        // Times 2 · 24 / 16 − 1 = 2, to the power 4 / (4 − 2): the base is 40,000.
+        assert_eq!(spec.inverse_frequencies(24), [1.0, 0.005]);
+        assert!(spec.inverse_frequencies(25)[1] < 0.005);
+    }
+
+    #[test]
+    fn proportional_turns_the_first_pairs_alone_with_the_exponents_of_whole_heads() {
+        let scaling = RotaryScaling::Proportional { factor: 2.0, turning: 2 };
+        let spec = RotarySpec { scaling, ..RotarySpec::plain(10_000.0, 8) };
+        assert_eq!(spec.inverse_frequencies(1), [0.5, 0.05, 0.0, 0.0]);
     }
 
     #[test]

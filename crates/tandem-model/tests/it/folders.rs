@@ -311,7 +311,7 @@ fn what_a_config_may_not_ask_for_is_refused_with_a_sentence() {
             "llama",
             "rope_parameters",
             json!({"rope_type": "spiral", "factor": 2.0}),
-            "rope_type is \"spiral\", which is not supported; known: default, linear, dynamic, llama3, yarn, longrope",
+            "rope_type is \"spiral\", which is not supported; known: default, linear, dynamic, llama3, yarn, longrope, proportional",
         ),
         (
             "llama",

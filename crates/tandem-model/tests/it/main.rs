@@ -9,6 +9,7 @@ mod models_page;
 mod peft;
 mod quantised;
 mod rewards;
+mod rotary;
 mod split;
 mod stages;
 mod support;

@@ -17,6 +17,7 @@ fn rotary(spec: &DecoderSpec) -> Vec<&'static str> {
         RotaryScaling::Llama3 { .. } => "llama3",
         RotaryScaling::Yarn { .. } => "yarn",
         RotaryScaling::Long { .. } => "longrope",
+        RotaryScaling::Proportional { .. } => "proportional",
     };
     spec.rotary.iter().map(|r| r.as_ref().map_or("none", |r| name(&r.scaling))).collect()
 }

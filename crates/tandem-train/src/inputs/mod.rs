@@ -179,7 +179,9 @@ impl RunInputs {
     pub fn batcher(&self, config: &Config) -> MicroBatcher {
         let in_rounds = config.compute.sharded().meets_in_walk();
         let (size, pad) = (config.train.micro_batch, self.decoder.spec().head.pad());
-        MicroBatcher::new(recipe::for_method(config.method), size, config.data.share_prefix, in_rounds, pad)
+        let recipe = recipe::for_method(config.method);
+        MicroBatcher::new(recipe, size, config.data.share_prefix, in_rounds, pad)
+            .with_max_new_tokens(config.online.as_ref().map_or(0, |online| online.max_new_tokens))
     }
 
     /// The rows of this run's steps.

@@ -89,8 +89,10 @@ impl RewardModel {
                 return Err(TrainError::Mismatch { reason });
             }
         }
-        for group in groups.iter().filter(|group| !group.answers.is_empty()) {
-            self.builder.push_ends(group.prompt, group.answers, pad);
+        // A text is scored as alone: where its rotation depends on its length, others share none of it.
+        let at_once = if self.decoder.rotates_by_length() { 1 } else { usize::MAX };
+        for Answers { prompt, answers } in groups {
+            answers.chunks(at_once).for_each(|answers| self.builder.push_ends(prompt, answers, pad));
         }
         if self.builder.num_sequences() == 0 {
             return Ok(Vec::new());

@@ -107,6 +107,7 @@ pub struct MicroBatcher {
     share_prefix: bool,
     in_rounds: bool,
     pad: Option<u32>,
+    max_new_tokens: usize,
     builder: ForestBuilder,
 }
 
@@ -121,7 +122,14 @@ impl MicroBatcher {
         in_rounds: bool,
         pad: Option<u32>,
     ) -> Self {
-        Self { recipe, size, share_prefix, in_rounds, pad, builder: ForestBuilder::new(share_prefix) }
+        let builder = ForestBuilder::new(share_prefix);
+        Self { recipe, size, share_prefix, in_rounds, pad, max_new_tokens: 0, builder }
+    }
+
+    /// Sets the limit under which the responses of [`Rows::Ranked`] are generated.
+    #[must_use]
+    pub fn with_max_new_tokens(self, max_new_tokens: usize) -> Self {
+        Self { max_new_tokens, ..self }
     }
 
     /// The micro-batches of a batch, as ranges of its rows.
@@ -144,9 +152,10 @@ impl MicroBatcher {
                 self.recipe.add_row(cache, row, self.pad, &mut self.builder, &mut micro);
             }),
             Rows::Ranked(ranked) => {
-                let share_prefix = self.share_prefix;
-                let add =
-                    |&row: &u32| ranked[row as usize].add_to(share_prefix, &mut self.builder, &mut micro);
+                let (share_prefix, limit) = (self.share_prefix, self.max_new_tokens);
+                let add = |&row: &u32| {
+                    ranked[row as usize].add_to(share_prefix, limit, &mut self.builder, &mut micro);
+                };
                 rows.iter().for_each(add);
             }
         }
@@ -224,7 +233,29 @@ pub(crate) fn deal(tokens: &[usize], num_ranks: usize, in_rounds: bool) -> Vec<V
 
 #[cfg(test)]
 mod tests {
-    use super::deal;
+    use super::{MicroBatcher, Rows, deal};
+    use crate::config::{Method, MicroBatchSize};
+    use crate::recipe::{ScoredPrompt, for_method};
+
+    /// Rotary embeddings by length then rotate as in generation.
+    #[test]
+    fn generated_responses_have_the_length_that_generation_allowed() {
+        for share_prefix in [true, false] {
+            let size = MicroBatchSize::Rows(4);
+            let mut batcher = MicroBatcher::new(for_method(Method::Online), size, share_prefix, false, None)
+                .with_max_new_tokens(9);
+            let ranked = |prompt: &[u32]| ScoredPrompt {
+                prompt: prompt.to_vec(),
+                answers: vec![vec![4, 5], vec![6]],
+                pairs: vec![[0, 1]],
+                ..ScoredPrompt::default()
+            };
+            let rows = [ranked(&[1, 2, 3]), ranked(&[1])];
+            let forest = batcher.build(Rows::Ranked(&rows), &[0, 1]).unwrap().forest;
+            let [first, second] = if share_prefix { [6, 4] } else { [9, 5] };
+            assert_eq!(forest.lengths, [vec![12; first], vec![10; second]].concat());
+        }
+    }
 
     #[test]
     fn micro_batches_are_dealt_so_that_ranks_have_about_as_much_to_do() {

@@ -93,7 +93,7 @@ impl Recipe for Online {
     }
 
     fn add_assumed(&self, row: &AssumedRow, forest: &mut ForestBuilder) {
-        forest.push_answers(&row.prompt, &vec![&row.chosen[..]; row.num_responses]);
+        forest.push_answers(&row.prompt, &vec![&row.chosen[..]; row.num_responses], 0);
     }
 
     fn label_assumed(&self, config: &Config, _num_rows: usize, num_sequences: usize, micro: &mut MicroBatch) {
@@ -134,8 +134,15 @@ impl ScoredPrompt {
         RowCounts::for_answers(self.prompt.len(), &lengths, share_prefix)
     }
 
-    /// Adds the responses to a forest, and their labels to the micro-batch.
-    pub(super) fn add_to(&self, share_prefix: bool, forest: &mut ForestBuilder, micro: &mut MicroBatch) {
+    /// Adds the responses, generated under the limit `max_new_tokens`, to a forest, and their labels to the
+    /// micro-batch.
+    pub(super) fn add_to(
+        &self,
+        share_prefix: bool,
+        max_new_tokens: usize,
+        forest: &mut ForestBuilder,
+        micro: &mut MicroBatch,
+    ) {
         let first = forest.num_sequences() as u32;
         micro.pairs.extend(self.pairs.iter().map(|pair| pair.map(|answer| first + answer)));
         micro.explored.extend(self.explored.iter().map(|answer| first + answer));
@@ -143,6 +150,6 @@ impl ScoredPrompt {
         micro.answer_tokens.extend(self.answers.iter().map(|answer| answer.len() as u32));
         micro.sequence_tokens += self.counts(share_prefix).sequence_tokens;
         let answers: Vec<&[u32]> = self.answers.iter().map(Vec::as_slice).collect();
-        forest.push_answers(&self.prompt, &answers);
+        forest.push_answers(&self.prompt, &answers, max_new_tokens);
     }
 }

@@ -12,9 +12,9 @@ constexpr int THREADS = 256;
 template <int N> constexpr int HEADS = N == 8 ? 2 : 4;
 
 // Within each head, pair i is of elements i * step and i * step + gap; vectors of pairs need step 1. `table` has
-// the cosines of its positions, and after them as many sines.
+// the cosines of its rows, and after them as many sines; `token_row` has each token's row.
 template <int N, typename T>
-__device__ __forceinline__ void rope(T *x, size_t stride, const uint32_t *__restrict__ positions,
+__device__ __forceinline__ void rope(T *x, size_t stride, const uint32_t *__restrict__ token_row,
                                      const float *__restrict__ table, size_t table_rows, size_t rows, int heads,
                                      int head_dim, int half, int step, int gap, float sign) {
     const uint32_t vectors = half / N, per_row = (heads + HEADS<N> - 1) / HEADS<N> * vectors;
@@ -31,7 +31,7 @@ __device__ __forceinline__ void rope(T *x, size_t stride, const uint32_t *__rest
             highs[k] = fetch<N>(at + k * head_dim + gap);
         }
     }
-    const float *const angles = table + size_t(positions[row]) * half + i;
+    const float *const angles = table + size_t(token_row[row]) * half + i;
     float cos[N], sin[N];
     load_many(angles, cos);
     load_many(angles + table_rows * half, sin);
@@ -53,13 +53,13 @@ __device__ __forceinline__ void rope(T *x, size_t stride, const uint32_t *__rest
 } // namespace
 
 #define ROPE(name, T)                                                                                                   \
-    KERNEL_BOUNDS(name, THREADS, 3, T *x, long long stride, const uint32_t *positions, const float *table,              \
+    KERNEL_BOUNDS(name, THREADS, 3, T *x, long long stride, const uint32_t *token_row, const float *table,              \
                   long long table_rows, long long rows, int heads, int head_dim, int half, int step, int gap,           \
                   float sign, int wide) {                                                                               \
         if (wide)                                                                                                       \
-            rope<AT_ONCE<T>>(x, stride, positions, table, table_rows, rows, heads, head_dim, half, step, gap, sign);    \
+            rope<AT_ONCE<T>>(x, stride, token_row, table, table_rows, rows, heads, head_dim, half, step, gap, sign);    \
         else                                                                                                            \
-            rope<1>(x, stride, positions, table, table_rows, rows, heads, head_dim, half, step, gap, sign);             \
+            rope<1>(x, stride, token_row, table, table_rows, rows, heads, head_dim, half, step, gap, sign);             \
     }
 ROPE(rope_f32, float)
 ROPE(rope_bf16, bf16)

@@ -105,10 +105,32 @@ fn a_scaled_table_rotates_and_scales_by_position() {
     }
 }
 
+/// Texts that rotate by their length have rows of their own frequencies.
 #[test]
-fn a_position_beyond_the_table_is_refused() {
+fn a_row_rotates_by_its_own_frequencies() {
+    let sets = [1.0, 0.3].map(|factor| [1.0, 0.1, 0.01, 0.001].map(|frequency: f32| factor * frequency));
+    let places = [(7, 0), (0, 1), (40, 1), (40, 0), (3, 1)];
+    let rows = places.map(|(position, set)| (position, &sets[set][..]));
+    let (together, alone) = (RopeTable::from_rows(8, rows), sets.map(|set| RopeTable::new(&set, 50)));
+    for place in Place::all() {
+        let device = place.device(1, 1 << 28);
+        let x = Random(14).matrix(5, 16, DType::F32);
+        let mut found = x.tensor(&device, DType::F32);
+        ops::rope(&device, found.view_mut(), 8, &[0, 1, 2, 3, 4], &together, false).unwrap();
+        let mut expected = x.tensor(&device, DType::F32);
+        for (row, (position, set)) in places.into_iter().enumerate() {
+            let part = expected.view_mut().row_range(row..row + 1);
+            ops::rope(&device, part, 8, &[position], &alone[set], false).unwrap();
+        }
+        let [found, expected] = [found, expected].map(|y| Matrix::read(&device, y.view()));
+        assert_eq!(found, expected, "{place:?}");
+    }
+}
+
+#[test]
+fn a_row_beyond_the_table_is_refused() {
     let device = super::matrix::device(1);
     let mut x = Matrix::zeros(2, 8).tensor(&device, DType::F32);
     let error = ops::rope(&device, x.view_mut(), 8, &[3, 10], &table(8, 10), false).unwrap_err();
-    assert_eq!(error.to_string(), "rope: position 10 is beyond the table's 10 positions");
+    assert_eq!(error.to_string(), "rope: row 10 is beyond the table's 10 rows");
 }

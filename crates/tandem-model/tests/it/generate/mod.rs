@@ -75,9 +75,11 @@ fn check_greedy(name: &'static str, device: &Device) {
     assert_eq!(answers.len(), 3);
     for (prompt, answer) in prompts(&golden).into_iter().zip(answers) {
         assert_eq!((answer.tokens.len(), answer.finish), (8, Finish::Length), "{name}");
+        let length = prompt.len() as u32 + 8;
         let mut text = prompt;
         for token in answer.tokens {
-            let forest = Forest::sequence(text.clone()).unwrap();
+            let lengths = vec![length; text.len()];
+            let forest = Forest::sequence(text.clone()).and_then(|f| f.with_lengths(lengths)).unwrap();
             let mut source = ResidentWeights::new(decoder, &weights, None);
             let last = [text.len() as u32 - 1];
             let logits = walk.logits(&mut source, &forest, &last).unwrap();
@@ -265,6 +267,8 @@ fn training_log_probs(
     answers: &[Answer],
 ) -> Vec<f32> {
     let (mut tokens, mut segments, mut predictions) = (Vec::new(), Vec::<Segment>::new(), Vec::new());
+    // As long as the request allowed.
+    let mut lengths = Vec::new();
     for (prompt, answers) in prompts(golden).iter().zip(answers.chunks(3)) {
         let parent = segments.len() as u32;
         let start = tokens.len() as u32;
@@ -282,6 +286,7 @@ fn training_log_probs(
             let first_position = prompt.len() as u32;
             segments.push(Segment { range, parent: Some(parent), first_position });
         }
+        lengths.resize(tokens.len(), prompt.len() as u32 + 8);
     }
     // The head takes predictions by rows.
     let mut order: Vec<usize> = (0..predictions.len()).collect();
@@ -289,6 +294,7 @@ fn training_log_probs(
     let sorted = order.iter().map(|&i| predictions[i]).collect();
     let num_sequences = segments.len() as u32;
     let forest = Forest::new(tokens, segments, sorted, num_sequences).unwrap();
+    let forest = forest.with_lengths(lengths).unwrap();
     let walk = LayerExecutor::new(decoder, device, dtype, Checkpointing::None);
     let mut scores = HeadScores::default();
     walk.forward(source, &forest, &mut scores).unwrap();

@@ -247,9 +247,13 @@ impl Golden {
         (2..=kv_heads).filter(|&count| kv_heads.is_multiple_of(count)).collect()
     }
 
-    /// One answer after the prompt as a plain sequence, its tokens predicted.
+    /// One answer after the prompt as a plain sequence, its tokens predicted. It is as long as the pair,
+    /// whose log-probs and logits transformers computed.
     pub fn sequence(&self, answer: &[u32]) -> Forest {
-        let mut forest = Forest::sequence([&self.prompt[..], answer].concat()).unwrap();
+        let tokens = [&self.prompt[..], answer].concat();
+        let longest = answer.len().max(self.chosen.len()).max(self.rejected.len());
+        let lengths = vec![(self.prompt.len() + longest) as u32; tokens.len()];
+        let mut forest = Forest::sequence(tokens).and_then(|forest| forest.with_lengths(lengths)).unwrap();
         let first = self.prompt.len() as u32 - 1;
         forest.predictions.retain(|p| p.hidden_row >= first);
         forest

@@ -14,9 +14,8 @@ fn model(small: &Small) -> String {
 }
 
 /// Each place must end with the log and the weights of one rank.
-fn same_everywhere(small: &Small, own: &[&str], places: &[&[&str]]) {
-    let model = model(small);
-    let common = [&[model.as_str(), "compute.threads=1", "train.learning_rate=1e-3"][..], own].concat();
+pub fn same_everywhere(small: &Small, model: &str, own: &[&str], places: &[&[&str]]) {
+    let common = [&[model, "compute.threads=1", "train.learning_rate=1e-3"][..], own].concat();
     small.finish("one", RunDirPolicy::Overwrite, &common);
     let expected = (log(small, "one"), small.weights("one"));
     for place in places {
@@ -26,7 +25,7 @@ fn same_everywhere(small: &Small, own: &[&str], places: &[&[&str]]) {
     }
 }
 
-const PLACES: [&[&str]; 5] = [
+pub const PLACES: [&[&str]; 5] = [
     &["compute.devices=cpu:2", "compute.sharding=zero3"],
     &["compute.devices=cpu:4", "compute.sharding=zero2"],
     &["compute.devices=cpu:2", "compute.pipeline=2"],
@@ -42,12 +41,14 @@ fn full_training_and_adapters_end_with_the_same_bits() {
         &["adapter.rank=4", "reference.kind=base"],
         &["adapter.rank=4", "adapter.kind=dora", "reference.kind=base", "compute.format=nf4"],
     ] {
-        same_everywhere(&Small::new("dpo"), own, &PLACES);
+        let small = Small::new("dpo");
+        same_everywhere(&small, &model(&small), own, &PLACES);
     }
 }
 
 #[test]
 fn online_answers_and_weights_are_the_same_on_ranks() {
     let places = [&["compute.devices=cpu:2", "compute.sharding=zero3"][..], &["compute.devices=cpu:3"]];
-    same_everywhere(&Small::new("online"), &["train.batch_size=6"], &places);
+    let small = Small::new("online");
+    same_everywhere(&small, &model(&small), &["train.batch_size=6"], &places);
 }

@@ -20,6 +20,7 @@ mod profile;
 mod ranks;
 mod resume;
 mod reward;
+mod rotary;
 mod safety;
 mod server;
 mod server_sglang;
