@@ -18,7 +18,7 @@ pub(super) const FAMILY: Family = Family {
 fn read(config: &Config) -> Result<DecoderSpec> {
     config.refuse_flag("use_qk_norm")?;
     let mut spec = unrotated(config)?;
-    spec.rotate_all(&rotary(config, &spec, 10_000.0)?);
+    spec.rotate_all(&rotary(config, &spec, 500_000.0)?);
     Ok(spec)
 }
 

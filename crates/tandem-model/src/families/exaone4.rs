@@ -18,9 +18,13 @@ fn read(config: &Config) -> Result<DecoderSpec> {
     spec.residual = Residual::Sequential { norms: NormPlacement::After, scale: 1.0 };
     spec.attention.qk_norm = Some(QkNorm::PerHead);
     let window = config.sliding_window(Some(4096))?;
+    // Released folders have a word such as "LLLG" for the pattern, which only `layer_types` spells out.
+    let listed = config.has("layer_types");
     // Without a window every layer is full, and rotates.
-    let pattern =
-        if window.is_none() { 0 } else { config.count_or_zero("sliding_window_pattern")?.unwrap_or(4) };
+    let pattern = match window {
+        Some(_) if !listed => config.count_or_zero("sliding_window_pattern")?.unwrap_or(4),
+        _ => 0,
+    };
     let slides = |layer: usize| window.is_some() && !(layer + 1).is_multiple_of(pattern);
     let windows = config.windows(spec.num_layers, window, slides)?;
     let rotary = config.rotary(spec.attention.head_dim, RotaryKeys::whole(10_000.0))?;

@@ -12,6 +12,11 @@ pub(super) const FAMILY: Family =
 fn read(config: &Config) -> Result<DecoderSpec> {
     let mut spec = llama::descendant(config, Some(256))?;
     common(config, &mut spec, "hidden_act")?;
+    // Old folders of Gemma 1 say "gelu" and mean the tanh approximation, and transformers takes it so. In
+    // Gemma 2 and 3 the word means what it says.
+    if spec.mlp.activation == Activation::Gelu {
+        spec.mlp.activation = Activation::GeluTanh;
+    }
     Ok(spec)
 }
 
@@ -21,11 +26,6 @@ pub(super) fn common(config: &Config, spec: &mut DecoderSpec, activation: &str) 
     spec.norm.kind = NormKind::Rms { offset: 1.0 };
     spec.embedding.scale = (spec.hidden_size as f32).sqrt();
     spec.head.tied = config.flag("tie_word_embeddings", true)?;
-    // The official folders say "gelu" and mean the tanh approximation, as transformers takes it
-    // too.
-    spec.mlp.activation = match config.activation(activation, "gelu_pytorch_tanh")? {
-        Activation::Gelu => Activation::GeluTanh,
-        other => other,
-    };
+    spec.mlp.activation = config.activation(activation, "gelu_pytorch_tanh")?;
     attention_bias(config, spec)
 }

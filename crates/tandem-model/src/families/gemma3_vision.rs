@@ -27,6 +27,8 @@ fn read(config: &Config) -> Result<DecoderSpec> {
     let text = config.text_config()?.with_defaults(DEFAULTS);
     text.expect_word("model_type", &["gemma3_text"])?;
     let mut spec = gemma3::read(&text)?;
+    // The class of transformers puts no cap on its logits, whatever the text config says.
+    spec.head.shape.softcap = None;
     spec.head.tied = config.flag("tie_word_embeddings", true)?;
     Ok(spec)
 }

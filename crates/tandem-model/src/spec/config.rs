@@ -198,6 +198,11 @@ impl Config {
         list.map(Some).ok_or_else(|| self.expected(key, &format!("a list of {layers} times 0 or 1"), value))
     }
 
+    /// Returns whether the config has a key.
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.value(key).is_some()
+    }
+
     /// Returns whether the config has rotary parameters.
     pub fn has_rotary(&self) -> bool {
         self.value("rope_parameters").or_else(|| self.value("rope_scaling")).is_some()

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use crate::support::{Golden, all, bits, cpu, formula, goldens, tensor_shapes, tensors};
 use serde_json::{Map, Value, json};
+use tandem_kernels::ops::Activation;
 use tandem_kernels::{DType, MemoryKind};
 use tandem_model::save::SHARD_BYTES;
 use tandem_model::{Decoder, LayerId, ModelError, ModelFolder, ParamKind, Save, init, write_policy};
@@ -399,6 +400,64 @@ fn dropout_in_a_config_is_ignored() {
     let spec = golden.open().spec().clone();
     set(&golden, "resid_pdrop", json!(0.9));
     assert_eq!(golden.open().spec(), &spec);
+}
+
+/// Rewrites a key of the golden's inner text config.
+fn set_in_text(golden: &Golden, key: &str, value: Value) {
+    let path = golden.folder.path().join("config.json");
+    let config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let mut text = config["text_config"].clone();
+    text[key] = value;
+    set(golden, "text_config", text);
+}
+
+#[test]
+fn gelu_is_the_tanh_approximation_in_gemma_1_alone() {
+    for (name, key, expected) in [
+        ("gemma", "hidden_act", Activation::GeluTanh),
+        ("gemma2", "hidden_activation", Activation::Gelu),
+        ("gemma3", "hidden_activation", Activation::Gelu),
+    ] {
+        let golden = Golden::new(name);
+        set(&golden, key, json!("gelu"));
+        assert_eq!(golden.open().spec().mlp.activation, expected, "{name}");
+    }
+}
+
+#[test]
+fn a_cap_on_the_logits_has_no_effect_in_gemma_3_with_a_vision_tower() {
+    let golden = Golden::new("gemma3-vision");
+    set_in_text(&golden, "final_logit_softcapping", json!(3.0));
+    assert_eq!(golden.open().spec().head.shape.softcap, None);
+    let golden = Golden::new("gemma3");
+    set(&golden, "final_logit_softcapping", json!(3.0));
+    assert_eq!(golden.open().spec().head.shape.softcap, Some(3.0));
+}
+
+#[test]
+fn a_pattern_in_letters_is_passed_over_where_layer_types_are_listed() {
+    let golden = Golden::new("exaone4");
+    let layers = golden.open().spec().num_layers;
+    let mut types = vec!["sliding_attention"; layers];
+    types[layers - 1] = "full_attention";
+    set(&golden, "layer_types", json!(types));
+    set(&golden, "sliding_window_pattern", json!("LLLG"));
+    let windows = golden.open().spec().attention.windows.clone();
+    assert!(windows[..layers - 1].iter().all(Option::is_some) && windows[layers - 1].is_none());
+    set(&golden, "layer_types", Value::Null);
+    let message = open_error(golden.folder.path());
+    assert!(message.contains("sliding_window_pattern is \"LLLG\", expected"), "{message}");
+}
+
+#[test]
+fn absent_keys_have_the_defaults_of_their_class_in_transformers() {
+    let golden = Golden::new("cohere");
+    set(&golden, "rope_parameters", Value::Null);
+    set(&golden, "rope_theta", Value::Null);
+    assert_eq!(golden.open().spec().rotary[0].as_ref().unwrap().theta, 500_000.0);
+    let golden = Golden::new("qwen2-5-vl");
+    set_in_text(&golden, "rms_norm_eps", Value::Null);
+    assert_eq!(golden.open().spec().norm.eps, 1e-5);
 }
 
 #[test]
