@@ -328,14 +328,22 @@ pub struct HfTensor {
 const SCORER: &str = "ForSequenceClassification";
 
 /// Returns the first class in `architectures`, if the config has one.
-fn class_of(config: &Config) -> Option<&str> {
-    config.as_map().get("architectures")?.as_array()?.first()?.as_str()
+fn class_of(config: &Config) -> Result<Option<&str>> {
+    let classes = match config.as_map().get("architectures") {
+        None | Some(Value::Null) => return Ok(None),
+        Some(classes) => classes,
+    };
+    let wrong = || config.error(format!("architectures is {classes}, expected a list of class names"));
+    match classes.as_array().ok_or_else(wrong)?.first() {
+        None => Ok(None),
+        Some(class) => class.as_str().map(Some).ok_or_else(wrong),
+    }
 }
 
 /// Finds the family of a language model's config.
 pub fn family_of(config: &Config) -> Result<&'static Family> {
     let model_type = config.word("model_type", "")?;
-    let class = class_of(config);
+    let class = class_of(config)?;
     let found = FAMILIES.iter().find(|f| match class {
         // A classifier or a sequence-to-sequence head has the same model_type but is another model.
         Some(class) => f.architecture == class || (f.model_type == model_type && f.is_headless(class)),
@@ -355,7 +363,7 @@ pub fn family_of(config: &Config) -> Result<&'static Family> {
 /// # Errors
 /// If the classifier has more labels, or its architecture is none of [`FAMILIES`].
 pub(crate) fn scorer_family_of(config: &Config) -> Result<Option<&'static Family>> {
-    let Some(class) = class_of(config).filter(|class| class.ends_with(SCORER)) else { return Ok(None) };
+    let Some(class) = class_of(config)?.filter(|class| class.ends_with(SCORER)) else { return Ok(None) };
     let is_class = |f: &&Family| f.scorer_class().as_deref() == Some(class);
     let found = FAMILIES.iter().find(is_class).ok_or_else(|| {
         let known: Vec<_> = FAMILIES.iter().filter_map(Family::scorer_class).collect();

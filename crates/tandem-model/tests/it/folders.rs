@@ -305,6 +305,13 @@ fn what_a_config_may_not_ask_for_is_refused_with_a_sentence() {
         (
             "llama",
             "architectures",
+            json!("MixtralForCausalLM"),
+            "architectures is \"MixtralForCausalLM\", expected a list of class names",
+        ),
+        ("llama", "architectures", json!([3]), "architectures is [3], expected a list of class names"),
+        (
+            "llama",
+            "architectures",
             json!(["LlamaForSequenceClassification"]),
             "a classifier of 2 labels is no reward model",
         ),
