@@ -80,8 +80,8 @@ impl TokenFiles {
         self.tokenizer_config[name].as_bool()
     }
 
-    /// Returns ids under `name` in `generation_config.json`, else in `config.json`: one number or a
-    /// list.
+    /// Returns ids under `name` in `generation_config.json`, else in `config.json` or its text model's
+    /// part: one number or a list.
     pub(super) fn ids(&self, name: &str) -> Vec<u32> {
         let ids = |file: &Value| -> Vec<u32> {
             match &file[name] {
@@ -89,8 +89,9 @@ impl TokenFiles {
                 one => as_id(one).into_iter().collect(),
             }
         };
-        let generation = ids(&self.generation_config);
-        if generation.is_empty() { ids(&self.config) } else { generation }
+        // A vision–language model has its text model's configuration inside.
+        let places = [&self.generation_config, &self.config, &self.config["text_config"]];
+        places.into_iter().map(ids).find(|ids| !ids.is_empty()).unwrap_or_default()
     }
 }
 

@@ -21,6 +21,9 @@ fn special_tokens_come_from_all_the_files_that_name_them() {
     write("config.json", json!({"eos_token_id": 7, "pad_token_id": 3}));
     let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
     assert_eq!((tokenizer.pad_id(), tokenizer.eos_ids()), (Some(0), &[7, 2][..]));
+    // A vision–language model.
+    write("config.json", json!({"text_config": {"eos_token_id": [7, 6]}, "pad_token_id": 3}));
+    assert_eq!(Tokenizer::from_folder(folder.path()).unwrap().eos_ids(), [7, 6, 2]);
     // generation_config.json overrides config.json, special_tokens_map.json adds, tokens may be
     // objects.
     write("generation_config.json", json!({"eos_token_id": [5, 2]}));

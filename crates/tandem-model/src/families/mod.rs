@@ -45,6 +45,9 @@ use crate::spec::{
     Residual,
 };
 
+/// Largest number of parameters that is taken for meant: a few times that of the largest models.
+const MOST_PARAMETERS: f64 = 1e13;
+
 /// Every supported architecture.
 pub static FAMILIES: [Family; 31] = [
     llama::FAMILY,
@@ -111,7 +114,15 @@ pub struct Family {
 impl Family {
     /// Reads a config.
     pub fn spec(&self, config: &Config) -> Result<DecoderSpec> {
-        Ok(DecoderSpec { family: self.model_type, ..(self.read)(config)? })
+        let spec = DecoderSpec { family: self.model_type, ..(self.read)(config)? };
+        match spec.approximate_parameters() {
+            parameters if parameters <= MOST_PARAMETERS => Ok(spec),
+            parameters => Err(config.error(format!(
+                "its sizes give about {parameters:.1e} parameters, expected at most {MOST_PARAMETERS:.1e}: check the \
+                 widths (hidden_size, intermediate_size, num_attention_heads, head_dim), vocab_size and \
+                 num_hidden_layers"
+            ))),
+        }
     }
 
     /// Returns the HF modules that hold a part, in the order of its rows.

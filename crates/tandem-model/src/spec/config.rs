@@ -11,6 +11,16 @@ use crate::{ModelError, Result};
 /// Largest size that a config may name. Products of two sizes then fit 64 bits.
 const LARGEST_COUNT: u64 = i32::MAX as u64;
 
+/// Largest width, number of heads or vocabulary that a config may name.
+const LARGEST_WIDTH: u64 = 1 << 24;
+
+/// Returns the largest size that a config may name under `key`.
+fn largest(key: &str) -> u64 {
+    let ends = ["_size", "_dim", "_heads", "n_embd", "n_inner", "n_head"];
+    let is_width = ends.iter().any(|end| key.ends_with(end));
+    if is_width { LARGEST_WIDTH } else { LARGEST_COUNT }
+}
+
 /// Most blocks that a config may name. Lists by block are made before any weight is read.
 const MOST_LAYERS: usize = 16_384;
 
@@ -124,10 +134,8 @@ impl Config {
     pub fn count_if(&self, key: &str) -> Result<Option<usize>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         match value.as_u64() {
-            Some(n) if n > 0 && n <= LARGEST_COUNT => Ok(Some(n as usize)),
-            Some(n) if n > LARGEST_COUNT => {
-                Err(self.expected(key, &format!("at most {LARGEST_COUNT}"), value))
-            }
+            Some(n) if n > 0 && n <= largest(key) => Ok(Some(n as usize)),
+            Some(n) if n > 0 => Err(self.expected(key, &format!("at most {}", largest(key)), value)),
             _ => Err(self.expected(key, "a positive integer", value)),
         }
     }
@@ -268,9 +276,9 @@ impl Config {
         let (hidden, heads) = (self.count("hidden_size")?, self.count("num_attention_heads")?);
         let kv_heads = self.count_if("num_key_value_heads")?.unwrap_or(heads);
         if !heads.is_multiple_of(kv_heads) {
-            return Err(
-                self.error(format!("{heads} attention heads do not share {kv_heads} key/value heads evenly"))
-            );
+            return Err(self.error(format!(
+                "num_attention_heads is {heads}, expected a multiple of num_key_value_heads, {kv_heads}"
+            )));
         }
         let head_dim = match self.count_if("head_dim")?.or(default_head_dim) {
             Some(width) => width,
@@ -567,9 +575,10 @@ impl RotaryTable<'_> {
         // Its pairs are those of the whole head.
         let dims = if kind == "proportional" && part <= head_dim { head_dim } else { part };
         if dims == 0 || !dims.is_multiple_of(2) || dims > head_dim {
-            return Err(self
-                .config
-                .error(format!("{fraction} of a head of {head_dim} is {dims} rotary dimensions")));
+            return Err(self.config.error(format!(
+                "partial_rotary_factor {fraction} of head_dim {head_dim} is {dims} rotary dimensions, expected an even \
+                 number from 2 to {head_dim}"
+            )));
         }
         let kind = match kind {
             "su" | "yarn" if keys.old_names_mean_longrope => "longrope",

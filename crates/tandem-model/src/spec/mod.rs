@@ -53,6 +53,23 @@ impl DecoderSpec {
         self.rotary = vec![Some(rotary.clone()); self.num_layers];
     }
 
+    /// Returns the number of parameters, all but small ones. Its sizes may be absurd, and their products
+    /// beyond any integer.
+    pub(crate) fn approximate_parameters(&self) -> f64 {
+        let product = |a: usize, b: usize| a as f64 * b as f64;
+        let AttentionSpec { heads, kv_heads, head_dim, .. } = self.attention;
+        let matrices = if self.mlp.gated { 3.0 } else { 2.0 };
+        let hidden = self.hidden_size as f64;
+        let mut block = 2.0 * hidden * (product(heads, head_dim) + product(kv_heads, head_dim));
+        block += matrices * product(self.hidden_size, self.mlp.width);
+        if let Some(LinearAttentionSpec { shape, .. }) = &self.linear_attention {
+            let keys = product(shape.key_heads, shape.key_dim);
+            let values = product(shape.value_heads, shape.value_dim);
+            block += hidden * (2.0 * keys + 3.0 * values);
+        }
+        block * self.num_layers as f64 + 2.0 * product(self.vocab_size, self.hidden_size)
+    }
+
     /// Returns the linear attention of block `layer`, if it has this in place of attention.
     pub(crate) fn linear_attention(&self, layer: usize) -> Option<&LinearAttentionSpec> {
         self.linear_attention.as_ref().filter(|spec| spec.blocks[layer])

@@ -367,7 +367,7 @@ fn what_a_config_may_not_ask_for_is_refused_with_a_sentence() {
             "not supported in this family",
         ),
         ("smollm3", "no_rope_layers", json!([1, 0, 1]), "expected a list of 4 times 0 or 1"),
-        ("llama", "vocab_size", json!(1_000_000_000_000_000_000_u64), "expected at most 2147483647"),
+        ("llama", "vocab_size", json!(1_000_000_000_000_000_000_u64), "expected at most 16777216"),
         ("llama", "num_hidden_layers", json!(u64::MAX), "expected at most 2147483647"),
         (
             "llama",
@@ -383,7 +383,13 @@ fn what_a_config_may_not_ask_for_is_refused_with_a_sentence() {
         ),
         ("llama", "hidden_size", json!("wide"), "hidden_size is \"wide\", expected a positive integer"),
         ("llama", "hidden_size", Value::Null, "hidden_size is missing"),
-        ("llama", "num_key_value_heads", json!(3), "4 attention heads do not share 3 key/value heads evenly"),
+        ("llama", "hidden_size", json!(1 << 25), "hidden_size is 33554432, expected at most 16777216"),
+        (
+            "llama",
+            "num_key_value_heads",
+            json!(3),
+            "num_attention_heads is 4, expected a multiple of num_key_value_heads, 3",
+        ),
         ("phi", "qk_layernorm", json!(true), "qk_layernorm is true, which is not supported"),
         ("gpt2", "scale_attn_by_inverse_layer_idx", json!(true), "scale_attn_by_inverse_layer_idx is true"),
         (
@@ -407,6 +413,16 @@ fn dropout_in_a_config_is_ignored() {
     let spec = golden.open().spec().clone();
     set(&golden, "resid_pdrop", json!(0.9));
     assert_eq!(golden.open().spec(), &spec);
+}
+
+#[test]
+fn widths_whose_product_is_absurd_are_refused() {
+    let golden = Golden::new("llama");
+    for key in ["hidden_size", "intermediate_size"] {
+        set(&golden, key, json!(1 << 24));
+    }
+    let error = ModelFolder::open(golden.folder.path()).err().unwrap().to_string();
+    assert!(error.contains("about 3.4e15 parameters, expected at most 1.0e13: check the widths"), "{error}");
 }
 
 /// Rewrites a key of the golden's inner text config.
