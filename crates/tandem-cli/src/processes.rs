@@ -1,14 +1,24 @@
 //! Training as one rank of several processes that a launcher started.
 
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use tandem_comm::Launch;
-use tandem_train::config::Engine;
-use tandem_train::run::Outcome;
-use tandem_train::{Config, Observer as _, Options};
+use tandem_comm::launch::environment;
+use tandem_comm::mpi::Session;
+use tandem_comm::nccl::Libraries;
+use tandem_comm::processes::{JoinedGroup, ProcessEngine, join};
+use tandem_comm::watchdog::Watchdog;
+use tandem_train::config::{Devices, Engine};
+use tandem_train::events::{Observer, Silent};
+use tandem_train::run::{Outcome, spawn};
+use tandem_train::{Config, Fault, Options, TrainError};
 
 use crate::exit::mistake;
 use crate::watcher::Watcher;
+
+/// Way to an engine where there is no MPI.
+const WITH_GLOO: &str = "install libgloo-dev and build with --features gloo";
 
 /// Trains as the rank that the launcher assigned. Rank 0 shows the progress.
 pub(crate) fn train(
@@ -30,7 +40,7 @@ pub(crate) fn train(
     if config.compute.engine == Engine::Threads {
         return Err(mistake(format!(
             "{launcher} started {num_processes} processes, and compute.engine = \"threads\" is for ranks that are threads of one: \
-             give \"gloo\", or leave it out"
+             leave it out"
         )));
     }
     tandem_train::parallel::mesh::check(&config, *num_processes)?;
@@ -43,7 +53,27 @@ pub(crate) fn train(
     join_and_train(launch, *process, &config, options, watcher, stop)
 }
 
-#[cfg(feature = "gloo")]
+/// Returns the engine between the processes of a launch.
+fn engine(launch: &Launch, engine: Engine) -> anyhow::Result<ProcessEngine> {
+    let refused = |why: String| {
+        let Launch { launcher, process, num_processes, .. } = launch;
+        mistake(format!("{launcher} started this process as {process} of {num_processes}, but {why}"))
+    };
+    match engine {
+        Engine::Mpi => match Session::find(&environment()) {
+            Ok(_) => Ok(ProcessEngine::Mpi),
+            Err(why) => Err(refused(format!("compute.engine = \"mpi\": {why}"))),
+        },
+        #[cfg(feature = "gloo")]
+        Engine::Gloo => Ok(ProcessEngine::Gloo),
+        #[cfg(not(feature = "gloo"))]
+        Engine::Gloo => Err(refused(format!("this build has no Gloo: {WITH_GLOO}"))),
+        _ => ProcessEngine::choose(&environment()).map_err(|why| {
+            refused(format!("this build has no engine for several processes but MPI: {why}; or {WITH_GLOO}"))
+        }),
+    }
+}
+
 fn join_and_train(
     launch: &Launch,
     process: usize,
@@ -52,25 +82,18 @@ fn join_and_train(
     watcher: &mut Watcher,
     stop: &AtomicBool,
 ) -> anyhow::Result<Outcome> {
-    use std::time::Duration;
-
-    use tandem_comm::nccl::Libraries;
-    use tandem_comm::processes::{JoinedGroup, join};
-    use tandem_train::TrainError;
-    use tandem_train::events::{Observer, Silent};
-    use tandem_train::run::spawn;
-
     let deadline = Duration::from_secs(config.compute.deadline);
     // Report a missing engine before other ranks wait for this one.
     let nccl = match config.compute.engine {
         Engine::Nccl => Some(Libraries::open().map_err(|why| {
-            mistake(format!("compute.engine = \"nccl\": {why}. compute.engine = \"auto\" uses Gloo instead"))
+            mistake(format!("compute.engine = \"nccl\": {why}. compute.engine = \"auto\" needs no GPU"))
         })?),
         _ => None,
     };
+    let engine = engine(launch, config.compute.engine)?;
     // The store ends last if this process serves it.
-    let JoinedGroup { server: _server, group, mut watchdog, raised } =
-        join(launch, deadline).map_err(TrainError::Comm)?;
+    let JoinedGroup { server: _server, group, session, mut watchdog, raised } =
+        join(launch, engine, deadline).map_err(TrainError::Comm)?;
     if let Some(raised) = raised {
         eprintln!("rank {process}: {raised}");
     }
@@ -83,20 +106,17 @@ fn join_and_train(
         .map_err(TrainError::Comm)
         .and_then(|group| spawn::train_as(config, options, group, observer, stop));
     watcher.finish();
-    outcome.map_err(|error| match &mut watchdog {
+    let outcome = outcome.map_err(|error| match &mut watchdog {
         Some(watchdog) => with_story(watchdog, error),
         None => error.into(),
-    })
+    });
+    // MPI ends when all ranks have, while the watchdog still tells of those that fail.
+    drop(session);
+    outcome
 }
 
 /// Adds this rank to an error; a lost peer is reported alike on all ranks.
-#[cfg(feature = "gloo")]
-fn with_story(
-    watchdog: &mut tandem_comm::watchdog::Watchdog,
-    error: tandem_train::TrainError,
-) -> anyhow::Error {
-    use tandem_train::{Fault, TrainError};
-
+fn with_story(watchdog: &mut Watchdog, error: TrainError) -> anyhow::Error {
     match error.comm() {
         Some(lost) if error.fault() == Fault::PeerLost => {
             let (verdict, story) = watchdog.story(lost);
@@ -110,27 +130,8 @@ fn with_story(
     }
 }
 
-#[cfg(not(feature = "gloo"))]
-fn join_and_train(
-    launch: &Launch,
-    process: usize,
-    _: &Config,
-    _: Options,
-    _: &mut Watcher,
-    _: &AtomicBool,
-) -> anyhow::Result<Outcome> {
-    Err(mistake(format!(
-        "{} started this process as {process} of {}, but this build has no engine for several processes: install libgloo-dev \
-         and build with --features gloo",
-        launch.launcher, launch.num_processes
-    )))
-}
-
 /// Returns this rank's GPU, if it has one.
-#[cfg(feature = "gloo")]
 fn gpu(config: &Config) -> Option<usize> {
-    use tandem_train::config::Devices;
-
     let Devices::Cuda(gpus) = config.compute.devices else { return None };
     gpus.ordinals()?.first().copied()
 }

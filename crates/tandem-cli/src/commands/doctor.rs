@@ -115,7 +115,7 @@ fn gloo() -> String {
     let gloo = match cfg!(feature = "gloo") {
         true => "built in: ranks may be processes",
         false => {
-            "not in this build: ranks are threads of one process; install libgloo-dev and build with --features gloo"
+            "not in this build: ranks are processes under an MPI launcher alone; install libgloo-dev and build with --features gloo"
         }
     };
     line("Gloo", gloo)

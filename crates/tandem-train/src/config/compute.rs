@@ -79,9 +79,10 @@ keys! {
         /// same.
         checkpointing: Checkpointing = choice(Checkpointing::NAMES).or(Checkpointing::None).free(),
         /// Engine of the collectives. `"threads"`: memory, between threads of one process.
-        /// `"gloo"`: Gloo, between processes. `"nccl"`: NCCL, between processes with an NVIDIA GPU
-        /// each; not yet run on a GPU ([ranks.md](ranks.md#nccl)). `"auto"`: threads or Gloo,
-        /// whichever fits.
+        /// `"mpi"`: the launcher's MPI, between processes ([ranks.md](ranks.md#mpi)). `"gloo"`: Gloo,
+        /// between processes. `"nccl"`: NCCL, between processes with an NVIDIA GPU each; not yet run
+        /// on a GPU ([ranks.md](ranks.md#nccl)). `"auto"`: threads; between processes MPI if an MPI
+        /// launcher started them, else Gloo.
         engine: Engine = choice(Engine::NAMES)
             .unless(|engine| refuse_engine(*engine, devices))
             .or(Engine::Auto)
@@ -144,10 +145,12 @@ impl Checkpointing {
 /// Engine of the collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
-    /// Memory between threads, Gloo between processes.
+    /// Memory between threads; between processes the launcher's MPI, else Gloo.
     Auto,
     /// Memory, between threads of one process.
     Threads,
+    /// The launcher's MPI, between processes.
+    Mpi,
     /// Gloo, between processes.
     Gloo,
     /// NCCL, between processes with a GPU each.
@@ -155,8 +158,13 @@ pub enum Engine {
 }
 
 impl Engine {
-    const NAMES: [(&str, Self); 4] =
-        [("auto", Self::Auto), ("threads", Self::Threads), ("gloo", Self::Gloo), ("nccl", Self::Nccl)];
+    const NAMES: [(&str, Self); 5] = [
+        ("auto", Self::Auto),
+        ("threads", Self::Threads),
+        ("mpi", Self::Mpi),
+        ("gloo", Self::Gloo),
+        ("nccl", Self::Nccl),
+    ];
 }
 
 /// Devices of a run.
@@ -288,11 +296,13 @@ fn refuse_engine(engine: Engine, devices: Devices) -> Option<String> {
     let name = match (engine, devices) {
         (Engine::Nccl, Devices::Cpu(2..)) => "NCCL",
         (Engine::Gloo, _) if devices.num_ranks() > 1 => "Gloo",
+        (Engine::Mpi, _) if devices.num_ranks() > 1 => "MPI",
         _ => return None,
     };
+    let launcher = if engine == Engine::Mpi { "mpirun, mpiexec or srun" } else { "`tandem launch`" };
     Some(format!(
         "the ranks of devices = {:?} are threads, but {name} connects processes; set \"cpu\" and start the \
-         ranks with `tandem launch`",
+         ranks with {launcher}",
         devices.name()
     ))
 }

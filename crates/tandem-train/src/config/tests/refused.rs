@@ -284,6 +284,7 @@ fn contradictions_are_refused() {
             "the ranks of devices = \"cpu:4\" are threads, but NCCL connects processes",
         ),
         (&["compute.devices=cpu:2", "compute.engine=gloo"], "Gloo connects processes"),
+        (&["compute.devices=cpu:2", "compute.engine=mpi"], "MPI connects processes"),
         (&["train.epochs=1", "train.steps=2"], "`train.steps` is given too"),
         (&["method=sft"], "with method = \"sft\" the only loss is \"sft\""),
         (&["method=sft", "objective.loss=sft"], "no effect with method = \"sft\""),
