@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::{Forest, KernelError, Result};
 
-/// What a run continues.
+/// Predecessor of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum After {
     /// A text begins.
@@ -21,7 +21,7 @@ pub enum After {
 pub struct Run {
     /// Rows of the token axis; not empty.
     pub rows: Range<u32>,
-    /// What the run continues.
+    /// Predecessor.
     pub after: After,
     /// Slot in which the state after the last token is kept. No two runs keep in one slot.
     pub keep: Option<u32>,
@@ -146,6 +146,24 @@ impl Runs {
         }
         taps
     }
+}
+
+/// Lists the readers of each row among the taps `[rows, width]` of [`Runs::taps`], as (row, tap) in the
+/// order of readers, and where each row's start; no tap reads a slot.
+pub(crate) fn readers(taps: &[u32], rows: usize, width: usize) -> (Vec<u32>, Vec<[u32; 2]>) {
+    let mut starts = vec![0u32; rows + 1];
+    taps.iter().filter(|&&tap| tap != NO_TAP).for_each(|&tap| starts[tap as usize + 1] += 1);
+    for row in 0..rows {
+        starts[row + 1] += starts[row];
+    }
+    let mut readers = vec![[0u32; 2]; starts[rows] as usize];
+    let mut next = starts.clone();
+    for (index, &tap) in taps.iter().enumerate().filter(|(_, tap)| **tap != NO_TAP) {
+        let place = &mut next[tap as usize];
+        readers[*place as usize] = [(index / width) as u32, (index % width) as u32];
+        *place += 1;
+    }
+    (starts, readers)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use super::Cpu;
 use super::rows::RowsMut;
 use super::scratch;
 use super::vector::{for_lanes, vector_kernel};
-use crate::batch::runs::NO_TAP;
+use crate::batch::runs::{NO_TAP, readers};
 use crate::ops::{CausalConv, CausalConvBackward, WIDEST_CONV};
 use crate::{Element, View, ViewMut, with_element};
 
@@ -85,19 +85,7 @@ pub(crate) fn backward(cpu: &Cpu, call: CausalConvBackward) {
     let CausalConvBackward { x, w, runs, dy, dx, dw } = call;
     let (rows, channels, width) = (x.rows(), x.cols(), w.cols());
     let taps = runs.taps(width);
-    // Readers of each row: (reader, tap), in the order of readers.
-    let mut starts = vec![0u32; rows + 1];
-    taps.iter().filter(|&&tap| tap != NO_TAP).for_each(|&tap| starts[tap as usize + 1] += 1);
-    for row in 0..rows {
-        starts[row + 1] += starts[row];
-    }
-    let mut readers = vec![(0u32, 0u32); starts[rows] as usize];
-    let mut next = starts.clone();
-    for (index, &tap) in taps.iter().enumerate().filter(|(_, tap)| **tap != NO_TAP) {
-        let place = &mut next[tap as usize];
-        readers[*place as usize] = ((index / width) as u32, (index % width) as u32);
-        *place += 1;
-    }
+    let (starts, readers) = readers(&taps, rows, width);
     with_element!(x.dtype(), E => {
         scratch::with_f32(channels * width, |turned| {
             turn(w.as_slice::<f32>(), width, turned);
@@ -116,13 +104,13 @@ pub(crate) fn backward(cpu: &Cpu, call: CausalConvBackward) {
 
 vector_kernel! {
     /// Sums `w[j] · dy[t]` over the readers `(t, j)` of one row.
-    unsafe fn spread_row<V: Vector, E: Element>(readers: &[(u32, u32)], dy: View, w: &[f32], dx: &mut [E]) {
+    unsafe fn spread_row<V: Vector, E: Element>(readers: &[[u32; 2]], dy: View, w: &[f32], dx: &mut [E]) {
         let channels = dx.len();
         for_lanes!(V, channels, |i, n| {
             // SAFETY: inside the rows.
             unsafe {
                 let mut sum = V::splat(0.0);
-                for &(t, j) in readers {
+                for &[t, j] in readers {
                     let w = V::load(w.as_ptr().add(j as usize * channels + i), n);
                     sum = V::get(dy.row::<E>(t as usize).as_ptr().add(i), n).mul_add(w, sum);
                 }

@@ -2,7 +2,7 @@
 
 use super::driver::Grid;
 use super::{Cuda, args, by_type, driver, source};
-use crate::batch::runs::{NO_TAP, Runs};
+use crate::batch::runs::{Runs, readers};
 use crate::ops::{CausalConv, CausalConvBackward};
 use crate::{Result, Tensor, ViewMut};
 
@@ -89,21 +89,4 @@ pub(crate) fn backward(cuda: &Cuda, call: CausalConvBackward, partial: Option<Te
     let grid = Grid::new((x.cols() * width).div_ceil(THREADS as usize), THREADS);
     // SAFETY: as above; the sums come earlier in the stream.
     unsafe { cuda.launch(&SOURCE, "causal_conv_sum", grid, args) }
-}
-
-/// Lists the readers of each row as (row, tap), in the order of readers, and where each row's start.
-fn readers(taps: &[u32], rows: usize, width: usize) -> (Vec<u32>, Vec<[u32; 2]>) {
-    let mut starts = vec![0u32; rows + 1];
-    taps.iter().filter(|&&tap| tap != NO_TAP).for_each(|&tap| starts[tap as usize + 1] += 1);
-    for row in 0..rows {
-        starts[row + 1] += starts[row];
-    }
-    let mut readers = vec![[0u32; 2]; starts[rows] as usize];
-    let mut next = starts.clone();
-    for (index, &tap) in taps.iter().enumerate().filter(|(_, tap)| **tap != NO_TAP) {
-        let place = &mut next[tap as usize];
-        readers[*place as usize] = [(index / width) as u32, (index % width) as u32];
-        *place += 1;
-    }
-    (starts, readers)
 }
