@@ -17,7 +17,7 @@ const CHUNK: usize = 128;
 /// Bytes of scratch of a backward pass above which it takes a few key heads after the others.
 const SCRATCH: usize = 512 << 20;
 
-/// Where a run begins, and no number of anything, as in `delta_rule.cu`.
+/// Kinds of predecessors of a run, and the mark of an absent number, as in `delta_rule.cu`.
 const NOTHING: u32 = 0;
 const SLOT: u32 = 1;
 const END: u32 = 2;

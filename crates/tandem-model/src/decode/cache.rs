@@ -1,4 +1,4 @@
-//! What blocks remember of texts: keys and values, or the states of linear attention.
+//! Cache of a block: keys and values, or the states of linear attention.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -19,9 +19,9 @@ pub(super) struct Cache {
 
 /// Memory of a block.
 enum BlockCache {
-    /// Of attention: keys and values `[rows, K·d]` of every token.
+    /// Keys and values of attention `[rows, K·d]`, by token.
     Tokens { keys: Tensor, values: Tensor },
-    /// Of linear attention, by slot: a slot holds the state after a prompt, or that of a completion.
+    /// States of linear attention, by slot: after a prompt, or of a completion.
     Slots { history: Tensor, states: Tensor },
 }
 
