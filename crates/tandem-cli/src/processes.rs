@@ -1,11 +1,16 @@
 //! Training as one rank of several processes that a launcher started.
 
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use tandem_comm::Launch;
-use tandem_train::config::Engine;
-use tandem_train::run::Outcome;
-use tandem_train::{Config, Observer as _, Options};
+use tandem_comm::nccl::Libraries;
+use tandem_comm::processes::{JoinedGroup, Transport, join};
+use tandem_comm::watchdog::Watchdog;
+use tandem_train::config::{Devices, Engine};
+use tandem_train::events::{Observer, Silent};
+use tandem_train::run::{Outcome, spawn};
+use tandem_train::{Config, Fault, Options, TrainError};
 
 use crate::exit::mistake;
 use crate::watcher::Watcher;
@@ -30,7 +35,7 @@ pub(crate) fn train(
     if config.compute.engine == Engine::Threads {
         return Err(mistake(format!(
             "{launcher} started {num_processes} processes, and compute.engine = \"threads\" is for ranks that are threads of one: \
-             give \"gloo\", or leave it out"
+             give \"tcp\", or leave it out"
         )));
     }
     tandem_train::parallel::mesh::check(&config, *num_processes)?;
@@ -43,7 +48,6 @@ pub(crate) fn train(
     join_and_train(launch, *process, &config, options, watcher, stop)
 }
 
-#[cfg(feature = "gloo")]
 fn join_and_train(
     launch: &Launch,
     process: usize,
@@ -52,25 +56,17 @@ fn join_and_train(
     watcher: &mut Watcher,
     stop: &AtomicBool,
 ) -> anyhow::Result<Outcome> {
-    use std::time::Duration;
-
-    use tandem_comm::nccl::Libraries;
-    use tandem_comm::processes::{JoinedGroup, join};
-    use tandem_train::TrainError;
-    use tandem_train::events::{Observer, Silent};
-    use tandem_train::run::spawn;
-
     let deadline = Duration::from_secs(config.compute.deadline);
     // Report a missing engine before other ranks wait for this one.
     let nccl = match config.compute.engine {
         Engine::Nccl => Some(Libraries::open().map_err(|why| {
-            mistake(format!("compute.engine = \"nccl\": {why}. compute.engine = \"auto\" uses Gloo instead"))
+            mistake(format!("compute.engine = \"nccl\": {why}. compute.engine = \"auto\" uses TCP instead"))
         })?),
         _ => None,
     };
     // The store ends last if this process serves it.
     let JoinedGroup { server: _server, group, mut watchdog, raised } =
-        join(launch, deadline).map_err(TrainError::Comm)?;
+        join(launch, deadline, transport(config)?).map_err(TrainError::Comm)?;
     if let Some(raised) = raised {
         eprintln!("rank {process}: {raised}");
     }
@@ -90,13 +86,7 @@ fn join_and_train(
 }
 
 /// Adds this rank to an error; a lost peer is reported alike on all ranks.
-#[cfg(feature = "gloo")]
-fn with_story(
-    watchdog: &mut tandem_comm::watchdog::Watchdog,
-    error: tandem_train::TrainError,
-) -> anyhow::Error {
-    use tandem_train::{Fault, TrainError};
-
+fn with_story(watchdog: &mut Watchdog, error: TrainError) -> anyhow::Error {
     match error.comm() {
         Some(lost) if error.fault() == Fault::PeerLost => {
             let (verdict, story) = watchdog.story(lost);
@@ -110,27 +100,22 @@ fn with_story(
     }
 }
 
-#[cfg(not(feature = "gloo"))]
-fn join_and_train(
-    launch: &Launch,
-    process: usize,
-    _: &Config,
-    _: Options,
-    _: &mut Watcher,
-    _: &AtomicBool,
-) -> anyhow::Result<Outcome> {
-    Err(mistake(format!(
-        "{} started this process as {process} of {}, but this build has no engine for several processes: install libgloo-dev \
-         and build with --features gloo",
-        launch.launcher, launch.num_processes
-    )))
+/// Returns the transport between processes.
+fn transport(config: &Config) -> anyhow::Result<Transport> {
+    match config.compute.engine {
+        #[cfg(feature = "gloo")]
+        Engine::Gloo => Ok(Transport::Gloo),
+        #[cfg(not(feature = "gloo"))]
+        Engine::Gloo => Err(mistake(
+            "compute.engine = \"gloo\" is not in this build: give \"tcp\", or install libgloo-dev and build with \
+             --features gloo",
+        )),
+        _ => Ok(Transport::Tcp),
+    }
 }
 
 /// Returns this rank's GPU, if it has one.
-#[cfg(feature = "gloo")]
 fn gpu(config: &Config) -> Option<usize> {
-    use tandem_train::config::Devices;
-
     let Devices::Cuda(gpus) = config.compute.devices else { return None };
     gpus.ordinals()?.first().copied()
 }

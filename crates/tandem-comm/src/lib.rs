@@ -5,7 +5,8 @@
 //! * [`ProcessGroup`]: one rank's membership of a process group, with the collectives of its ranks.
 //! * `collective/`: what a collective is: calls, element types, volume, the [`Engine`] interface.
 //! * `engines/`: what moves the bytes: [`threads`] for ranks that are threads of one process,
-//!   `gloo` (a feature) for processes, [`nccl`] for GPUs over either, [`recorder`] for dry runs.
+//!   [`tcp`] for processes, [`nccl`] for GPUs over either, [`recorder`] for dry runs; `gloo` (a
+//!   feature) for comparisons with [`tcp`].
 //! * `health/`: heartbeats, watchdog, progress and the record of the first failure.
 
 #![warn(unreachable_pub)]
@@ -29,13 +30,11 @@ pub use collective::observer::CollectiveObserver;
 pub use collective::volume::Volume;
 #[cfg(feature = "gloo")]
 pub use engines::gloo;
-pub use engines::{nccl, recorder, threads};
+pub use engines::{nccl, recorder, tcp, threads};
 pub use error::{CommError, Result};
 pub use group::ProcessGroup;
 pub use health::progress::{Phase, Place, Progress};
-#[cfg(feature = "gloo")]
 pub use health::watchdog;
 pub use launch::open_files;
-#[cfg(feature = "gloo")]
 pub use launch::processes;
 pub use launch::{Environment, Launch, LaunchError, Launcher, LocalRanks, RendezvousEndpoint};

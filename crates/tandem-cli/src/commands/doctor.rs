@@ -24,7 +24,7 @@ const GIB: f64 = (1u64 << 30) as f64;
 pub(crate) fn run(arguments: &DoctorArguments) -> anyhow::Result<Exit> {
     let (libraries, missing) = libraries();
     let (found, gpus) = gpus(&missing);
-    let mut lines = [vec![processor()], found, libraries, vec![gloo()]].concat();
+    let mut lines = [vec![processor()], found, libraries, vec![processes()]].concat();
     if gpus.len() > 1 {
         match nvidia::links() {
             Ok(links) => lines.extend(links::lines(&links).iter().map(|(what, found)| line(what, found))),
@@ -111,14 +111,8 @@ fn libraries() -> (Vec<String>, Vec<&'static str>) {
     (lines, missing)
 }
 
-fn gloo() -> String {
-    let gloo = match cfg!(feature = "gloo") {
-        true => "built in: ranks may be processes",
-        false => {
-            "not in this build: ranks are threads of one process; install libgloo-dev and build with --features gloo"
-        }
-    };
-    line("Gloo", gloo)
+fn processes() -> String {
+    line("Processes", "TCP and shared memory, built in")
 }
 
 /// Measures the CPU and GPUs and writes a device table.

@@ -146,24 +146,6 @@ fn a_run_that_bad_input_stopped_leaves_no_used_folder() {
     shop.run(&["train", "dpo.toml"]).expect(0);
 }
 
-#[cfg(not(feature = "gloo"))]
-#[test]
-fn several_processes_are_refused_and_not_run_as_copies() {
-    let shop = Workshop::new();
-    let mut command = shop.command(&["train", "dpo.toml"]);
-    command.envs([
-        ("RANK", "1"),
-        ("WORLD_SIZE", "2"),
-        ("MASTER_ADDR", "127.0.0.1"),
-        ("MASTER_PORT", "29500"),
-    ]);
-    let output = command.output().unwrap();
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{stderr}");
-    assert!(stderr.contains("this build has no engine for several processes"), "{stderr}");
-    assert!(!shop.path("run").exists());
-}
-
 #[test]
 fn a_partial_launch_environment_is_refused() {
     let shop = Workshop::new();

@@ -296,7 +296,7 @@ fn doctor_has_a_line_for_each_library_there_or_not() {
         assert!(is_found || line.contains(package), "{library}: {line}");
         assert!(library != "NCCL" || line.starts_with("missing: TANDEM_NCCL names /nowhere"), "{line}");
     }
-    for other in ["CPU", "Gloo"] {
+    for other in ["CPU", "Processes"] {
         assert_eq!(text.lines().filter(|line| line.starts_with(other)).count(), 1, "{text}");
     }
 }

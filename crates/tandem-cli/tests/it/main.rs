@@ -5,7 +5,6 @@ mod commands;
 mod curves;
 mod documentation;
 mod example_plans;
-#[cfg(feature = "gloo")]
 mod examples;
 mod hub;
 #[path = "../../../tandem-hub/tests/it/server.rs"]
@@ -14,7 +13,6 @@ mod hub_server;
 mod interruption;
 mod judged;
 mod plan;
-#[cfg(feature = "gloo")]
 mod processes;
 mod scaled;
 mod serve;

@@ -5,4 +5,5 @@ mod buffer_pool;
 pub mod gloo;
 pub mod nccl;
 pub mod recorder;
+pub mod tcp;
 pub mod threads;

@@ -4,9 +4,10 @@
 //! learn that one of them will never come; all waiting then ends.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::error::CommError;
+use crate::health::wake::Wake;
 
 /// Flag shared by all groups of a rank. Clones are the same flag.
 #[derive(Clone, Debug, Default)]
@@ -18,6 +19,8 @@ struct Shared {
     store_is_lost: AtomicBool,
     /// First failure, with ranks of the job.
     verdict: Mutex<Option<CommError>>,
+    /// Groups that wait for other ranks.
+    sleepers: Mutex<Vec<Weak<Wake>>>,
 }
 
 impl AbortFlag {
@@ -25,6 +28,14 @@ impl AbortFlag {
     pub(crate) fn cut(&self, why: CommError) {
         self.note(why);
         self.0.is_cut.store(true, Ordering::Release);
+        self.sleepers().iter().filter_map(Weak::upgrade).for_each(|sleeper| sleeper.wake());
+    }
+
+    /// Wakes `sleeper` when the flag is cut.
+    pub(crate) fn wake_at_cut(&self, sleeper: &Arc<Wake>) {
+        let mut sleepers = self.sleepers();
+        sleepers.retain(|other| other.strong_count() > 0);
+        sleepers.push(Arc::downgrade(sleeper));
     }
 
     /// Records a group's failure; the rank's other groups continue. The first reason is kept.
@@ -48,6 +59,10 @@ impl AbortFlag {
 
     pub(crate) fn store_is_lost(&self) -> bool {
         self.0.store_is_lost.load(Ordering::Relaxed)
+    }
+
+    fn sleepers(&self) -> MutexGuard<'_, Vec<Weak<Wake>>> {
+        self.0.sleepers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<CommError>> {

@@ -36,6 +36,11 @@ pub(crate) fn filed(store: &Store) -> Result<Option<CommError>, StoreError> {
     Ok(decode(&store.get(KEY, PATIENCE)?))
 }
 
+/// Returns the filed error when there is one.
+pub(crate) fn await_filed(store: &Store, patience: Duration) -> Result<Option<CommError>, StoreError> {
+    Ok(decode(&store.get(KEY, patience)?))
+}
+
 /// Returns the `suspects` that do not report themselves stuck within `patience`.
 pub(crate) fn hanging(
     store: &Store,

@@ -90,6 +90,8 @@ impl Watchdog {
             is_over: Mutex::new(false),
             ended: Condvar::new(),
         });
+        // A rank that dies at once has said where it is.
+        store.set(&beat_key(rank), &shared.beat(false).encode())?;
         let beating = HeartbeatThread {
             store: store.reconnect()?,
             shared: shared.clone(),

@@ -15,7 +15,6 @@
 //! separate models into one folder.
 
 pub mod open_files;
-#[cfg(feature = "gloo")]
 pub mod processes;
 
 use std::collections::BTreeMap;

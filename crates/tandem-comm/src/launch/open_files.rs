@@ -1,4 +1,4 @@
-//! File descriptor limit: every rank has a connection to every other rank in each of its groups.
+//! File descriptor limit: ranks are connected in each of their groups.
 
 use std::fmt;
 
@@ -6,18 +6,19 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::error::{CommError, Result};
 
-/// Groups of all ranks that a rank may be in: the job's and its splits. On a mesh there are more
-/// groups of fewer ranks, with no more connections in total.
-const WHOLE_GROUPS: u64 = 4;
-/// Maximum number of groups: five more for the axes of the mesh.
-const GROUPS: u64 = WHOLE_GROUPS + 5;
-/// Descriptors of a group beside its connections: listener, poller, client of the store.
-const PER_GROUP: u64 = 4;
+/// Maximum number of groups: the job's, its splits, and five for the axes of the mesh.
+const GROUPS: u64 = 9;
+/// Descriptors of a group beside its connections: those that wake its calls.
+const PER_GROUP: u64 = 2;
+/// Connections with a neighbour of the mesh for messages, one in each direction.
+const MESSAGES: u64 = 4;
+/// Descriptors of a process of a rank: listeners, the poll thread's, clients of the store.
+const PER_PROCESS: u64 = 8;
 /// Descriptors of the store per client.
 const PER_CLIENT: u64 = 3;
-/// Store clients per rank: one per group, and those of heartbeat, failure report and reachability
+/// Store clients per rank: the groups', and those of heartbeat, failure report and reachability
 /// check.
-const CLIENTS: u64 = GROUPS + 3;
+const CLIENTS: u64 = 4;
 /// Data, checkpoints, inherited descriptors.
 const FILES: u64 = 128;
 
@@ -43,7 +44,10 @@ impl fmt::Display for FdLimit {
 /// need.
 pub fn needed(num_ranks: usize, is_rank: bool, serves: bool) -> u64 {
     let ranks = num_ranks as u64;
-    let of_rank = if is_rank { WHOLE_GROUPS * ranks + GROUPS * PER_GROUP } else { 0 };
+    // Connections to as many ranks as a group has rounds, and from as many.
+    let rounds = u64::from(ranks.next_power_of_two().trailing_zeros());
+    let of_group = PER_GROUP + MESSAGES + 2 * rounds;
+    let of_rank = if is_rank { GROUPS * of_group + PER_PROCESS } else { 0 };
     let of_store = if serves { ranks * CLIENTS * PER_CLIENT } else { 0 };
     FILES + of_rank + of_store
 }

@@ -7,7 +7,7 @@ use crate::health::{abort_flag::AbortFlag, failure};
 use crate::launch::Launch;
 use crate::launch::open_files::{self, FdLimit};
 use crate::store::{Store, StoreServer};
-use crate::{CommError, ProcessGroup, Result, gloo};
+use crate::{CommError, ProcessGroup, Result, tcp};
 
 /// Time to find the store: pods and their names appear one after another.
 const MEETING: Duration = Duration::from_secs(600);
@@ -18,6 +18,34 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Interval of looking for an attempt's name.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// Transport between processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// [`tcp`].
+    #[default]
+    Tcp,
+    /// Gloo, for comparisons.
+    #[cfg(feature = "gloo")]
+    Gloo,
+}
+
+impl Transport {
+    fn group(
+        self,
+        store: Store,
+        rank: usize,
+        size: usize,
+        deadline: Duration,
+        abort_flag: AbortFlag,
+    ) -> Result<ProcessGroup> {
+        match self {
+            Self::Tcp => tcp::group(store, rank, size, deadline, abort_flag),
+            #[cfg(feature = "gloo")]
+            Self::Gloo => crate::gloo::group(store, rank, size, deadline, abort_flag),
+        }
+    }
+}
 
 /// A rank's membership of the job's group. Its fields must live until the run ends.
 pub struct JoinedGroup {
@@ -37,7 +65,7 @@ pub struct JoinedGroup {
 ///
 /// Rank 0 serves the store unless the launcher does. torchrun's store outlives failed attempts, so
 /// each attempt has keys of its own.
-pub fn join(launch: &Launch, deadline: Duration) -> Result<JoinedGroup> {
+pub fn join(launch: &Launch, deadline: Duration, transport: Transport) -> Result<JoinedGroup> {
     let Some(meeting) = &launch.meeting_point else {
         return Ok(JoinedGroup { group: ProcessGroup::alone(), watchdog: None, raised: None, server: None });
     };
@@ -50,7 +78,7 @@ pub fn join(launch: &Launch, deadline: Duration) -> Result<JoinedGroup> {
     let has_attempts = std::env::var_os("TORCHELASTIC_RESTART_COUNT").is_some();
     let store = if has_attempts { this_attempt(&store, rank, size)? } else { store };
     let (own, abort_flag) = (store.reconnect()?, AbortFlag::default());
-    let group = gloo::group(store, rank, size, deadline, abort_flag.clone())?;
+    let group = transport.group(store, rank, size, deadline, abort_flag.clone())?;
     let watchdog =
         Watchdog::begin(own, (rank, size), deadline, group.progress().clone(), abort_flag, serves)?;
     Ok(JoinedGroup { group, watchdog: Some(watchdog), raised, server })

@@ -1,14 +1,12 @@
-//! Launch environments, the store, and collectives: on threads, and with the feature `gloo` on processes.
+//! Launch environments, the store, and collectives: on threads and on processes.
 
 mod conformance;
 #[cfg(feature = "gloo")]
 mod gloo;
 mod launch;
-#[cfg(feature = "gloo")]
 mod nccl;
-#[cfg(feature = "gloo")]
 mod processes;
 mod store;
+mod tcp;
 mod threads;
-#[cfg(feature = "gloo")]
 mod watchdog;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::processes::{DEADLINE, Ranks, Role};
-use tandem_comm::gloo::AbortFlag;
+use tandem_comm::tcp::AbortFlag;
 use tandem_comm::watchdog::Watchdog;
 use tandem_comm::{CommError, Phase, ProcessGroup, Reduction, Result};
 

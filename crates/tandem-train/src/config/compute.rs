@@ -79,9 +79,9 @@ keys! {
         /// same.
         checkpointing: Checkpointing = choice(Checkpointing::NAMES).or(Checkpointing::None).free(),
         /// Engine of the collectives. `"threads"`: memory, between threads of one process.
-        /// `"gloo"`: Gloo, between processes. `"nccl"`: NCCL, between processes with an NVIDIA GPU
-        /// each; not yet run on a GPU ([ranks.md](ranks.md#nccl)). `"auto"`: threads or Gloo,
-        /// whichever fits.
+        /// `"tcp"`: TCP and shared memory, between processes. `"gloo"`: Gloo, between processes, in a
+        /// build with it. `"nccl"`: NCCL, between processes with an NVIDIA GPU each; not yet run on
+        /// a GPU ([ranks.md](ranks.md#nccl)). `"auto"`: threads or TCP, whichever fits.
         engine: Engine = choice(Engine::NAMES)
             .unless(|engine| refuse_engine(*engine, devices))
             .or(Engine::Auto)
@@ -144,10 +144,12 @@ impl Checkpointing {
 /// Engine of the collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
-    /// Memory between threads, Gloo between processes.
+    /// Memory between threads, TCP between processes.
     Auto,
     /// Memory, between threads of one process.
     Threads,
+    /// TCP and shared memory, between processes.
+    Tcp,
     /// Gloo, between processes.
     Gloo,
     /// NCCL, between processes with a GPU each.
@@ -155,8 +157,13 @@ pub enum Engine {
 }
 
 impl Engine {
-    const NAMES: [(&str, Self); 4] =
-        [("auto", Self::Auto), ("threads", Self::Threads), ("gloo", Self::Gloo), ("nccl", Self::Nccl)];
+    const NAMES: [(&str, Self); 5] = [
+        ("auto", Self::Auto),
+        ("threads", Self::Threads),
+        ("tcp", Self::Tcp),
+        ("gloo", Self::Gloo),
+        ("nccl", Self::Nccl),
+    ];
 }
 
 /// Devices of a run.
@@ -288,6 +295,7 @@ fn refuse_engine(engine: Engine, devices: Devices) -> Option<String> {
     let name = match (engine, devices) {
         (Engine::Nccl, Devices::Cpu(2..)) => "NCCL",
         (Engine::Gloo, _) if devices.num_ranks() > 1 => "Gloo",
+        (Engine::Tcp, _) if devices.num_ranks() > 1 => "TCP",
         _ => return None,
     };
     Some(format!(

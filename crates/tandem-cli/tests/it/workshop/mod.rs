@@ -1,6 +1,6 @@
 //! A folder with a tiny model and data, and the built command to run there.
 
-#![allow(dead_code, reason = "parts are used with the feature `gloo` alone")]
+#![allow(dead_code, reason = "each test uses some parts")]
 
 use std::ffi::OsString;
 use std::fs;

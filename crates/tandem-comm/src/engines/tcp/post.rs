@@ -1,0 +1,131 @@
+//! Sending and receiving messages.
+
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+use rustix::event::PollFlags;
+
+use super::Fault;
+use super::engine::left;
+use super::handshake::Purpose;
+use super::mail::Inbox;
+use super::member::Member;
+use super::node::Node;
+use super::wire::sleep;
+use crate::error::CommError;
+
+/// Incoming messages of a rank. The outgoing ones are the poll thread's too.
+#[derive(Default)]
+pub(super) struct Post {
+    inboxes: Vec<Inbox>,
+}
+
+impl Post {
+    /// Copies a message, to be sent from now on.
+    pub(super) fn send(
+        &mut self,
+        node: &Node,
+        member: &std::sync::Arc<Member>,
+        to: usize,
+        data: &[u8],
+    ) -> Result<(), Fault> {
+        let (outbox, shared) = (&member.outbox, &node.shared);
+        if !outbox.is_connected(to) {
+            let connection = shared.addresses.connect(&shared.token, member, to, Purpose::Messages)?;
+            outbox.connect(connection.clone());
+            shared.watch(connection, member);
+        }
+        wait_until(member, || outbox.has_room(data.len()))?;
+        if member.is_gone(to) {
+            return Err(Fault::Gone(to));
+        }
+        if outbox.send(to, data).map_err(|_| Fault::Gone(to))? {
+            shared.send_later();
+        }
+        Ok(())
+    }
+
+    /// Waits until all messages are sent.
+    pub(super) fn flush(&mut self, node: &Node, member: &Member) -> Result<(), Fault> {
+        if member.outbox.is_empty() {
+            return Ok(());
+        }
+        node.shared.send_later();
+        wait_until(member, || member.outbox.is_empty())
+    }
+
+    /// Receives a rank's next message.
+    pub(super) fn recv(&mut self, member: &Member, from: usize, data: &mut [u8]) -> Result<(), Fault> {
+        let mut since = Instant::now();
+        let inbox = loop {
+            if let Some(i) = self.inbox(member, from)? {
+                break &mut self.inboxes[i];
+            }
+            rest(member, None, since, from)?;
+        };
+        let gone = |_| Fault::Gone(from);
+        let len = loop {
+            match inbox.next_len().map_err(gone)? {
+                Some(len) => break len,
+                None => rest(member, Some(inbox), since, from)?,
+            }
+        };
+        if len != data.len() {
+            return Err(Fault::Other(CommError::Mismatch {
+                rank: member.rank,
+                call: call_of_recv(data.len(), from),
+                other_rank: from,
+                other_call: format!("send of {len} bytes"),
+            }));
+        }
+        inbox.accept();
+        let mut arrived = 0;
+        while arrived < len {
+            match inbox.connection.socket.recv(&mut data[arrived..]).map_err(gone)? {
+                0 => rest(member, Some(inbox), since, from)?,
+                read => (arrived, since) = (arrived + read, Instant::now()),
+            }
+        }
+        Ok(())
+    }
+
+    fn inbox(&mut self, member: &Member, from: usize) -> Result<Option<usize>, Fault> {
+        let find = |inboxes: &[Inbox]| inboxes.iter().position(|inbox| inbox.connection.peer == from);
+        if let Some(i) = find(&self.inboxes) {
+            return Ok(Some(i));
+        }
+        let was_gone = member.is_gone(from);
+        member.take_arrivals(Purpose::Messages, |connection| self.inboxes.push(Inbox::new(connection)));
+        match find(&self.inboxes) {
+            None if was_gone => Err(Fault::Gone(from)),
+            found => Ok(found),
+        }
+    }
+}
+
+/// Call that a message's receiver makes, in words.
+pub(super) fn call_of_recv(len: usize, from: usize) -> String {
+    format!("recv of {len} bytes from rank {from}")
+}
+
+/// Waits until the outbox satisfies `done`; the deadline counts from its last progress.
+fn wait_until(member: &Member, done: impl Fn() -> bool) -> Result<(), Fault> {
+    let (mut since, mut sent) = (Instant::now(), member.outbox.num_sent());
+    while !done() {
+        sleep(member, [None, None], left(member.deadline, since.elapsed()))?;
+        let now = member.outbox.num_sent();
+        if now != sent {
+            (since, sent) = (Instant::now(), now);
+        } else if since.elapsed() >= member.deadline {
+            return Err(Fault::Late(member.outbox.awaited().unwrap_or(member.rank)));
+        }
+    }
+    Ok(())
+}
+
+/// Waits until bytes or connections may have arrived.
+fn rest(member: &Member, inbox: Option<&Inbox>, since: Instant, from: usize) -> Result<(), Fault> {
+    let fd = inbox.map(|inbox| (inbox.as_fd(), PollFlags::IN));
+    sleep(member, [fd, None], left(member.deadline, since.elapsed()))?;
+    if since.elapsed() >= member.deadline { Err(Fault::Late(from)) } else { Ok(()) }
+}
