@@ -23,7 +23,8 @@ Exit codes:
   1    a fault of Tandem's own, or of the machine (a full disk, no memory)
   2    a mistake in the command, the configuration, the model or the data
   75   a peer was lost; start again with --resume
-  143  stopped by SIGTERM or Ctrl-C after saving; start again with --resume";
+  130  stopped by Ctrl-C after saving; start again with --resume
+  143  stopped by SIGTERM after saving; start again with --resume";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -48,7 +49,7 @@ pub(crate) enum Command {
     Export(ExportArguments),
     /// Create a model of random weights from a config.json.
     Init(InitArguments),
-    /// Start several ranks of a run on this machine, one process each.
+    /// Start several ranks of a run, one process each, on this machine or on several.
     Launch(LaunchArguments),
     /// List this machine's devices and libraries, and which ones are missing.
     Doctor(DoctorArguments),
@@ -134,9 +135,9 @@ pub(crate) struct PlanArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct LaunchArguments {
-    /// Ranks to start on this machine.
-    #[arg(long, short = 'n', value_name = "RANKS")]
-    pub ranks: usize,
+    /// Ranks to start on this machine, or on each of --hosts.
+    #[arg(long, short = 'n', value_name = "RANKS", required_unless_present = "hostfile")]
+    pub ranks: Option<usize>,
     /// Number of machines of the job; start this command on each.
     #[arg(long, default_value_t = 1)]
     pub nodes: usize,
@@ -146,9 +147,50 @@ pub(crate) struct LaunchArguments {
     /// Rendezvous address: host name and free port of the first machine.
     #[arg(long, value_name = "HOST:PORT")]
     pub address: Option<String>,
+    /// Start the ranks on these machines over ssh, without a login of yours on each: names as ssh
+    /// takes them. This folder and this program must be at the same paths there.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', conflicts_with_all = ["nodes", "node", "hostfile"])]
+    pub hosts: Vec<String>,
+    /// A file with the machines, one per line: NAME, or NAME slots=RANKS.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["nodes", "node"])]
+    pub hostfile: Option<PathBuf>,
+    /// Program that runs a command on a machine, in place of ssh; words are split at spaces.
+    #[arg(long, value_name = "COMMAND", default_value = "ssh -o BatchMode=yes")]
+    pub ssh: String,
+    /// Start all ranks again, with --resume, after a failure that is no mistake of the user's; at most
+    /// so often.
+    #[arg(long, value_name = "TIMES", default_value_t = 0)]
+    pub max_restarts: usize,
+    /// Start again without the ranks that failed, while so many are left. The bits stay the same.
+    #[arg(long, value_name = "RANKS", requires = "max_restarts")]
+    pub min_ranks: Option<usize>,
+    /// Also write each rank's output into a file of this folder.
+    #[arg(long, value_name = "FOLDER")]
+    pub log_dir: Option<PathBuf>,
+    /// First rank here and number of all ranks, where another launcher started this one.
+    #[arg(long, value_name = "FIRST:ALL", hide = true, requires = "address")]
+    pub part: Option<Part>,
     /// Command that each rank runs, for example: train run.toml
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     pub command: Vec<String>,
+}
+
+/// A part of a job's ranks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    /// First rank.
+    pub first: usize,
+    /// Number of all ranks.
+    pub all: usize,
+}
+
+impl FromStr for Part {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let numbers = text.split_once(':').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+        numbers.map(|(first, all)| Self { first, all }).ok_or("expected FIRST:ALL, as in 4:8")
+    }
 }
 
 impl LaunchArguments {
@@ -156,7 +198,20 @@ impl LaunchArguments {
     pub(crate) fn for_ranks(launch: &Launch, ranks: usize, command: Vec<String>) -> Self {
         let Launch { num_processes, process, meeting_point, .. } = launch;
         let address = meeting_point.as_ref().map(|point| format!("{}:{}", point.host, point.port));
-        Self { ranks, nodes: *num_processes, node: *process, address, command }
+        Self {
+            ranks: Some(ranks),
+            nodes: *num_processes,
+            node: *process,
+            address,
+            hosts: Vec::new(),
+            hostfile: None,
+            ssh: String::new(),
+            max_restarts: 0,
+            min_ranks: None,
+            log_dir: None,
+            part: None,
+            command,
+        }
     }
 }
 

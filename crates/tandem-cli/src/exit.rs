@@ -6,7 +6,8 @@
 //! | 1 | a fault of Tandem's own, or of the machine (a full disk, no memory) |
 //! | 2 | a mistake in the command, the configuration, the model or the data |
 //! | 75 | a peer was lost (`EX_TEMPFAIL`: starting again with `--resume` is the remedy) |
-//! | 143 | stopped by SIGTERM or Ctrl-C after saving (128 + SIGTERM, what schedulers expect of a preempted job) |
+//! | 130 | stopped by Ctrl-C after saving (128 + SIGINT) |
+//! | 143 | stopped by SIGTERM after saving (128 + SIGTERM, what schedulers expect of a preempted job) |
 
 use std::process::ExitCode;
 use std::{fmt, io};
@@ -15,6 +16,11 @@ use tandem_comm::LaunchError;
 use tandem_hub::HubError;
 use tandem_train::config::ConfigError;
 use tandem_train::{Fault, TrainError};
+
+use crate::signals;
+
+/// Code of a process that lost another rank.
+pub(crate) const PEER_LOST: u8 = 75;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
@@ -64,16 +70,22 @@ impl Exit {
     /// Returns the outcome of a rank's process. A rank killed by a signal counts as a lost peer.
     pub(crate) fn from_code(code: Option<i32>) -> Self {
         let Some(code) = code else { return Self::PeerLost };
-        let all = [Self::Done, Self::OwnFault, Self::UserMistake, Self::PeerLost, Self::Interrupted];
-        all.into_iter().find(|exit| i32::from(exit.code()) == code).unwrap_or(Self::OwnFault)
+        match code {
+            0 => Self::Done,
+            2 => Self::UserMistake,
+            130 | 143 => Self::Interrupted,
+            code if code == i32::from(PEER_LOST) => Self::PeerLost,
+            _ => Self::OwnFault,
+        }
     }
 
-    const fn code(self) -> u8 {
+    fn code(self) -> u8 {
         match self {
             Self::Done => 0,
             Self::OwnFault => 1,
             Self::UserMistake => 2,
-            Self::PeerLost => 75,
+            Self::PeerLost => PEER_LOST,
+            Self::Interrupted if signals::was_ctrl_c() => 130,
             Self::Interrupted => 143,
         }
     }

@@ -13,7 +13,7 @@ use tandem_hub::{Hub, HubError, HubName, ModelFiles, Progress};
 use tandem_train::Config;
 use tandem_train::config::{HubPart, HubUse, JudgeSection, Problem, load_judges_fetched};
 
-use crate::args::{Arguments, Command, WeightArguments};
+use crate::args::{Arguments, Command, TrainArguments, WeightArguments};
 use crate::exit::mistake;
 
 /// Shortest time between two lines on a file.
@@ -76,10 +76,7 @@ pub(crate) fn repository(given: &Path) -> Option<String> {
 /// # Errors
 /// If a download fails. Any other mistake is left to the ranks, which report it.
 pub(crate) fn prepare(command: &[String]) -> anyhow::Result<bool> {
-    let words = std::iter::once("tandem".as_ref()).chain(command.iter().map(AsRef::<OsStr>::as_ref));
-    let Ok(Arguments { command: Command::Train(arguments) }) = Arguments::try_parse_from(words) else {
-        return Ok(false);
-    };
+    let Some(arguments) = train_arguments(command) else { return Ok(false) };
     let mut is_named = false;
     let read = Config::load_fetched(&arguments.run.config, &arguments.run.overrides, &mut |name| {
         is_named = true;
@@ -88,6 +85,20 @@ pub(crate) fn prepare(command: &[String]) -> anyhow::Result<bool> {
     match read {
         Err(error) if matches!(error.problem, Problem::Hub { .. }) => Err(error.into()),
         _ => Ok(is_named),
+    }
+}
+
+/// Reads the configuration of a launcher's command, if the ranks could read it.
+pub(crate) fn launched_config(command: &[String]) -> Option<Config> {
+    let arguments = train_arguments(command)?;
+    config(&arguments.run.config, &arguments.run.overrides, ModelFiles::Whole).ok()
+}
+
+fn train_arguments(command: &[String]) -> Option<TrainArguments> {
+    let words = std::iter::once("tandem".as_ref()).chain(command.iter().map(AsRef::<OsStr>::as_ref));
+    match Arguments::try_parse_from(words) {
+        Ok(Arguments { command: Command::Train(arguments) }) => Some(arguments),
+        _ => None,
     }
 }
 

@@ -26,6 +26,7 @@ use crate::args::{Arguments, Command};
 use crate::exit::Exit;
 
 fn main() -> ExitCode {
+    signals::end_with_launcher();
     let arguments = Arguments::parse();
     // A panic is a broken invariant of ours; its message is printed already.
     let exit = match std::panic::catch_unwind(|| run(arguments)) {

@@ -1,13 +1,16 @@
 //! Signal handlers: the first Ctrl-C or SIGTERM asks the run to save and stop, a second one kills.
 
 use std::io;
-use std::process::Child;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
+use signal_hook::iterator::Signals;
+
+/// The last signal that came, or 0.
+static LAST: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
 
 /// Installs the handlers and returns the flag that they set. While the flag is set, either signal
 /// ends the process at once. Checkpoints are renamed into place when complete, so this damages
@@ -19,13 +22,67 @@ pub(crate) fn stop_flag() -> io::Result<Arc<AtomicBool>> {
         // the flag.
         flag::register_conditional_default(signal, Arc::clone(&stop))?;
         flag::register(signal, Arc::clone(&stop))?;
+        flag::register_usize(signal, Arc::clone(&LAST), signal as usize)?;
     }
     Ok(stop)
 }
 
-/// Asks a process to save and stop.
-pub(crate) fn terminate(child: &Child) {
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    // A process that has ended needs no signal.
-    let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
+/// Returns whether the last signal was Ctrl-C rather than SIGTERM.
+pub(crate) fn was_ctrl_c() -> bool {
+    LAST.load(Ordering::Relaxed) == SIGINT as usize
 }
+
+/// Signals to a launcher, which passes them on and ends after its ranks.
+pub(crate) struct Received(Signals);
+
+impl Received {
+    /// Installs the handlers. From now on no such signal ends this process.
+    pub(crate) fn begin() -> io::Result<Self> {
+        Ok(Self(Signals::new([SIGINT, SIGTERM])?))
+    }
+
+    /// Returns the next signal that came, if any.
+    pub(crate) fn next(&mut self) -> Option<Signal> {
+        let signal = self.0.pending().next()?;
+        LAST.store(signal as usize, Ordering::Relaxed);
+        Some(if signal == SIGINT { Signal::INT } else { Signal::TERM })
+    }
+}
+
+/// Sends a signal to a process that leads a group of its own.
+pub(crate) fn send(process: u32, signal: Signal) {
+    // A process that has ended needs no signal.
+    let _ = pid(process).map(|pid| kill_process(pid, signal));
+}
+
+/// Kills a process that leads a group, and the group.
+pub(crate) fn kill_group(process: u32) {
+    let _ = pid(process).map(|pid| kill_process_group(pid, Signal::KILL));
+}
+
+fn pid(process: u32) -> Option<Pid> {
+    i32::try_from(process).ok().and_then(Pid::from_raw)
+}
+
+/// Variable with the process that must be this one's parent: its launcher.
+pub(crate) const LAUNCHER_PROCESS: &str = "TANDEM_LAUNCHER_PROCESS";
+
+/// Makes this process end with the launcher that started it, if one did: its checkpoints stay, and no
+/// rank is left behind.
+#[cfg(target_os = "linux")]
+pub(crate) fn end_with_launcher() {
+    let launcher = std::env::var(LAUNCHER_PROCESS).ok().and_then(|id| id.parse().ok()).and_then(pid);
+    let Some(launcher) = launcher else { return };
+    // Where the kernel has no such signal, the end of the launcher's store stops its ranks a little
+    // later.
+    let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+    // The launcher may have ended before. A program that a rank started has the variable too.
+    let is_own = rustix::process::getppid() == Some(launcher);
+    if !is_own && rustix::process::test_kill_process(launcher).is_err() {
+        std::process::exit(i32::from(crate::exit::PEER_LOST));
+    }
+}
+
+/// There is no such signal elsewhere: the end of the launcher's store stops its ranks.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn end_with_launcher() {}

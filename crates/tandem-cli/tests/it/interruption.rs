@@ -93,10 +93,10 @@ fn resume_and_compare(shop: &Workshop) {
 
 #[test]
 #[ignore = "long: runs in .ci/nightly"]
-fn ctrl_c_saves_exits_with_143_and_resumes_bit_for_bit() {
+fn ctrl_c_saves_exits_with_130_and_resumes_bit_for_bit() {
     let shop = Workshop::new();
     let status = stopped_by(&shop, "-INT");
-    assert_eq!(status.code(), Some(143), "{status}");
+    assert_eq!(status.code(), Some(130), "{status}");
     saved_the_last_step(&shop);
     resume_and_compare(&shop);
 }
@@ -107,7 +107,7 @@ fn ctrl_c_saves_exits_with_143_and_resumes_bit_for_bit() {
 fn an_online_run_that_ctrl_c_stops_resumes_bit_for_bit() {
     let shop = Workshop::new();
     let train = online_run(&shop);
-    assert_eq!(interrupted(&shop, "-INT", &train).code(), Some(143));
+    assert_eq!(interrupted(&shop, "-INT", &train).code(), Some(130));
     saved_the_last_step(&shop);
     resume_online_and_compare(&shop, &train);
 }

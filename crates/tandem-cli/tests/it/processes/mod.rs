@@ -4,6 +4,7 @@ mod bits;
 mod failures;
 mod hosts;
 mod job;
+mod launch;
 mod launchers;
 
 use crate::workshop::Workshop;
