@@ -138,7 +138,7 @@ mod tests {
     fn a_hostfile_has_a_host_per_line() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("hosts");
-        let mut read = |text: &str, ranks| {
+        let read = |text: &str, ranks| {
             std::fs::write(&path, text).unwrap();
             read_file(&path, ranks).map_err(|error| error.to_string())
         };
