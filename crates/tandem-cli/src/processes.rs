@@ -4,8 +4,10 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tandem_comm::Launch;
+use tandem_comm::launch::environment;
+use tandem_comm::mpi::Session;
 use tandem_comm::nccl::Libraries;
-use tandem_comm::processes::{JoinedGroup, Transport, join};
+use tandem_comm::processes::{JoinedGroup, ProcessEngine, join};
 use tandem_comm::watchdog::Watchdog;
 use tandem_train::config::{Devices, Engine};
 use tandem_train::events::{Observer, Silent};
@@ -35,7 +37,7 @@ pub(crate) fn train(
     if config.compute.engine == Engine::Threads {
         return Err(mistake(format!(
             "{launcher} started {num_processes} processes, and compute.engine = \"threads\" is for ranks that are threads of one: \
-             give \"tcp\", or leave it out"
+             leave it out"
         )));
     }
     tandem_train::parallel::mesh::check(&config, *num_processes)?;
@@ -46,6 +48,28 @@ pub(crate) fn train(
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     config.compute.threads.get_or_insert((cores / ranks_on_this_machine()).max(1));
     join_and_train(launch, *process, &config, options, watcher, stop)
+}
+
+/// Returns the engine between the processes of a launch.
+fn engine(launch: &Launch, engine: Engine) -> anyhow::Result<ProcessEngine> {
+    let refused = |why: String| {
+        let Launch { launcher, process, num_processes, .. } = launch;
+        mistake(format!("{launcher} started this process as {process} of {num_processes}, but {why}"))
+    };
+    match engine {
+        Engine::Mpi => match Session::find(&environment()) {
+            Ok(_) => Ok(ProcessEngine::Mpi),
+            Err(why) => Err(refused(format!("compute.engine = \"mpi\": {why}"))),
+        },
+        #[cfg(feature = "gloo")]
+        Engine::Gloo => Ok(ProcessEngine::Gloo),
+        #[cfg(not(feature = "gloo"))]
+        Engine::Gloo => Err(refused("compute.engine = \"gloo\" is not in this build: give \"tcp\"".to_owned())),
+        Engine::Tcp => Ok(ProcessEngine::Tcp),
+        // Control needs no cluster's fabric.
+        Engine::Nccl if launch.meeting_point.is_some() => Ok(ProcessEngine::Tcp),
+        _ => Ok(ProcessEngine::choose(&environment())),
+    }
 }
 
 fn join_and_train(
@@ -60,13 +84,14 @@ fn join_and_train(
     // Report a missing engine before other ranks wait for this one.
     let nccl = match config.compute.engine {
         Engine::Nccl => Some(Libraries::open().map_err(|why| {
-            mistake(format!("compute.engine = \"nccl\": {why}. compute.engine = \"auto\" uses TCP instead"))
+            mistake(format!("compute.engine = \"nccl\": {why}. compute.engine = \"auto\" needs no GPU"))
         })?),
         _ => None,
     };
+    let engine = engine(launch, config.compute.engine)?;
     // The store ends last if this process serves it.
-    let JoinedGroup { server: _server, group, mut watchdog, raised } =
-        join(launch, deadline, transport(config)?).map_err(TrainError::Comm)?;
+    let JoinedGroup { server: _server, group, session, mut watchdog, raised } =
+        join(launch, engine, deadline).map_err(TrainError::Comm)?;
     if let Some(raised) = raised {
         eprintln!("rank {process}: {raised}");
     }
@@ -79,10 +104,13 @@ fn join_and_train(
         .map_err(TrainError::Comm)
         .and_then(|group| spawn::train_as(config, options, group, observer, stop));
     watcher.finish();
-    outcome.map_err(|error| match &mut watchdog {
+    let outcome = outcome.map_err(|error| match &mut watchdog {
         Some(watchdog) => with_story(watchdog, error),
         None => error.into(),
-    })
+    });
+    // MPI ends when all ranks have, while the watchdog still tells of those that fail.
+    drop(session);
+    outcome
 }
 
 /// Adds this rank to an error; a lost peer is reported alike on all ranks.
@@ -97,20 +125,6 @@ fn with_story(watchdog: &mut Watchdog, error: TrainError) -> anyhow::Error {
             let place = watchdog.own_place();
             anyhow::Error::new(error).context(place)
         }
-    }
-}
-
-/// Returns the transport between processes.
-fn transport(config: &Config) -> anyhow::Result<Transport> {
-    match config.compute.engine {
-        #[cfg(feature = "gloo")]
-        Engine::Gloo => Ok(Transport::Gloo),
-        #[cfg(not(feature = "gloo"))]
-        Engine::Gloo => Err(mistake(
-            "compute.engine = \"gloo\" is not in this build: give \"tcp\", or install libgloo-dev and build with \
-             --features gloo",
-        )),
-        _ => Ok(Transport::Tcp),
     }
 }
 

@@ -5,8 +5,8 @@
 //! * [`ProcessGroup`]: one rank's membership of a process group, with the collectives of its ranks.
 //! * `collective/`: what a collective is: calls, element types, volume, the [`Engine`] interface.
 //! * `engines/`: what moves the bytes: [`threads`] for ranks that are threads of one process,
-//!   [`tcp`] for processes, [`nccl`] for GPUs over either, [`recorder`] for dry runs; `gloo` (a
-//!   feature) for comparisons with [`tcp`].
+//!   [`tcp`] and [`mpi`] for processes, [`nccl`] for GPUs over any of them, [`recorder`] for dry
+//!   runs; `gloo` (a feature) for comparisons with [`tcp`].
 //! * `health/`: heartbeats, watchdog, progress and the record of the first failure.
 
 #![warn(unreachable_pub)]
@@ -30,9 +30,10 @@ pub use collective::observer::CollectiveObserver;
 pub use collective::volume::Volume;
 #[cfg(feature = "gloo")]
 pub use engines::gloo;
-pub use engines::{nccl, recorder, tcp, threads};
+pub use engines::{mpi, nccl, recorder, tcp, threads};
 pub use error::{CommError, Result};
 pub use group::ProcessGroup;
+pub use health::abort_flag::AbortFlag;
 pub use health::progress::{Phase, Place, Progress};
 pub use health::watchdog;
 pub use launch::open_files;

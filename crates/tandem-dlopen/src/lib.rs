@@ -20,7 +20,7 @@ pub struct Found {
     pub file: PathBuf,
 }
 
-/// An open library. It is never closed: NVIDIA's libraries have threads that run their code.
+/// An open library. It is never closed: NVIDIA's libraries and MPI have threads that run their code.
 #[derive(Debug)]
 pub struct Library {
     handle: NonNull<c_void>,
@@ -35,10 +35,20 @@ unsafe impl Sync for Library {}
 impl Library {
     /// Opens a library by path, or by a name for the loader.
     pub fn open(name: &str) -> Result<Self, String> {
+        Self::open_with(name, libc::RTLD_LOCAL)
+    }
+
+    /// Opens a library whose symbols the libraries that it opens itself may use, as the plug-ins of
+    /// an MPI do.
+    pub fn open_global(name: &str) -> Result<Self, String> {
+        Self::open_with(name, libc::RTLD_GLOBAL)
+    }
+
+    fn open_with(name: &str, scope: libc::c_int) -> Result<Self, String> {
         let text = CString::new(name).map_err(|_| format!("{name:?} has a zero byte"))?;
-        // SAFETY: the text is null-terminated. Initialisers of the library run; it is NVIDIA's, or
-        // the user's replacement.
-        let handle = unsafe { libc::dlopen(text.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        // SAFETY: the text is null-terminated. Initialisers of the library run; it is NVIDIA's, an
+        // MPI, or the user's replacement.
+        let handle = unsafe { libc::dlopen(text.as_ptr(), libc::RTLD_NOW | scope) };
         match NonNull::new(handle) {
             Some(handle) => Ok(Self { handle, name: name.to_owned() }),
             None => Err(last_error()),

@@ -112,7 +112,7 @@ fn libraries() -> (Vec<String>, Vec<&'static str>) {
 }
 
 fn processes() -> String {
-    line("Processes", "TCP and shared memory, built in")
+    line("Processes", "TCP and shared memory, built in; MPI where an MPI launcher starts the ranks")
 }
 
 /// Measures the CPU and GPUs and writes a device table.

@@ -3,6 +3,7 @@
 mod buffer_pool;
 #[cfg(feature = "gloo")]
 pub mod gloo;
+pub mod mpi;
 pub mod nccl;
 pub mod recorder;
 pub mod tcp;

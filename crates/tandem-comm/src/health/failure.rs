@@ -69,6 +69,21 @@ pub(crate) fn stuck(rank: usize) -> String {
     format!("stuck/{rank}")
 }
 
+/// Converts ranks in an error of a subgroup to those of the group that `members` are ranks of.
+pub(crate) fn in_parent(error: CommError, members: &[usize]) -> CommError {
+    let there = |rank: usize| members.get(rank).copied().unwrap_or(rank);
+    match error {
+        CommError::PeerLost { rank } => CommError::PeerLost { rank: there(rank) },
+        CommError::Aborted { rank, reason } => CommError::Aborted { rank: there(rank), reason },
+        CommError::Deadline { call, missing, deadline } => {
+            let missing = missing.into_iter().map(there).collect();
+            CommError::Deadline { call, missing, deadline }
+        }
+        // A mismatch names the group's own calls; silent ranks are ranks of the job already.
+        other => other,
+    }
+}
+
 fn encode(rank: usize, error: &CommError) -> String {
     let fields = match error {
         CommError::Mismatch { rank, call, other_rank, other_call } => {

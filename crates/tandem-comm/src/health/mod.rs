@@ -2,7 +2,7 @@
 
 pub(crate) mod abort_flag;
 pub(crate) mod failure;
-mod heartbeat;
+pub(crate) mod heartbeat;
 pub(crate) mod progress;
 pub(crate) mod wake;
 pub mod watchdog;

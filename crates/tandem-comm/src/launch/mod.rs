@@ -8,12 +8,15 @@
 //! | `srun` | `SLURM_STEP_ID`, `SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID`, `SLURM_STEP_NODELIST`, `SLURM_JOB_ID` |
 //! | Open MPI's `mpirun` | `OMPI_COMM_WORLD_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE}` |
 //! | MPICH's and Intel's `mpiexec` | `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` |
+//! | `prterun` and other PMIx launchers | `PMIX_RANK`, and the variables of one of the others for the size |
 //! | Kubernetes Indexed Job, JobSet | `JOB_COMPLETION_INDEX`, and `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` from the manifest |
 //!
 //! A partial environment (a rank without a world size) or a contradictory one (two launchers that
 //! disagree) is an error that names the variables. Continuing with a world size of 1 would train N
 //! separate models into one folder.
 
+mod addresses;
+pub mod mpi;
 pub mod open_files;
 pub mod processes;
 
@@ -24,6 +27,12 @@ use crate::launch::LaunchError::{Contradictory, Malformed, Partial};
 
 /// Environment variables by name; an empty string counts as unset.
 pub type Environment = BTreeMap<String, String>;
+
+/// Returns the environment of this process.
+pub fn environment() -> Environment {
+    let text = |os: std::ffi::OsString| os.to_string_lossy().into_owned();
+    std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect()
+}
 
 /// Program that started this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +105,8 @@ pub struct Launch {
     pub local_process: Option<usize>,
     /// Number of ranks in this process.
     pub ranks_here: LocalRanks,
-    /// Address of the store; `None` for a single process.
+    /// Address of the store; `None` for a single process, and where MPI alone can tell it: `mpirun` on
+    /// several machines without `MASTER_ADDR` and `MASTER_PORT`.
     pub meeting_point: Option<RendezvousEndpoint>,
 }
 
@@ -120,13 +130,15 @@ fn list(names: &[String]) -> String {
     format!("{} {verb}", names.join(", "))
 }
 
+/// Remedy for ranks on several machines that do not meet over MPI.
+pub(crate) const NO_ADDRESS: &str =
+    "mpirun gives ranks on several machines no rendezvous address; pass both with -x or -genv";
 const UNSET: &str = "unset variables left over from another job, or start all ranks through one launcher";
 
 impl Launch {
     /// Reads the environment of this process.
     pub fn detect() -> Result<Self, LaunchError> {
-        let text = |os: std::ffi::OsString| os.to_string_lossy().into_owned();
-        Self::from_environment(&std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect())
+        Self::from_environment(&environment())
     }
 
     /// Creates the launch of a process without a launcher.
@@ -200,6 +212,14 @@ fn outer_launcher(vars: &Variables) -> Result<Option<Outer>, LaunchError> {
     if pmi.iter().any(|name| vars.has(name)) && !vars.has("SLURM_STEP_ID") {
         let local = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS");
         return Ok(Some((mpi(vars, Launcher::Pmi, pmi, local)?, pmi[0], pmi[1])));
+    }
+    if vars.has("PMIX_RANK") && !vars.has("SLURM_STEP_ID") {
+        return Err(Partial {
+            found: vec![vars.show("PMIX_RANK")],
+            missing: vec!["OMPI_COMM_WORLD_SIZE".into(), "PMI_SIZE".into(), "SLURM_STEP_ID".into()],
+            hint: "the number of ranks is unknown; start them with mpirun, mpiexec or srun --mpi=pmix, or set RANK and \
+                   WORLD_SIZE",
+        });
     }
     if vars.has("SLURM_JOB_ID") {
         return Ok(slurm(vars)?.map(|launch| (launch, "SLURM_PROCID", "SLURM_NTASKS")));
@@ -331,13 +351,10 @@ fn mpi(
         (None, None) if all_here => {
             Some(RendezvousEndpoint { host: "127.0.0.1".into(), port: 29500, served: false })
         }
+        (None, None) => None,
         _ => {
             let needed = ["MASTER_ADDR", "MASTER_PORT"];
-            vars.require(
-                &[names[1], needed[0], needed[1]],
-                &needed,
-                "mpirun gives ranks on several machines no rendezvous address; pass both with -x or -genv",
-            )?;
+            vars.require(&[names[1], needed[0], needed[1]], &needed, NO_ADDRESS)?;
             vars.meeting_point(needed[0], needed[1], false)?
         }
     };

@@ -2,10 +2,13 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use crate::engines::mpi::{PATH, Session};
+use crate::health::abort_flag::AbortFlag;
+use crate::health::failure;
 use crate::health::watchdog::Watchdog;
-use crate::health::{abort_flag::AbortFlag, failure};
-use crate::launch::Launch;
+use crate::launch::addresses::StoreCard;
 use crate::launch::open_files::{self, FdLimit};
+use crate::launch::{Environment, Launch, environment};
 use crate::store::{Store, StoreServer};
 use crate::{CommError, ProcessGroup, Result, tcp};
 
@@ -19,38 +22,35 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Interval of looking for an attempt's name.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Transport between processes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Transport {
+/// Maximum bytes of a store's card.
+const MAX_CARD: usize = 16 << 10;
+
+/// Engine between processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProcessEngine {
     /// [`tcp`].
-    #[default]
     Tcp,
+    /// The launcher's MPI.
+    Mpi,
     /// Gloo, for comparisons.
     #[cfg(feature = "gloo")]
     Gloo,
 }
 
-impl Transport {
-    fn group(
-        self,
-        store: Store,
-        rank: usize,
-        size: usize,
-        deadline: Duration,
-        abort_flag: AbortFlag,
-    ) -> Result<ProcessGroup> {
-        match self {
-            Self::Tcp => tcp::group(store, rank, size, deadline, abort_flag),
-            #[cfg(feature = "gloo")]
-            Self::Gloo => crate::gloo::group(store, rank, size, deadline, abort_flag),
-        }
+impl ProcessEngine {
+    /// Chooses the launcher's MPI if there is one, else TCP.
+    pub fn choose(environment: &Environment) -> Self {
+        if Session::find(environment).is_ok() { Self::Mpi } else { Self::Tcp }
     }
 }
 
-/// A rank's membership of the job's group. Its fields must live until the run ends.
+/// A rank's membership of the job's group. Its fields must live until the run ends, in this order.
 pub struct JoinedGroup {
     /// The group.
     pub group: ProcessGroup,
+    /// MPI, if the group uses it. It ends before the watchdog and the store, which tell it of ranks that
+    /// fail at the end.
+    pub session: Option<Session>,
     /// Watchdog over the other ranks, if there are any.
     pub watchdog: Option<Watchdog>,
     /// The raised limit of open files, if it was too low.
@@ -63,13 +63,66 @@ pub struct JoinedGroup {
 /// rank waits for another inside a collective, for processes that hang: a dead process is noticed
 /// at once.
 ///
-/// Rank 0 serves the store unless the launcher does. torchrun's store outlives failed attempts, so
-/// each attempt has keys of its own.
-pub fn join(launch: &Launch, deadline: Duration, transport: Transport) -> Result<JoinedGroup> {
-    let Some(meeting) = &launch.meeting_point else {
-        return Ok(JoinedGroup { group: ProcessGroup::alone(), watchdog: None, raised: None, server: None });
+/// Rank 0 serves the store unless the launcher does. Over MPI it also sends its address. torchrun's
+/// store outlives failed attempts, so each attempt has keys of its own.
+pub fn join(launch: &Launch, engine: ProcessEngine, deadline: Duration) -> Result<JoinedGroup> {
+    if launch.num_processes == 1 {
+        let group = ProcessGroup::alone();
+        return Ok(JoinedGroup { group, session: None, watchdog: None, raised: None, server: None });
+    }
+    match engine {
+        ProcessEngine::Mpi => join_over_mpi(launch, deadline),
+        ProcessEngine::Tcp => join_over_store(launch, deadline, tcp::group),
+        #[cfg(feature = "gloo")]
+        ProcessEngine::Gloo => join_over_store(launch, deadline, crate::gloo::group),
+    }
+}
+
+fn join_over_mpi(launch: &Launch, deadline: Duration) -> Result<JoinedGroup> {
+    let mut session = Session::open(&environment(), MEETING)?;
+    let (rank, size) = (session.rank(), session.size());
+    if (rank, size) != (launch.process, launch.num_processes) {
+        let found = session.library();
+        return Err(CommError::Engine {
+            reason: format!(
+                "{} ({}) counts this process as rank {rank} of {size}, and {} as {} of {}: it is not the launcher's MPI; \
+                 {PATH} names that one's library",
+                found.file.display(),
+                found.version,
+                launch.launcher,
+                launch.process,
+                launch.num_processes
+            ),
+        });
+    }
+    let serves = rank == 0;
+    let raised = open_files::suffice(open_files::needed(size, false, serves), size)?;
+    let server = if serves { Some(StoreServer::bind(0)?) } else { None };
+    let card = match &server {
+        Some(server) => StoreCard::new(server.port(), PATIENCE)?.encode(),
+        None => Vec::new(),
     };
+    let card = session.broadcast(&card, MAX_CARD, MEETING)?;
+    let card = StoreCard::decode(&card).ok_or_else(|| CommError::Engine {
+        reason: format!("rank {rank} cannot read the address of rank 0: all ranks must run the same program"),
+    })?;
+    let store = card.connect(MEETING, PATIENCE)?.prefixed("tandem/");
+    let (own, abort_flag) = (store.reconnect()?, AbortFlag::default());
+    let group = session.group(store, deadline, abort_flag.clone())?;
+    let progress = group.progress().clone();
+    let watchdog = Watchdog::begin(own, (rank, size), deadline, progress, abort_flag, serves)?;
+    Ok(JoinedGroup { group, session: Some(session), watchdog: Some(watchdog), raised, server })
+}
+
+fn join_over_store(
+    launch: &Launch,
+    deadline: Duration,
+    create: impl FnOnce(Store, usize, usize, Duration, AbortFlag) -> Result<ProcessGroup>,
+) -> Result<JoinedGroup> {
     let (rank, size) = (launch.process, launch.num_processes);
+    let meeting = launch.meeting_point.as_ref().ok_or_else(|| CommError::Engine {
+        reason: format!("MASTER_ADDR and MASTER_PORT are not set: {}", super::NO_ADDRESS),
+    })?;
     let serves = !meeting.served && rank == 0;
     let raised = open_files::suffice(open_files::needed(size, true, serves), size)?;
     let server = if serves { Some(StoreServer::bind(meeting.port)?) } else { None };
@@ -78,10 +131,10 @@ pub fn join(launch: &Launch, deadline: Duration, transport: Transport) -> Result
     let has_attempts = std::env::var_os("TORCHELASTIC_RESTART_COUNT").is_some();
     let store = if has_attempts { this_attempt(&store, rank, size)? } else { store };
     let (own, abort_flag) = (store.reconnect()?, AbortFlag::default());
-    let group = transport.group(store, rank, size, deadline, abort_flag.clone())?;
-    let watchdog =
-        Watchdog::begin(own, (rank, size), deadline, group.progress().clone(), abort_flag, serves)?;
-    Ok(JoinedGroup { group, watchdog: Some(watchdog), raised, server })
+    let group = create(store, rank, size, deadline, abort_flag.clone())?;
+    let progress = group.progress().clone();
+    let watchdog = Watchdog::begin(own, (rank, size), deadline, progress, abort_flag, serves)?;
+    Ok(JoinedGroup { group, session: None, watchdog: Some(watchdog), raised, server })
 }
 
 /// Returns a view of the store for this attempt alone. torchrun's restart counts differ between

@@ -139,6 +139,15 @@ fn mpi_launchers() {
             at("a", 8),
         ),
         ("PMI_RANK=0 PMI_SIZE=1", Launcher::Pmi, 0, 1, None, None),
+        // On several machines: MPI alone tells the address.
+        (
+            "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=1 PMIX_RANK=1",
+            Launcher::OpenMpi,
+            1,
+            2,
+            None,
+            None,
+        ),
     ]);
 }
 
@@ -190,7 +199,8 @@ fn partial_environments_are_refused_by_name() {
         ("SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_NTASKS=8", vec!["SLURM_STEP_ID=0", "SLURM_PROCID"]),
         ("SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_NTASKS=8", vec!["SLURM_STEP_NODELIST"]),
         ("OMPI_COMM_WORLD_RANK=0", vec!["OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE"]),
-        ("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2", vec!["MASTER_ADDR, MASTER_PORT"]),
+        ("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 MASTER_ADDR=a", vec!["MASTER_ADDR=a", "MASTER_PORT"]),
+        ("PMIX_RANK=1 PMIX_NAMESPACE=x", vec!["PMIX_RANK=1", "PMI_SIZE", "srun --mpi=pmix"]),
         ("PMI_SIZE=2", vec!["PMI_SIZE=2", "PMI_RANK"]),
         ("JOB_COMPLETION_INDEX=0", vec!["JOB_COMPLETION_INDEX=0", "WORLD_SIZE"]),
         ("JOB_COMPLETION_INDEX=0 WORLD_SIZE=2", vec!["MASTER_ADDR, MASTER_PORT"]),

@@ -4,6 +4,7 @@ mod conformance;
 #[cfg(feature = "gloo")]
 mod gloo;
 mod launch;
+mod mpi;
 mod nccl;
 mod processes;
 mod store;

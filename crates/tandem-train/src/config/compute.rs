@@ -79,9 +79,11 @@ keys! {
         /// same.
         checkpointing: Checkpointing = choice(Checkpointing::NAMES).or(Checkpointing::None).free(),
         /// Engine of the collectives. `"threads"`: memory, between threads of one process.
-        /// `"tcp"`: TCP and shared memory, between processes. `"gloo"`: Gloo, between processes, in a
-        /// build with it. `"nccl"`: NCCL, between processes with an NVIDIA GPU each; not yet run on
-        /// a GPU ([ranks.md](ranks.md#nccl)). `"auto"`: threads or TCP, whichever fits.
+        /// `"tcp"`: TCP and shared memory, between processes. `"mpi"`: the launcher's MPI, between
+        /// processes ([ranks.md](ranks.md#mpi)). `"gloo"`: Gloo, between processes, in a build with
+        /// it. `"nccl"`: NCCL, between processes with an NVIDIA GPU each; not yet run on a GPU
+        /// ([ranks.md](ranks.md#nccl)). `"auto"`: threads; between processes MPI if an MPI launcher
+        /// started them, else TCP.
         engine: Engine = choice(Engine::NAMES)
             .unless(|engine| refuse_engine(*engine, devices))
             .or(Engine::Auto)
@@ -144,12 +146,14 @@ impl Checkpointing {
 /// Engine of the collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
-    /// Memory between threads, TCP between processes.
+    /// Memory between threads; between processes the launcher's MPI, else TCP.
     Auto,
     /// Memory, between threads of one process.
     Threads,
     /// TCP and shared memory, between processes.
     Tcp,
+    /// The launcher's MPI, between processes.
+    Mpi,
     /// Gloo, between processes.
     Gloo,
     /// NCCL, between processes with a GPU each.
@@ -157,10 +161,11 @@ pub enum Engine {
 }
 
 impl Engine {
-    const NAMES: [(&str, Self); 5] = [
+    const NAMES: [(&str, Self); 6] = [
         ("auto", Self::Auto),
         ("threads", Self::Threads),
         ("tcp", Self::Tcp),
+        ("mpi", Self::Mpi),
         ("gloo", Self::Gloo),
         ("nccl", Self::Nccl),
     ];
@@ -296,11 +301,13 @@ fn refuse_engine(engine: Engine, devices: Devices) -> Option<String> {
         (Engine::Nccl, Devices::Cpu(2..)) => "NCCL",
         (Engine::Gloo, _) if devices.num_ranks() > 1 => "Gloo",
         (Engine::Tcp, _) if devices.num_ranks() > 1 => "TCP",
+        (Engine::Mpi, _) if devices.num_ranks() > 1 => "MPI",
         _ => return None,
     };
+    let launcher = if engine == Engine::Mpi { "mpirun, mpiexec or srun" } else { "`tandem launch`" };
     Some(format!(
         "the ranks of devices = {:?} are threads, but {name} connects processes; set \"cpu\" and start the \
-         ranks with `tandem launch`",
+         ranks with {launcher}",
         devices.name()
     ))
 }

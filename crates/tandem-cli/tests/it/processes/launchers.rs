@@ -43,7 +43,7 @@ fn nccl_that_is_not_there_is_named_with_where_to_get_it() {
         "compute.engine = \"nccl\": TANDEM_NCCL names /nowhere/libnccl.so.2",
         "libnccl2",
         "nvidia-nccl-cu12",
-        "TCP",
+        "needs no GPU",
     ] {
         assert!(stderr.contains(text), "no {text:?} in:\n{stderr}");
     }

@@ -104,7 +104,7 @@ impl Gloo {
         };
         // The job is told before connections close. Ranks that wait for this rank in another group
         // then learn which rank is lost, instead of blaming this one.
-        let mut verdict = in_parent(error.clone(), &self.members);
+        let mut verdict = failure::in_parent(error.clone(), &self.members);
         if !self.path.is_empty() && !self.abort_flag.is_cut() && !self.abort_flag.store_is_lost() {
             verdict = failure::report(&self.job, self.members[self.rank], verdict);
         }
@@ -337,7 +337,7 @@ impl Engine for Gloo {
             Self::meet(job, path, rank, of_job, self.deadline, self.abort_flag.clone())
         });
         child.map(|child| Box::new(child) as Box<dyn Engine>).map_err(|error| {
-            let error = in_parent(error, &members);
+            let error = failure::in_parent(error, &members);
             self.fail(error)
         })
     }
@@ -371,19 +371,4 @@ impl Drop for Gloo {
 fn fingerprint(call: &str, number: u64) -> u64 {
     let bytes = call.bytes().chain(number.to_le_bytes());
     fnv1a(bytes.map(u64::from))
-}
-
-/// Converts ranks in an error of a group that could not be made to the parent's.
-fn in_parent(error: CommError, members: &[usize]) -> CommError {
-    let there = |rank: usize| members.get(rank).copied().unwrap_or(rank);
-    match error {
-        CommError::PeerLost { rank } => CommError::PeerLost { rank: there(rank) },
-        CommError::Aborted { rank, reason } => CommError::Aborted { rank: there(rank), reason },
-        CommError::Deadline { call, missing, deadline } => {
-            let missing = missing.into_iter().map(there).collect();
-            CommError::Deadline { call, missing, deadline }
-        }
-        // A mismatch names the group's own calls; silent ranks are ranks of the job already.
-        other => other,
-    }
 }

@@ -1,0 +1,203 @@
+//! Sums in a fixed order: reductions that MPI does not do itself.
+//!
+//! MPI has no bfloat16, and the order in which it adds floats depends on its library, its choice of
+//! algorithm and the network. Here part `p` of a buffer is summed in the order of ranks
+//! `p+1, p+2, …, p`: always the same bits, on every rank, and those of the other engines' rings.
+//!
+//! *Large buffers* go round a ring in [`CHUNK`]s of every part. Each of several chunks is in a lane
+//! of its own, with a tag of its own, so that connections and cores work at the same time. Each rank
+//! sends `2·(N−1)/N` of the buffer, the minimum.
+//!
+//! *Small buffers* would wait `2·(N−1)` times. They are gathered by MPI, and each rank adds.
+
+use std::ffi::c_int;
+use std::ops::Range;
+
+use super::communicator::{Communicator, Request};
+use super::segments::{SEGMENT, Segment, Segments};
+use super::wait::{Fault, Wait};
+use crate::collective::element::{ElementKind, Reduction, reduce};
+
+/// Bytes of a part that travel at once: small enough for the cache, and a multiple of every
+/// element's size.
+const CHUNK: usize = SEGMENT / 2;
+/// Number of chunks under way.
+const LANES: usize = 3;
+/// Sends of a lane that may be unfinished.
+const MAX_SENDS: usize = 2;
+/// Largest sum of all ranks' buffers that is gathered.
+const GATHERED: usize = SEGMENT / 4;
+/// First tag of a lane. MPI guarantees tags up to 32,767.
+const FIRST_TAG: c_int = 16;
+const NUM_TAGS: usize = 1 << 14;
+
+/// A reduction of all ranks' buffers in parts.
+pub(super) struct OrderedReduction<'a> {
+    pub(super) communicator: &'a Communicator,
+    pub(super) segments: &'a Segments,
+    pub(super) kind: ElementKind,
+    pub(super) reduction: Reduction,
+    /// Byte ranges of the ranks' parts.
+    pub(super) parts: &'a [Range<usize>],
+    /// Whether every rank gets all parts, or its own.
+    pub(super) for_all: bool,
+}
+
+/// One chunk's way round the ring.
+struct Lane {
+    round: usize,
+    step: usize,
+    /// `None` where the part that comes has no such chunk.
+    incoming: Option<Request>,
+    sends: Vec<Request>,
+}
+
+impl OrderedReduction<'_> {
+    pub(super) fn run(&self, data: &mut [u8], wait: &mut Wait) -> Result<(), Fault> {
+        if data.len() * self.communicator.size <= GATHERED {
+            return self.gather(data, wait);
+        }
+        let num_rounds = self.parts.iter().map(|part| part.len().div_ceil(CHUNK)).max().unwrap_or(0);
+        let (mut next, mut lanes) = (0, Vec::with_capacity(LANES));
+        loop {
+            while lanes.len() < LANES && next < num_rounds {
+                lanes.push(self.begin(next, data)?);
+                next += 1;
+            }
+            if lanes.is_empty() {
+                return Ok(());
+            }
+            let mut has_moved = false;
+            for lane in &mut lanes {
+                has_moved |= self.advance(lane, data)?;
+            }
+            lanes.retain(|lane| lane.step < self.num_steps() || !lane.sends.is_empty());
+            if has_moved {
+                wait.progressed();
+            } else {
+                wait.idle()?;
+            }
+        }
+    }
+
+    fn num_steps(&self) -> usize {
+        (self.communicator.size - 1) * if self.for_all { 2 } else { 1 }
+    }
+
+    /// Returns the range of the part's chunk that a lane sends in a step. It receives the chunk of
+    /// the part before, which it sends in the next step.
+    fn sent(&self, round: usize, step: usize) -> Range<usize> {
+        let Communicator { rank, size, .. } = *self.communicator;
+        // A part starts behind its owner and is summed where it arrives there, N−1 steps later. Its
+        // sum then goes on round the ring.
+        let part = &self.parts[(rank + 2 * size - 1 - step) % size];
+        let start = (part.start + round * CHUNK).min(part.end);
+        start..(start + CHUNK).min(part.end)
+    }
+
+    fn begin(&self, round: usize, data: &[u8]) -> Result<Lane, Fault> {
+        let own = &data[self.sent(round, 0)];
+        let mut segment = self.segments.take(CHUNK);
+        segment.bytes_mut()[..own.len()].copy_from_slice(own);
+        let mut lane = Lane { round, step: 0, incoming: None, sends: Vec::with_capacity(MAX_SENDS) };
+        self.exchange(&mut lane, Some(segment))?;
+        Ok(lane)
+    }
+
+    /// Starts a step: receives a chunk and sends the one that has come.
+    fn exchange(&self, lane: &mut Lane, segment: Option<Segment>) -> Result<(), Fault> {
+        let Communicator { rank, size, .. } = *self.communicator;
+        let tag = FIRST_TAG + (lane.round % NUM_TAGS) as c_int;
+        let (sent, coming) = (self.sent(lane.round, lane.step), self.sent(lane.round, lane.step + 1));
+        if !coming.is_empty() {
+            let room = self.segments.take(CHUNK);
+            lane.incoming =
+                Some(self.communicator.recv(room, coming.len(), (rank + size - 1) % size, tag)?);
+        }
+        match segment {
+            Some(segment) if sent.is_empty() => self.segments.put(segment),
+            Some(segment) => {
+                lane.sends.push(self.communicator.send(segment, sent.len(), (rank + 1) % size, tag)?);
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Does what can be done without waiting; returns whether anything was.
+    fn advance(&self, lane: &mut Lane, data: &mut [u8]) -> Result<bool, Fault> {
+        let mut has_moved = false;
+        let mut index = 0;
+        while index < lane.sends.len() {
+            if self.communicator.is_done(&mut lane.sends[index])? {
+                let mut sent = lane.sends.swap_remove(index);
+                self.segments.put(self.communicator.memory(&mut sent));
+                has_moved = true;
+            } else {
+                index += 1;
+            }
+        }
+        if lane.step == self.num_steps() || lane.sends.len() == MAX_SENDS {
+            return Ok(has_moved);
+        }
+        let mut segment = None;
+        if let Some(mut request) = lane.incoming.take() {
+            if !self.communicator.is_done(&mut request)? {
+                lane.incoming = Some(request);
+                return Ok(has_moved);
+            }
+            segment = Some(self.receive(lane, self.communicator.memory(&mut request), data));
+        }
+        lane.step += 1;
+        if lane.step < self.num_steps() {
+            self.exchange(lane, segment)?;
+        } else if let Some(segment) = segment {
+            self.segments.put(segment);
+        }
+        Ok(true)
+    }
+
+    /// Adds this rank's chunk to the one that has come, or stores a finished one.
+    fn receive(&self, lane: &Lane, mut segment: Segment, data: &mut [u8]) -> Segment {
+        let chunk = self.sent(lane.round, lane.step + 1);
+        let (come, own) = (&mut segment.bytes_mut()[..chunk.len()], &mut data[chunk]);
+        let num_sums = self.communicator.size - 1;
+        if lane.step < num_sums {
+            reduce(self.kind, self.reduction, come, own);
+        }
+        if lane.step + 1 >= num_sums {
+            own.copy_from_slice(come);
+        }
+        segment
+    }
+
+    /// Gathers all ranks' buffers and reduces them in the ring's order.
+    fn gather(&self, data: &mut [u8], wait: &mut Wait) -> Result<(), Fault> {
+        let Communicator { rank, size, .. } = *self.communicator;
+        let len = data.len();
+        if len == 0 {
+            return Ok(());
+        }
+        let mut segment = self.segments.take(len * size);
+        segment.bytes_mut()[len * rank..len * (rank + 1)].copy_from_slice(data);
+        let mut request = self.communicator.all_gather(segment, &vec![len; size])?;
+        wait.until_done(&mut request)?;
+        let segment = self.communicator.memory(&mut request);
+        for (owner, part) in self.parts.iter().enumerate() {
+            if !self.for_all && owner != rank {
+                continue;
+            }
+            let of_rank = |rank: usize| {
+                let start = len * (rank % size);
+                &segment.bytes()[start + part.start..start + part.end]
+            };
+            let own = &mut data[part.clone()];
+            own.copy_from_slice(of_rank(owner + 1));
+            for rank in owner + 2..=owner + size {
+                reduce(self.kind, self.reduction, own, of_rank(rank));
+            }
+        }
+        self.segments.put(segment);
+        Ok(())
+    }
+}

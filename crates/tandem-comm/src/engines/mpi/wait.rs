@@ -1,0 +1,145 @@
+//! Waits for other ranks: polled, so that a deadline or another rank's failure ends them.
+
+use std::time::{Duration, Instant};
+
+use super::communicator::{Communicator, Failed, Request};
+use crate::health::abort_flag::AbortFlag;
+use crate::health::failure;
+use crate::store::Store;
+
+/// Time for which a wait polls without giving the core away: on a busy machine it is not soon back.
+const SPIN: Duration = Duration::from_micros(30);
+/// Time for which a wait polls without pause; most segments take less.
+const BUSY: Duration = Duration::from_millis(2);
+/// Interval of polling afterwards.
+const PAUSE: Duration = Duration::from_micros(50);
+/// Interval of looking for another rank's failure.
+const LOOK: Duration = Duration::from_millis(10);
+/// Time after which a waiting rank says so in the store: at a deadline it is not the one that hangs.
+const LONG: Duration = Duration::from_secs(1);
+
+/// End of a wait without its result.
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// The deadline.
+    Late,
+    /// The group has failed elsewhere.
+    Over,
+    /// MPI's own error.
+    Mpi(Failed),
+}
+
+impl From<Failed> for Fault {
+    fn from(words: Failed) -> Self {
+        Self::Mpi(words)
+    }
+}
+
+/// Signs of a failure that a waiting rank looks for.
+pub(super) struct Watch {
+    pub(super) communicator: Communicator,
+    /// Store with the group's prefix.
+    pub(super) store: Store,
+    pub(super) abort_flag: AbortFlag,
+    pub(super) deadline: Duration,
+    /// Whether this rank has said in the store that it waits.
+    is_said: bool,
+}
+
+impl Watch {
+    pub(super) fn new(
+        communicator: Communicator,
+        store: Store,
+        abort_flag: AbortFlag,
+        deadline: Duration,
+    ) -> Self {
+        Self { communicator, store, abort_flag, deadline, is_said: false }
+    }
+
+    /// Fails if the group has failed elsewhere.
+    pub(super) fn look(&self) -> Result<(), Fault> {
+        if self.abort_flag.is_cut() || self.communicator.is_notified()? {
+            return Err(Fault::Over);
+        }
+        Ok(())
+    }
+
+    /// Begins a wait, at most until the deadline.
+    pub(super) fn wait(&mut self) -> Wait<'_> {
+        let now = Instant::now();
+        Wait { limit: self.deadline, watch: self, since: now, looked: now }
+    }
+
+    fn say(&mut self) {
+        if !self.is_said && !self.abort_flag.store_is_lost() {
+            // Without the store the other ranks know less; this rank's own wait goes on.
+            self.is_said = self.store.set(&failure::stuck(self.communicator.rank), b"").is_ok();
+        }
+    }
+
+    /// Takes back that this rank waits.
+    pub(super) fn go_on(&mut self) {
+        if std::mem::take(&mut self.is_said) {
+            // If the store is gone, its next user finds out.
+            let _ = self.store.delete(&failure::stuck(self.communicator.rank));
+        }
+    }
+}
+
+/// A wait in progress.
+pub(super) struct Wait<'a> {
+    watch: &'a mut Watch,
+    limit: Duration,
+    /// Time of the last progress.
+    since: Instant,
+    looked: Instant,
+}
+
+impl Wait<'_> {
+    /// Lowers the limit to `limit`.
+    pub(super) fn at_most(mut self, limit: Duration) -> Self {
+        self.limit = self.limit.min(limit);
+        self
+    }
+
+    /// Notes that something has arrived.
+    pub(super) fn progressed(&mut self) {
+        self.since = Instant::now();
+    }
+
+    /// Pauses, or fails if there is no use in waiting.
+    pub(super) fn idle(&mut self) -> Result<(), Fault> {
+        let now = Instant::now();
+        let waited = now - self.since;
+        if waited < SPIN {
+            std::hint::spin_loop();
+            return Ok(());
+        }
+        if waited < BUSY {
+            std::thread::yield_now();
+            return Ok(());
+        }
+        std::thread::sleep(PAUSE);
+        if now - self.looked < LOOK {
+            return Ok(());
+        }
+        self.looked = now;
+        self.watch.look()?;
+        if waited >= self.limit {
+            return Err(Fault::Late);
+        }
+        if waited >= LONG.min(self.limit / 2) {
+            self.watch.say();
+        }
+        Ok(())
+    }
+
+    /// Waits until a request is done.
+    pub(super) fn until_done(&mut self, request: &mut Request) -> Result<(), Fault> {
+        while !self.watch.communicator.is_done(request)? {
+            self.idle()?;
+        }
+        self.progressed();
+        Ok(())
+    }
+}
