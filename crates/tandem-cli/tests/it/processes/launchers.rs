@@ -87,21 +87,46 @@ fn one_process_for_two_ranks_starts_them() {
     assert!(plan.contains("\"ranks\": 4"), "{plan}");
 }
 
+/// MPI launchers of this machine: Open MPI's, and those of PyPI's `mpich` and `impi-rt`, whose prefixes
+/// `TANDEM_TEST_MPICH` and `TANDEM_TEST_INTEL_MPI` name.
+fn mpi_launchers() -> Vec<Vec<String>> {
+    let mut launchers = Vec::new();
+    if Command::new("mpirun").arg("--version").output().is_ok() {
+        // Containers run as root, with fewer cores than ranks.
+        launchers.push(["mpirun", "--allow-run-as-root", "--oversubscribe"].map(str::to_owned).to_vec());
+    }
+    for variable in ["TANDEM_TEST_MPICH", "TANDEM_TEST_INTEL_MPI"] {
+        match std::env::var(variable) {
+            Ok(prefix) if !prefix.is_empty() => launchers.push(vec![format!("{prefix}/bin/mpiexec")]),
+            _ => {}
+        }
+    }
+    launchers
+}
+
 #[test]
-fn mpirun_starts_ranks_too() {
-    if Command::new("mpirun").arg("--version").output().is_err() {
-        skip("there is no mpirun");
+fn mpi_launchers_start_ranks_too() {
+    let launchers = mpi_launchers();
+    if launchers.is_empty() {
+        skip("there is no mpirun, and neither TANDEM_TEST_MPICH nor TANDEM_TEST_INTEL_MPI is set");
         return;
     }
     let shop = shop_with_whole_run();
-    let config = configure(&shop, "run", 6);
     let tandem = shop.command(&[]).get_program().to_owned();
-    let mut command = Command::new("mpirun");
-    // Containers run as root, with fewer cores than ranks.
-    command.args(["--allow-run-as-root", "--oversubscribe", "-n", "3"]).arg(tandem);
-    let status = command.args(["train", &config]).current_dir(shop.path("")).status().unwrap();
-    assert!(status.success(), "{status}");
-    same_runs(&shop, "run", "whole");
+    for (number, launcher) in launchers.iter().enumerate() {
+        for (engine, sharding) in [("mpi", "zero3"), ("auto", "ddp"), ("tcp", "zero2")] {
+            let run = format!("run{number}{engine}");
+            let config = configure(&shop, &run, 6);
+            let mut command = Command::new(&launcher[0]);
+            command.args(&launcher[1..]).args(["-n", "3"]).arg(&tandem).args(["train", &config]);
+            command.args(["--set", &format!("compute.engine={engine}")]);
+            command.args(["--set", &format!("compute.sharding={sharding}"), "--set", "compute.threads=1"]);
+            let output = command.current_dir(shop.path("")).output().unwrap();
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{launcher:?}, {engine}: {}\n{stderr}", output.status);
+            same_runs(&shop, &run, "whole");
+        }
+    }
 }
 
 #[test]
