@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::communicator::{Communicator, Fold, Number};
 use super::messages::Messages;
-use super::ring::OrderedReduction;
+use super::ring::{self, OrderedReduction};
 use super::segments::Segments;
 use super::staged::{self, AllGather, Broadcast, IntegerAllReduce, IntegerReduceScatter, Parts};
 use super::wait::{Fault, Watch};
@@ -396,7 +396,7 @@ impl Engine for Mpi {
         let (size, width) = (self.communicator.size, call.kind.size());
         self.collective(&call, |this| match call.kind {
             _ if size == 1 => Ok(()),
-            ElementKind::I64 => this.staged(&mut IntegerAllReduce { data, reduction: call.reduction() }),
+            ElementKind::I64 if ring::is_slow(data.len(), size) => this.staged(&mut IntegerAllReduce { data, reduction: call.reduction() }),
             _ => {
                 let end = |rank: usize| call.len * rank / size * width;
                 let parts: Vec<_> = (0..size).map(|rank| end(rank)..end(rank + 1)).collect();
@@ -410,7 +410,7 @@ impl Engine for Mpi {
         let parts: Vec<_> = call.places(counts).collect();
         self.collective(&call, |this| match call.kind {
             _ if size == 1 => Ok(()),
-            ElementKind::I64 => {
+            ElementKind::I64 if ring::is_slow(data.len(), size) => {
                 let parts = Parts { data, parts: &parts, rank };
                 this.staged(&mut IntegerReduceScatter { parts, reduction: call.reduction() })
             }

@@ -16,11 +16,11 @@
 //! to a minimum and a maximum. Ranks that made different calls write them to the store, and the
 //! error names two.
 //!
-//! *Numbers.* Sums of integers, gathers and broadcasts are MPI's own, non-blocking and polled, in
-//! segments of 1 MiB. MPI's order of float sums is not fixed, so these are added in a fixed order:
+//! *Numbers.* Gathers, broadcasts and short sums of integers are MPI's own, non-blocking and polled,
+//! in segments of 1 MiB. MPI's order of float sums is not fixed, so these are added in a fixed order:
 //! part `p` of the buffer in the order of ranks `p+1, p+2, …, p`, by a ring of sends and receives.
-//! So are bfloat16, which MPI does not have, and bytes. MPI never sees a caller's memory, because a
-//! wait may end before its transfer.
+//! So are bytes, bfloat16, which MPI does not have, and long sums of integers, for which the ring is
+//! faster. MPI never sees a caller's memory, because a wait may end before its transfer.
 //!
 //! *Failures.* The first rank that fails files the reason in the store and sends a notice to the
 //! others, whose waits then end with the same error. At the deadline the ranks that hang are those
