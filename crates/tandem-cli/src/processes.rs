@@ -61,12 +61,6 @@ fn engine(launch: &Launch, engine: Engine) -> anyhow::Result<ProcessEngine> {
             Ok(_) => Ok(ProcessEngine::Mpi),
             Err(why) => Err(refused(format!("compute.engine = \"mpi\": {why}"))),
         },
-        #[cfg(feature = "gloo")]
-        Engine::Gloo => Ok(ProcessEngine::Gloo),
-        #[cfg(not(feature = "gloo"))]
-        Engine::Gloo => {
-            Err(refused("compute.engine = \"gloo\" is not in this build: give \"tcp\"".to_owned()))
-        }
         Engine::Tcp => Ok(ProcessEngine::Tcp),
         // Control needs no cluster's fabric.
         Engine::Nccl if launch.meeting_point.is_some() => Ok(ProcessEngine::Tcp),

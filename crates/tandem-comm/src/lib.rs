@@ -6,7 +6,7 @@
 //! * `collective/`: what a collective is: calls, element types, volume, the [`Engine`] interface.
 //! * `engines/`: what moves the bytes: [`threads`] for ranks that are threads of one process,
 //!   [`tcp`] and [`mpi`] for processes, [`nccl`] for GPUs over any of them, [`recorder`] for dry
-//!   runs; `gloo` (a feature) for comparisons with [`tcp`].
+//!   runs.
 //! * `health/`: heartbeats, watchdog, progress and the record of the first failure.
 
 #![warn(unreachable_pub)]
@@ -28,8 +28,6 @@ pub use collective::element::{CollectiveBuffer, DeviceNumbers, Element, ElementK
 pub use collective::engine::{DeviceEngine, Engine};
 pub use collective::observer::CollectiveObserver;
 pub use collective::volume::Volume;
-#[cfg(feature = "gloo")]
-pub use engines::gloo;
 pub use engines::{mpi, nccl, recorder, tcp, threads};
 pub use error::{CommError, Result};
 pub use group::ProcessGroup;

@@ -32,9 +32,6 @@ pub enum ProcessEngine {
     Tcp,
     /// The launcher's MPI.
     Mpi,
-    /// Gloo, for comparisons.
-    #[cfg(feature = "gloo")]
-    Gloo,
 }
 
 impl ProcessEngine {
@@ -72,9 +69,7 @@ pub fn join(launch: &Launch, engine: ProcessEngine, deadline: Duration) -> Resul
     }
     match engine {
         ProcessEngine::Mpi => join_over_mpi(launch, deadline),
-        ProcessEngine::Tcp => join_over_store(launch, deadline, tcp::group),
-        #[cfg(feature = "gloo")]
-        ProcessEngine::Gloo => join_over_store(launch, deadline, crate::gloo::group),
+        ProcessEngine::Tcp => join_over_tcp(launch, deadline),
     }
 }
 
@@ -114,11 +109,7 @@ fn join_over_mpi(launch: &Launch, deadline: Duration) -> Result<JoinedGroup> {
     Ok(JoinedGroup { group, session: Some(session), watchdog: Some(watchdog), raised, server })
 }
 
-fn join_over_store(
-    launch: &Launch,
-    deadline: Duration,
-    create: impl FnOnce(Store, usize, usize, Duration, AbortFlag) -> Result<ProcessGroup>,
-) -> Result<JoinedGroup> {
+fn join_over_tcp(launch: &Launch, deadline: Duration) -> Result<JoinedGroup> {
     let (rank, size) = (launch.process, launch.num_processes);
     let meeting = launch.meeting_point.as_ref().ok_or_else(|| CommError::Engine {
         reason: format!("MASTER_ADDR and MASTER_PORT are not set: {}", super::NO_ADDRESS),
@@ -131,7 +122,7 @@ fn join_over_store(
     let has_attempts = std::env::var_os("TORCHELASTIC_RESTART_COUNT").is_some();
     let store = if has_attempts { this_attempt(&store, rank, size)? } else { store };
     let (own, abort_flag) = (store.reconnect()?, AbortFlag::default());
-    let group = create(store, rank, size, deadline, abort_flag.clone())?;
+    let group = tcp::group(store, rank, size, deadline, abort_flag.clone())?;
     let progress = group.progress().clone();
     let watchdog = Watchdog::begin(own, (rank, size), deadline, progress, abort_flag, serves)?;
     Ok(JoinedGroup { group, session: None, watchdog: Some(watchdog), raised, server })

@@ -1,8 +1,6 @@
 //! Launch environments, the store, and collectives: on threads and on processes.
 
 mod conformance;
-#[cfg(feature = "gloo")]
-mod gloo;
 mod launch;
 mod mpi;
 mod nccl;

@@ -78,12 +78,11 @@ keys! {
         /// activation functions) or `"block"` (everything but each block's input). The bits are the
         /// same.
         checkpointing: Checkpointing = choice(Checkpointing::NAMES).or(Checkpointing::None).free(),
-        /// Engine of the collectives. `"threads"`: memory, between threads of one process.
-        /// `"tcp"`: TCP and shared memory, between processes. `"mpi"`: the launcher's MPI, between
-        /// processes ([ranks.md](ranks.md#mpi)). `"gloo"`: Gloo, between processes, in a build with
-        /// it. `"nccl"`: NCCL, between processes with an NVIDIA GPU each; not yet run on a GPU
-        /// ([ranks.md](ranks.md#nccl)). `"auto"`: threads; between processes MPI if an MPI launcher
-        /// started them, else TCP.
+        /// Engine of the collectives. `"threads"`: memory, between threads of one process. `"tcp"`:
+        /// TCP and shared memory, between processes ([ranks.md](ranks.md#tcp)). `"mpi"`: the
+        /// launcher's MPI, between processes ([ranks.md](ranks.md#mpi)). `"nccl"`: NCCL, between
+        /// processes with an NVIDIA GPU each; not yet run on a GPU ([ranks.md](ranks.md#nccl)).
+        /// `"auto"`: threads; between processes MPI if an MPI launcher started them, else TCP.
         engine: Engine = choice(Engine::NAMES)
             .unless(|engine| refuse_engine(*engine, devices))
             .or(Engine::Auto)
@@ -154,19 +153,16 @@ pub enum Engine {
     Tcp,
     /// The launcher's MPI, between processes.
     Mpi,
-    /// Gloo, between processes.
-    Gloo,
     /// NCCL, between processes with a GPU each.
     Nccl,
 }
 
 impl Engine {
-    const NAMES: [(&str, Self); 6] = [
+    const NAMES: [(&str, Self); 5] = [
         ("auto", Self::Auto),
         ("threads", Self::Threads),
         ("tcp", Self::Tcp),
         ("mpi", Self::Mpi),
-        ("gloo", Self::Gloo),
         ("nccl", Self::Nccl),
     ];
 }
@@ -299,7 +295,6 @@ fn refuse_format(format: Option<Format>, has_adapter: bool) -> Option<String> {
 fn refuse_engine(engine: Engine, devices: Devices) -> Option<String> {
     let name = match (engine, devices) {
         (Engine::Nccl, Devices::Cpu(2..)) => "NCCL",
-        (Engine::Gloo, _) if devices.num_ranks() > 1 => "Gloo",
         (Engine::Tcp, _) if devices.num_ranks() > 1 => "TCP",
         (Engine::Mpi, _) if devices.num_ranks() > 1 => "MPI",
         _ => return None,

@@ -396,7 +396,9 @@ impl Engine for Mpi {
         let (size, width) = (self.communicator.size, call.kind.size());
         self.collective(&call, |this| match call.kind {
             _ if size == 1 => Ok(()),
-            ElementKind::I64 if ring::is_slow(data.len(), size) => this.staged(&mut IntegerAllReduce { data, reduction: call.reduction() }),
+            ElementKind::I64 if ring::is_slow(data.len(), size) => {
+                this.staged(&mut IntegerAllReduce { data, reduction: call.reduction() })
+            }
             _ => {
                 let end = |rank: usize| call.len * rank / size * width;
                 let parts: Vec<_> = (0..size).map(|rank| end(rank)..end(rank + 1)).collect();

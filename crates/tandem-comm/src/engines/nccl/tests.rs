@@ -49,10 +49,9 @@ fn a_hundred_megabytes_are_reduced() {
     on_ranks(3, |mut group| conformance::hundred_megabytes(&mut group));
 }
 
-/// Controls over Gloo, whose ranks could be processes.
-#[cfg(feature = "gloo")]
-fn gloo_groups(size: usize) -> Vec<ProcessGroup> {
-    use crate::engines::gloo::{self, AbortFlag};
+/// Controls over TCP, whose ranks could be processes.
+fn tcp_groups(size: usize) -> Vec<ProcessGroup> {
+    use crate::engines::tcp::{self, AbortFlag};
     use crate::store::{Store, StoreServer};
 
     let server = StoreServer::bind(0).unwrap();
@@ -61,17 +60,16 @@ fn gloo_groups(size: usize) -> Vec<ProcessGroup> {
     std::thread::scope(|scope| {
         let meet = |rank| {
             let store = Store::connect("127.0.0.1", port, DEADLINE).unwrap();
-            scope.spawn(move || gloo::group(store, rank, size, DEADLINE, AbortFlag::default()).unwrap())
+            scope.spawn(move || tcp::group(store, rank, size, DEADLINE, AbortFlag::default()).unwrap())
         };
         let handles: Vec<_> = (0..size).map(meet).collect();
         handles.into_iter().map(|handle| handle.join().unwrap()).collect()
     })
 }
 
-#[cfg(feature = "gloo")]
 #[test]
-fn the_conformance_suite_passes_where_gloo_compares_the_calls() {
-    on(gloo_groups(3), DEADLINE, |group| conformance::everything(&mut group.unwrap()));
+fn the_conformance_suite_passes_where_tcp_compares_the_calls() {
+    on(tcp_groups(3), DEADLINE, |group| conformance::everything(&mut group.unwrap()));
 }
 
 /// Returns each rank's calls of NCCL and CUDA during one collective.
@@ -282,10 +280,9 @@ fn a_rank_that_is_gone_in_the_middle_is_named_by_the_control() {
     a_deserter_is_named(|size| threads::groups(size, DEADLINE));
 }
 
-#[cfg(feature = "gloo")]
 #[test]
-fn a_rank_that_is_gone_in_the_middle_is_named_by_gloo() {
-    a_deserter_is_named(gloo_groups);
+fn a_rank_that_is_gone_in_the_middle_is_named_by_tcp() {
+    a_deserter_is_named(tcp_groups);
 }
 
 #[test]

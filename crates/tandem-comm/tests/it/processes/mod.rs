@@ -18,8 +18,6 @@ const RANK: &str = "TANDEM_TEST_RANK";
 const SIZE: &str = "TANDEM_TEST_SIZE";
 const STARTED: &str = "TANDEM_TEST_STARTED";
 const PORT: &str = "TANDEM_TEST_PORT";
-/// Module of the tests, which is the engine's.
-const ENGINE: &str = "TANDEM_TEST_ENGINE";
 const MILLISECONDS: &str = "TANDEM_TEST_DEADLINE";
 
 /// Role and rank of a process.
@@ -53,16 +51,6 @@ impl Role {
         self.store.add("started", 1).unwrap();
         while self.store.add("started", 0).unwrap() < self.num_started {
             std::thread::sleep(Duration::from_millis(1));
-        }
-        #[cfg(feature = "gloo")]
-        if std::env::var(ENGINE).is_ok_and(|engine| engine == "gloo") {
-            return tandem_comm::gloo::group(
-                self.job_store(),
-                self.rank,
-                self.size,
-                self.deadline,
-                abort_flag,
-            );
         }
         tcp::group(self.job_store(), self.rank, self.size, self.deadline, abort_flag)
     }
@@ -106,7 +94,6 @@ impl Ranks {
             command.env(ROLE, role).env(RANK, rank.to_string()).env(SIZE, size.to_string());
             command.env(STARTED, &num_started).env(PORT, server.port().to_string());
             command.env(MILLISECONDS, deadline.as_millis().to_string());
-            command.env(ENGINE, child.split("::").next().unwrap_or_default());
             command.stdout(std::process::Stdio::null());
             (rank, command.spawn().unwrap())
         };

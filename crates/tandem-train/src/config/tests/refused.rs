@@ -278,12 +278,11 @@ fn what_is_not_there_yet_is_refused_and_never_ignored() {
 fn contradictions_are_refused() {
     let both = refusal(&changed("steps = 20 ", "epochs = 1\nsteps = 20 "), &[]);
     assert_eq!(both, "run.toml:19: `train.epochs`: `train.steps` is given too; remove one of the two");
-    let cases: [(&[&str], &str); 16] = [
+    let cases: [(&[&str], &str); 15] = [
         (
             &["compute.devices=cpu:4", "compute.engine=nccl"],
             "the ranks of devices = \"cpu:4\" are threads, but NCCL connects processes",
         ),
-        (&["compute.devices=cpu:2", "compute.engine=gloo"], "Gloo connects processes"),
         (&["compute.devices=cpu:2", "compute.engine=tcp"], "TCP connects processes"),
         (&["compute.devices=cpu:2", "compute.engine=mpi"], "MPI connects processes"),
         (&["train.epochs=1", "train.steps=2"], "`train.steps` is given too"),
