@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tandem_comm::Launch;
 use tandem_comm::launch::environment;
+use tandem_comm::launch::meeting::Meeting;
 use tandem_comm::mpi::Session;
 use tandem_comm::nccl::Libraries;
 use tandem_comm::processes::{JoinedGroup, ProcessEngine, join};
@@ -85,9 +86,12 @@ fn join_and_train(
         _ => None,
     };
     let engine = engine(launch, config.compute.engine)?;
+    let mut report = |line: &str| eprintln!("rank {process}: {line}");
+    let meeting_deadline = Duration::from_secs(config.compute.meeting_deadline);
+    let mut meeting = Meeting::begin(meeting_deadline, stop, &mut report);
     // The store ends last if this process serves it.
     let JoinedGroup { server: _server, group, session, mut watchdog, raised } =
-        join(launch, engine, deadline).map_err(TrainError::Comm)?;
+        join(launch, engine, deadline, &mut meeting).map_err(TrainError::Comm)?;
     if let Some(raised) = raised {
         eprintln!("rank {process}: {raised}");
     }

@@ -12,6 +12,7 @@
 use std::time::{Duration, Instant};
 
 use tandem_comm::launch::environment;
+use tandem_comm::launch::meeting::Meeting;
 use tandem_comm::mpi::{Direct, Session};
 use tandem_comm::store::{Store, StoreServer};
 use tandem_comm::{AbortFlag, CommError, Element, ProcessGroup, Reduction, tcp};
@@ -19,11 +20,11 @@ use tandem_comm::{AbortFlag, CommError, Element, ProcessGroup, Reduction, tcp};
 const DEADLINE: Duration = Duration::from_secs(120);
 
 fn main() -> Result<(), CommError> {
-    let mut session = Session::open(&environment(), DEADLINE)?;
+    let mut session = Session::open(&environment(), &mut Meeting::silent(DEADLINE))?;
     let (rank, size) = (session.rank(), session.size());
     let server = if rank == 0 { Some(StoreServer::bind(0)?) } else { None };
     let port = server.as_ref().map(|server| server.port().to_string()).unwrap_or_default();
-    let port = session.broadcast(port.as_bytes(), 8, DEADLINE)?;
+    let port = session.broadcast(port.as_bytes(), 8, &mut Meeting::silent(DEADLINE))?;
     let port = String::from_utf8_lossy(&port).parse().expect("rank 0 sends a port");
     let store = Store::connect("127.0.0.1", port, DEADLINE)?;
     let direct = session.direct();

@@ -32,6 +32,9 @@ pub enum CommError {
     /// A rank aborted and told the others.
     #[error("rank {rank} gave up: {reason}")]
     Aborted { rank: usize, reason: String },
+    /// A signal that ended the wait for the other ranks.
+    #[error("stopped by a signal while it waited for {awaited}")]
+    Stopped { awaited: String },
     /// A device that could not read or write the numbers of a call.
     #[error("{call}: {reason}")]
     Device { call: String, reason: String },
@@ -49,7 +52,8 @@ pub enum CommError {
 /// Result of this crate's functions.
 pub type Result<T> = std::result::Result<T, CommError>;
 
-fn ranks(missing: &[usize]) -> String {
+/// Names ranks in words.
+pub(crate) fn ranks(missing: &[usize]) -> String {
     let list = missing.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
     format!("rank{} {list}", if missing.len() == 1 { "" } else { "s" })
 }

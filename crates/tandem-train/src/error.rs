@@ -269,6 +269,7 @@ impl TrainError {
             CommError::Mismatch { .. } | CommError::Invalid { .. } => Fault::Own,
             CommError::Store(StoreError::NotAStore { .. } | StoreError::Bind { .. })
             | CommError::Engine { .. } => Fault::User,
+            CommError::Stopped { .. } => Fault::Preempted,
             _ => Fault::PeerLost,
         }
     }

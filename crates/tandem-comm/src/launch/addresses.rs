@@ -1,10 +1,11 @@
 //! Address of a store that rank 0 serves, sent to ranks that know none.
 
 use std::net::IpAddr;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::error::{CommError, Result};
 use crate::health::heartbeat;
+use crate::launch::meeting::Meeting;
 use crate::store::{Store, StoreError};
 
 /// Key of the mark by which the right store is known: another machine may have the same private
@@ -48,8 +49,7 @@ impl StoreCard {
     }
 
     /// Connects to the store by the first address at which it is found.
-    pub(super) fn connect(&self, meeting: Duration, patience: Duration) -> Result<Store> {
-        let until = Instant::now() + meeting;
+    pub(super) fn connect(&self, meeting: &mut Meeting<'_>, patience: Duration) -> Result<Store> {
         // On one machine the loopback interface needs no network.
         let here = (self.host == heartbeat::host()).then(|| "127.0.0.1".to_owned());
         let others = self.addresses.iter().map(IpAddr::to_string).chain([self.host.clone()]);
@@ -60,14 +60,15 @@ impl StoreCard {
                     return Ok(Store::connect(host, self.port, patience)?);
                 }
             }
-            if Instant::now() >= until {
+            meeting.look(|| format!("the store of rank 0 at port {} of {}", self.port, hosts.join(", ")))?;
+            if meeting.is_overdue() {
                 return Err(CommError::Engine {
                     reason: format!(
                         "rank 0 serves the store at port {} of {}, and none of its addresses leads there within {} s: {}; \
                          check the network and firewalls between the machines",
                         self.port,
                         self.host,
-                        meeting.as_secs_f64(),
+                        meeting.deadline().as_secs_f64(),
                         hosts.join(", ")
                     ),
                 });
@@ -134,10 +135,12 @@ mod tests {
         let server = StoreServer::bind(0).unwrap();
         let patience = Duration::from_secs(60);
         let card = StoreCard::new(server.port(), patience).unwrap();
-        let store = card.connect(patience, patience).unwrap();
+        let mut meeting = Meeting::silent(patience);
+        let store = card.connect(&mut meeting, patience).unwrap();
         assert_eq!(store.get(KEY, patience).unwrap(), card.mark.as_bytes());
         let other = StoreCard { mark: "another".into(), addresses: Vec::new(), ..card };
-        let error = other.connect(Duration::ZERO, patience).err().unwrap().to_string();
+        let mut meeting = Meeting::silent(Duration::ZERO);
+        let error = other.connect(&mut meeting, patience).err().unwrap().to_string();
         assert!(error.contains("127.0.0.1") && error.contains(&server.port().to_string()), "{error}");
     }
 }

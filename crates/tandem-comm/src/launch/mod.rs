@@ -9,6 +9,9 @@
 //! | Open MPI's `mpirun` | `OMPI_COMM_WORLD_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE}` |
 //! | MPICH's and Intel's `mpiexec` | `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` |
 //! | `prterun` and other PMIx launchers | `PMIX_RANK`, and the variables of one of the others for the size |
+//! | `flux run` | `FLUX_TASK_RANK`, `FLUX_JOB_SIZE`, `FLUX_TASK_LOCAL_ID`, `FLUX_JOB_NNODES`, or `PMI_RANK`, `PMI_SIZE` |
+//! | LSF's `jsrun` | `JSM_NAMESPACE_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE}` |
+//! | Cray PALS | `PMI_RANK`, `PMI_SIZE`; `PALS_RANKID` alone is refused |
 //! | Kubernetes Indexed Job, JobSet | `JOB_COMPLETION_INDEX`, and `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` from the manifest |
 //!
 //! A partial environment (a rank without a world size) or a contradictory one (two launchers that
@@ -16,12 +19,14 @@
 //! separate models into one folder.
 
 mod addresses;
+pub mod meeting;
 pub mod mpi;
 pub mod open_files;
 pub mod processes;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::Ipv6Addr;
 
 use crate::launch::LaunchError::{Contradictory, Malformed, Partial};
 
@@ -51,6 +56,10 @@ pub enum Launcher {
     OpenMpi,
     /// MPICH, Intel MPI, or another PMI implementation.
     Pmi,
+    /// Flux.
+    Flux,
+    /// The job step manager of IBM's LSF.
+    Jsm,
     /// A Kubernetes Indexed Job or a JobSet.
     IndexedJob,
 }
@@ -65,6 +74,8 @@ impl fmt::Display for Launcher {
             Self::Slurm => "Slurm",
             Self::OpenMpi => "Open MPI",
             Self::Pmi => "PMI",
+            Self::Flux => "Flux",
+            Self::Jsm => "jsrun",
             Self::IndexedJob => "an Indexed Job",
         })
     }
@@ -131,8 +142,7 @@ fn list(names: &[String]) -> String {
 }
 
 /// Remedy for ranks on several machines that do not meet over MPI.
-pub(crate) const NO_ADDRESS: &str =
-    "mpirun gives ranks on several machines no rendezvous address; pass both with -x or -genv";
+pub(crate) const NO_ADDRESS: &str = "the launcher gives ranks on several machines no rendezvous address; set both for every rank (mpirun: -x or -genv)";
 const UNSET: &str = "unset variables left over from another job, or start all ranks through one launcher";
 
 impl Launch {
@@ -213,9 +223,23 @@ fn outer_launcher(vars: &Variables) -> Result<Option<Outer>, LaunchError> {
         let local = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS");
         return Ok(Some((mpi(vars, Launcher::Pmi, pmi, local)?, pmi[0], pmi[1])));
     }
-    if vars.has("PMIX_RANK") && !vars.has("SLURM_STEP_ID") {
+    let flux = ["FLUX_TASK_RANK", "FLUX_JOB_SIZE"];
+    if flux.iter().any(|name| vars.has(name)) {
+        return Ok(Some((mpi(vars, Launcher::Flux, flux, ("FLUX_TASK_LOCAL_ID", ""))?, flux[0], flux[1])));
+    }
+    let jsm = ["JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"];
+    if jsm.iter().any(|name| vars.has(name)) {
+        let local = ("JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE");
+        return Ok(Some((mpi(vars, Launcher::Jsm, jsm, local)?, jsm[0], jsm[1])));
+    }
+    let ranks_alone = ["PMIX_RANK", "PALS_RANKID"];
+    if let Some(rank) = ranks_alone.iter().find(|name| vars.has(name))
+        && !vars.has("SLURM_STEP_ID")
+        // A wrapper that told all of it.
+        && !(vars.has("RANK") && vars.has("WORLD_SIZE"))
+    {
         return Err(Partial {
-            found: vec![vars.show("PMIX_RANK")],
+            found: vec![vars.show(rank)],
             missing: vec!["OMPI_COMM_WORLD_SIZE".into(), "PMI_SIZE".into(), "SLURM_STEP_ID".into()],
             hint: "the number of ranks is unknown; start them with mpirun, mpiexec or srun --mpi=pmix, or set RANK and \
                    WORLD_SIZE",
@@ -345,7 +369,10 @@ fn mpi(
 ) -> Result<Launch, LaunchError> {
     vars.require(&names, &names, "mpirun sets both")?;
     let (process, num_processes) = vars.place(names[0], names[1])?;
-    let all_here = vars.number(local_size)? == Some(num_processes);
+    let all_here = match launcher {
+        Launcher::Flux => vars.number("FLUX_JOB_NNODES")? == Some(1),
+        _ => vars.number(local_size)? == Some(num_processes),
+    };
     let meeting_point = match (vars.get("MASTER_ADDR"), vars.get("MASTER_PORT")) {
         _ if num_processes == 1 => None,
         (None, None) if all_here => {
@@ -438,6 +465,19 @@ impl Variables<'_> {
     ) -> Result<Option<RendezvousEndpoint>, LaunchError> {
         let number = self.get(port).and_then(|value| value.parse().ok()).filter(|&port| port != 0);
         let port = number.ok_or_else(|| self.malformed(port, "a TCP port"))?;
-        Ok(Some(RendezvousEndpoint { host: self.get(host).unwrap_or_default().into(), port, served }))
+        let given = self.get(host).unwrap_or_default();
+        // An IPv6 address may come in the brackets of an address with a port.
+        let name = match given.strip_prefix('[') {
+            Some(rest) => rest.strip_suffix(']').unwrap_or_default(),
+            None => given,
+        };
+        let is_name = !name.is_empty() && !name.contains(['[', ']', '/', ' ']);
+        // A colon belongs to an IPv6 address alone, and the port has a variable of its own.
+        if !is_name
+            || name.contains(':') && name.split('%').next().is_none_or(|ip| ip.parse::<Ipv6Addr>().is_err())
+        {
+            return Err(self.malformed(host, "a host name or an address, without a port"));
+        }
+        Ok(Some(RendezvousEndpoint { host: name.to_owned(), port, served }))
     }
 }

@@ -1,19 +1,17 @@
 //! Joining the process group of a launch, one process per rank.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::engines::mpi::{PATH, Session};
 use crate::health::abort_flag::AbortFlag;
 use crate::health::failure;
 use crate::health::watchdog::Watchdog;
 use crate::launch::addresses::StoreCard;
+use crate::launch::meeting::Meeting;
 use crate::launch::open_files::{self, FdLimit};
 use crate::launch::{Environment, Launch, environment};
-use crate::store::{Store, StoreServer};
+use crate::store::{Store, StoreError, StoreServer};
 use crate::{CommError, ProcessGroup, Result, tcp};
-
-/// Time to find the store: pods and their names appear one after another.
-const MEETING: Duration = Duration::from_secs(600);
 
 /// Timeout of a request to the store. A machine that vanishes closes no connection; a rank that
 /// reports its failure should not wait long for a store on that machine.
@@ -62,19 +60,27 @@ pub struct JoinedGroup {
 ///
 /// Rank 0 serves the store unless the launcher does. Over MPI it also sends its address. torchrun's
 /// store outlives failed attempts, so each attempt has keys of its own.
-pub fn join(launch: &Launch, engine: ProcessEngine, deadline: Duration) -> Result<JoinedGroup> {
+///
+/// # Errors
+/// If the ranks do not meet before the meeting's deadline, or it is told to stop.
+pub fn join(
+    launch: &Launch,
+    engine: ProcessEngine,
+    deadline: Duration,
+    meeting: &mut Meeting<'_>,
+) -> Result<JoinedGroup> {
     if launch.num_processes == 1 {
         let group = ProcessGroup::alone();
         return Ok(JoinedGroup { group, session: None, watchdog: None, raised: None, server: None });
     }
     match engine {
-        ProcessEngine::Mpi => join_over_mpi(launch, deadline),
-        ProcessEngine::Tcp => join_over_tcp(launch, deadline),
+        ProcessEngine::Mpi => join_over_mpi(launch, deadline, meeting),
+        ProcessEngine::Tcp => join_over_tcp(launch, deadline, meeting),
     }
 }
 
-fn join_over_mpi(launch: &Launch, deadline: Duration) -> Result<JoinedGroup> {
-    let mut session = Session::open(&environment(), MEETING)?;
+fn join_over_mpi(launch: &Launch, deadline: Duration, meeting: &mut Meeting<'_>) -> Result<JoinedGroup> {
+    let mut session = Session::open(&environment(), meeting)?;
     let (rank, size) = (session.rank(), session.size());
     if (rank, size) != (launch.process, launch.num_processes) {
         let found = session.library();
@@ -97,11 +103,11 @@ fn join_over_mpi(launch: &Launch, deadline: Duration) -> Result<JoinedGroup> {
         Some(server) => StoreCard::new(server.port(), PATIENCE)?.encode(),
         None => Vec::new(),
     };
-    let card = session.broadcast(&card, MAX_CARD, MEETING)?;
+    let card = session.broadcast(&card, MAX_CARD, meeting)?;
     let card = StoreCard::decode(&card).ok_or_else(|| CommError::Engine {
         reason: format!("rank {rank} cannot read the address of rank 0: all ranks must run the same program"),
     })?;
-    let store = card.connect(MEETING, PATIENCE)?.prefixed("tandem/");
+    let store = card.connect(meeting, PATIENCE)?.prefixed("tandem/");
     let (own, abort_flag) = (store.reconnect()?, AbortFlag::default());
     let group = session.group(store, deadline, abort_flag.clone())?;
     let progress = group.progress().clone();
@@ -109,20 +115,26 @@ fn join_over_mpi(launch: &Launch, deadline: Duration) -> Result<JoinedGroup> {
     Ok(JoinedGroup { group, session: Some(session), watchdog: Some(watchdog), raised, server })
 }
 
-fn join_over_tcp(launch: &Launch, deadline: Duration) -> Result<JoinedGroup> {
+fn join_over_tcp(launch: &Launch, deadline: Duration, meeting: &mut Meeting<'_>) -> Result<JoinedGroup> {
     let (rank, size) = (launch.process, launch.num_processes);
-    let meeting = launch.meeting_point.as_ref().ok_or_else(|| CommError::Engine {
+    let place = launch.meeting_point.as_ref().ok_or_else(|| CommError::Engine {
         reason: format!("MASTER_ADDR and MASTER_PORT are not set: {}", super::NO_ADDRESS),
     })?;
-    let serves = !meeting.served && rank == 0;
+    let serves = !place.served && rank == 0;
     let raised = open_files::suffice(open_files::needed(size, true, serves), size)?;
-    let server = if serves { Some(StoreServer::bind(meeting.port)?) } else { None };
-    Store::connect(&meeting.host, meeting.port, MEETING)?;
-    let store = Store::connect(&meeting.host, meeting.port, PATIENCE)?.prefixed("tandem/");
+    let server = if serves { Some(StoreServer::bind(place.port)?) } else { None };
+    let store = Store::meet(&place.host, place.port, meeting, PATIENCE)?.prefixed("tandem/");
     let has_attempts = std::env::var_os("TORCHELASTIC_RESTART_COUNT").is_some();
-    let store = if has_attempts { this_attempt(&store, rank, size)? } else { store };
+    let store = if has_attempts { this_attempt(&store, rank, size, meeting)? } else { store };
     let (own, abort_flag) = (store.reconnect()?, AbortFlag::default());
-    let group = tcp::group(store, rank, size, deadline, abort_flag.clone())?;
+    let group = tcp::group_with(
+        store,
+        (rank, size),
+        meeting,
+        deadline,
+        abort_flag.clone(),
+        &tcp::Options::from_environment(),
+    )?;
     let progress = group.progress().clone();
     let watchdog = Watchdog::begin(own, (rank, size), deadline, progress, abort_flag, serves)?;
     Ok(JoinedGroup { group, session: None, watchdog: Some(watchdog), raised, server })
@@ -132,7 +144,7 @@ fn join_over_tcp(launch: &Launch, deadline: Duration) -> Result<JoinedGroup> {
 /// machines and ignore membership changes, so rank 0 invents a name. A name belongs to an earlier
 /// attempt if this rank already used it, the number of ranks differs, or a failure is filed under
 /// it.
-fn this_attempt(store: &Store, rank: usize, size: usize) -> Result<Store> {
+fn this_attempt(store: &Store, rank: usize, size: usize, meeting: &mut Meeting<'_>) -> Result<Store> {
     const KEY: &str = "attempt";
     if rank == 0 {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -140,11 +152,13 @@ fn this_attempt(store: &Store, rank: usize, size: usize) -> Result<Store> {
         store.set(KEY, name.as_bytes())?;
         return Ok(store.prefixed(&name));
     }
-    let (until, of_size) = (Instant::now() + MEETING, format!("{size}-"));
+    let of_size = format!("{size}-");
     let mut earlier = Vec::new();
     loop {
-        let left = until.saturating_duration_since(Instant::now());
-        let name = store.get(KEY, left)?;
+        let name = match store.get(KEY, meeting.pause()) {
+            Err(StoreError::Timeout { .. }) => Vec::new(),
+            other => other?,
+        };
         if name != earlier {
             let text = String::from_utf8_lossy(&name);
             let attempt = store.prefixed(&text);
@@ -156,10 +170,11 @@ fn this_attempt(store: &Store, rank: usize, size: usize) -> Result<Store> {
             }
             earlier = name;
         }
-        if left.is_zero() {
+        meeting.look(|| "rank 0, which names the attempt".to_owned())?;
+        if meeting.is_overdue() {
             let call = "meeting of an attempt".to_owned();
-            return Err(CommError::Deadline { call, missing: vec![0], deadline: MEETING });
+            return Err(CommError::Deadline { call, missing: vec![0], deadline: meeting.deadline() });
         }
-        std::thread::sleep(PAUSE.min(left));
+        std::thread::sleep(PAUSE);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, TcpStream, ToSocketAddrs};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,11 @@ use super::StoreError;
 use super::protocol::{
     MAGIC, MAX_KEY, MAX_VALUE, Message, NOT_READY, Opcode, READY, invalid, read_bytes, read_number,
 };
+use crate::error::CommError;
+use crate::launch::meeting::Meeting;
 
+/// Time of one attempt to connect during a meeting.
+const ATTEMPT: Duration = Duration::from_secs(5);
 /// Interval of connection attempts.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -57,6 +62,59 @@ impl Store {
                 return Err(StoreError::Unreachable { address, waited: timeout, reason });
             }
             std::thread::sleep(PAUSE.min(left));
+        }
+    }
+
+    /// [`Store::connect`] during a meeting: says what it waits for, and ends at a signal. Requests
+    /// that need no waiting have the timeout `patience`.
+    pub(crate) fn meet(
+        host: &str,
+        port: u16,
+        meeting: &mut Meeting<'_>,
+        patience: Duration,
+    ) -> Result<Self, CommError> {
+        let address = format!("{host}:{port}");
+        let (to_caller, attempts) = channel();
+        let name = host.to_owned();
+        // The system may look for a name for longer than a signal should wait.
+        let attempt = move || {
+            loop {
+                let opened = open(&name, port, ATTEMPT);
+                let is_over = match &opened {
+                    Ok(_) => true,
+                    Err(error) => error.kind() == ErrorKind::InvalidData,
+                };
+                // A caller that has given up is not there any more.
+                if to_caller.send(opened).is_err() || is_over {
+                    return;
+                }
+                std::thread::sleep(PAUSE);
+            }
+        };
+        std::thread::Builder::new().name("store".to_owned()).spawn(attempt).map_err(|error| {
+            CommError::Engine { reason: format!("the system refuses a thread to reach the store: {error}") }
+        })?;
+        let mut reason = "no attempt has ended yet".to_owned();
+        loop {
+            match attempts.recv_timeout(meeting.pause()) {
+                Ok(Ok(stream)) => {
+                    let connection = Connection::new(host, port, patience, stream)
+                        .map_err(|error| lost(&address, "the greeting", &error))?;
+                    let prefix = String::new();
+                    return Ok(Self { connection: Arc::new(Mutex::new(connection)), prefix });
+                }
+                Ok(Err(error)) if error.kind() == ErrorKind::InvalidData => {
+                    return Err(StoreError::NotAStore { address, found: error.to_string() }.into());
+                }
+                Ok(Err(error)) => reason = error.to_string(),
+                Err(_) => {}
+            }
+            meeting.look(|| format!("the store of rank 0 at {address}; the last attempt: {reason}"))?;
+            if meeting.is_overdue() {
+                let never = StoreError::Unreachable { address, waited: meeting.deadline(), reason };
+                // No rank is lost that was there: to start again would wait for the same address.
+                return Err(CommError::Engine { reason: never.to_string() });
+            }
         }
     }
 

@@ -152,6 +152,80 @@ fn mpi_launchers() {
 }
 
 #[test]
+fn launchers_of_other_clusters() {
+    check(&[
+        (
+            "FLUX_TASK_RANK=1 FLUX_JOB_SIZE=4 FLUX_TASK_LOCAL_ID=1 FLUX_JOB_NNODES=1",
+            Launcher::Flux,
+            1,
+            4,
+            Some(1),
+            at("127.0.0.1", 29500),
+        ),
+        (
+            "FLUX_TASK_RANK=3 FLUX_JOB_SIZE=4 FLUX_TASK_LOCAL_ID=1 FLUX_JOB_NNODES=2 MASTER_ADDR=a MASTER_PORT=7",
+            Launcher::Flux,
+            3,
+            4,
+            Some(1),
+            at("a", 7),
+        ),
+        // Flux with its PMI, which MPI uses.
+        (
+            "FLUX_TASK_RANK=1 FLUX_JOB_SIZE=2 PMI_RANK=1 PMI_SIZE=2 MASTER_ADDR=a MASTER_PORT=7",
+            Launcher::Pmi,
+            1,
+            2,
+            None,
+            at("a", 7),
+        ),
+        (
+            "JSM_NAMESPACE_RANK=1 JSM_NAMESPACE_SIZE=2 JSM_NAMESPACE_LOCAL_RANK=1 JSM_NAMESPACE_LOCAL_SIZE=2",
+            Launcher::Jsm,
+            1,
+            2,
+            Some(1),
+            at("127.0.0.1", 29500),
+        ),
+        (
+            "PALS_RANKID=1 PMI_RANK=1 PMI_SIZE=2 MASTER_ADDR=a MASTER_PORT=7",
+            Launcher::Pmi,
+            1,
+            2,
+            None,
+            at("a", 7),
+        ),
+    ]);
+    for (alone, missing) in [
+        ("PALS_RANKID=1", "PMI_SIZE"),
+        ("PMIX_RANK=0", "PMI_SIZE"),
+        ("FLUX_TASK_RANK=1", "FLUX_JOB_SIZE"),
+        ("JSM_NAMESPACE_RANK=0", "JSM_NAMESPACE_SIZE"),
+    ] {
+        let error = detect(alone).unwrap_err().to_string();
+        assert!(error.contains(alone) && error.contains(missing), "{alone}: {error}");
+    }
+}
+
+#[test]
+fn an_address_may_have_brackets_and_no_port() {
+    let ranks = "RANK=1 WORLD_SIZE=2 MASTER_PORT=29601";
+    for (address, host) in [
+        ("[fd77::1]", "fd77::1"),
+        ("fd77::1", "fd77::1"),
+        ("fe80::1%eth0", "fe80::1%eth0"),
+        ("10.0.0.1", "10.0.0.1"),
+    ] {
+        let found = detect(&format!("{ranks} MASTER_ADDR={address}")).unwrap();
+        assert_eq!(found.meeting_point, at(host, 29601), "{address}");
+    }
+    for address in ["[fd77::1]:29601", "node0:29601", "[fd77::1", "[]", "http://node0"] {
+        let error = detect(&format!("{ranks} MASTER_ADDR={address}")).unwrap_err().to_string();
+        assert!(error.contains(address) && error.contains("without a port"), "{address}: {error}");
+    }
+}
+
+#[test]
 fn kubernetes_pods() {
     let pet = "PET_NNODES=2 PET_NODE_RANK=1 PET_MASTER_ADDR=job-node-0-0.job PET_MASTER_PORT=29500";
     for (per_node, expected) in

@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tandem_comm::launch::environment;
+use tandem_comm::launch::meeting::Meeting;
 use tandem_comm::mpi::{PATH, Session};
 use tandem_comm::store::{Store, StoreServer};
 use tandem_comm::{AbortFlag, CommError, Environment, ProcessGroup, Reduction, Result};
@@ -158,7 +159,7 @@ fn child() {
     let number = |name: &str| std::env::var(name).unwrap().parse::<u64>().unwrap();
     let store = Store::connect("127.0.0.1", number(PORT) as u16, DEADLINE).unwrap();
     let deadline = Duration::from_millis(number(MILLISECONDS));
-    let mut session = Session::open(&environment(), DEADLINE).unwrap();
+    let mut session = Session::open(&environment(), &mut Meeting::silent(DEADLINE)).unwrap();
     let rank = session.rank();
     store.set(&format!("process/{rank}"), std::process::id().to_string().as_bytes()).unwrap();
     let of_group = store.reconnect().unwrap().prefixed("group/");
@@ -434,10 +435,10 @@ fn a_killed_rank_ends_the_job() {
 
 #[test]
 fn without_an_mpi_launcher_mpi_is_refused() {
-    let error = Session::open(&Environment::new(), DEADLINE).err().unwrap().to_string();
+    let error = Session::open(&Environment::new(), &mut Meeting::silent(DEADLINE)).err().unwrap().to_string();
     assert!(error.contains("no MPI launcher started this process"), "{error}");
     let torchrun = [("TORCHELASTIC_RUN_ID", "none"), ("PMI_RANK", "0")];
     let torchrun = torchrun.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-    let error = Session::open(&torchrun, DEADLINE).err().unwrap().to_string();
+    let error = Session::open(&torchrun, &mut Meeting::silent(DEADLINE)).err().unwrap().to_string();
     assert!(error.contains("torchrun") && error.contains("world of one"), "{error}");
 }

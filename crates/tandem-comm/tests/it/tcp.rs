@@ -1,12 +1,16 @@
 //! The TCP engine with ranks that are processes: the conformance suite, and ranks that disagree,
 //! hang or die.
 
-use std::time::Duration;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::conformance;
 use crate::processes::{DEADLINE, Ranks, Role};
+use tandem_comm::launch::meeting::Meeting;
 use tandem_comm::store::{Store, StoreServer};
-use tandem_comm::tcp::{self, AbortFlag};
+use tandem_comm::tcp::{self, AbortFlag, Options};
 use tandem_comm::{CommError, ProcessGroup, Reduction, Result};
 
 /// A deadline that is missed on purpose, long enough for the other ranks on a busy machine.
@@ -305,4 +309,121 @@ fn the_same_rank_does_not_come_twice_under_one_prefix() {
         "{again}"
     );
     tcp::group(store.prefixed("attempt-1/"), 0, 1, DEADLINE, AbortFlag::default()).unwrap();
+}
+
+/// Runs ranks that are threads of this process, over an address of the store.
+fn on_threads<T: Send>(
+    address: &str,
+    size: usize,
+    options: &Options,
+    rank: impl Fn(ProcessGroup, &Store) -> T + Sync,
+) -> Vec<T> {
+    let server = StoreServer::bind(0).unwrap();
+    std::thread::scope(|scope| {
+        let one = |number| {
+            let store = Store::connect(address, server.port(), DEADLINE).unwrap();
+            let (rank, options) = (&rank, options.clone());
+            scope.spawn(move || {
+                let (flag, meeting) = (AbortFlag::default(), &mut Meeting::silent(DEADLINE));
+                let group = tcp::group_with(store.clone(), (number, size), meeting, DEADLINE, flag, &options)
+                    .unwrap();
+                rank(group, &store)
+            })
+        };
+        let ranks: Vec<_> = (0..size).map(one).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn the_conformance_suite_passes_over_sockets_alone_and_over_ipv6() {
+    let sockets = Options { same_host: false, ..Options::default() };
+    on_threads("127.0.0.1", 3, &sockets, |mut group, _| conformance::everything(&mut group));
+    // A machine without IPv6 has nothing to test.
+    if std::net::TcpListener::bind("[::1]:0").is_ok() {
+        on_threads("::1", 3, &sockets, |mut group, _| conformance::everything(&mut group));
+        on_threads("::1", 2, &Options::default(), |mut group, _| conformance::everything(&mut group));
+    } else {
+        eprintln!("SKIPPED: this machine has no IPv6");
+    }
+}
+
+#[test]
+fn sixty_four_ranks_sum_whole_numbers_and_odd_lengths_of_floats() {
+    let size = 64;
+    on_threads("127.0.0.1", size, &Options::default(), |mut group, _| {
+        let rank = group.rank();
+        for len in [1, 63, 1001, 40_001] {
+            let mut whole: Vec<i64> = (0..len).map(|i| (i * rank) as i64).collect();
+            group.all_reduce(&mut whole, Reduction::Sum).unwrap();
+            assert!((0..len).all(|i| whole[i] == (i * size * (size - 1) / 2) as i64));
+            let mut floats = vec![rank as f32; len];
+            group.all_reduce(&mut floats, Reduction::Sum).unwrap();
+            assert!(floats.iter().all(|&x| x == (size * (size - 1) / 2) as f32));
+        }
+    });
+}
+
+/// Strangers that speak first, say nothing, or have another token: closed, and nothing else changes.
+#[test]
+fn strangers_are_hung_up_on_and_change_nothing() {
+    let sockets = Options { same_host: false, ..Options::default() };
+    on_threads("127.0.0.1", 2, &sockets, |mut group, store| {
+        group.barrier().unwrap();
+        if group.rank() == 1 {
+            let card = String::from_utf8(store.get("addresses/0", DEADLINE).unwrap()).unwrap();
+            let address: SocketAddr = card.lines().nth(1).unwrap().parse().unwrap();
+            let connect = || {
+                let stream = TcpStream::connect(address).unwrap();
+                stream.set_read_timeout(Some(DEADLINE)).unwrap();
+                stream
+            };
+            let mut hello = b"TANDEM\x00\x01".to_vec();
+            hello.extend([7; 72]);
+            for words in [&b"GET / HTTP/1.1\r\n\r\n"[..], &hello, &[0; 4096]] {
+                let mut stream = connect();
+                // The other side may have closed before all is written.
+                let _ = stream.write_all(words);
+                let mut answer = Vec::new();
+                let _ = stream.read_to_end(&mut answer);
+                assert!(answer.is_empty(), "a stranger was answered");
+            }
+            // One that leaves in the middle of its hello, and one that only listens.
+            connect().write_all(&hello[..20]).unwrap();
+            let quiet = connect();
+            group.barrier().unwrap();
+            drop(quiet);
+        } else {
+            group.barrier().unwrap();
+        }
+        let mut sum = [1i64; 1000];
+        group.all_reduce(&mut sum, Reduction::Sum).unwrap();
+        assert_eq!(sum, [2; 1000]);
+    });
+}
+
+#[test]
+fn a_meeting_says_who_is_missing_and_ends_at_a_signal() {
+    let server = StoreServer::bind(0).unwrap();
+    let store = |prefix: &str| Store::connect("127.0.0.1", server.port(), DEADLINE).unwrap().prefixed(prefix);
+    let meet = |prefix: &str, rank, meeting: &mut Meeting<'_>| {
+        let flag = AbortFlag::default();
+        tcp::group_with(store(prefix), (rank, 3), meeting, DEADLINE, flag, &Options::default()).err().unwrap()
+    };
+    let (stop, mut lines) = (AtomicBool::new(false), Vec::new());
+    let mut stop_at_line = |line: &str| {
+        lines.push(line.to_owned());
+        stop.store(true, Ordering::Relaxed);
+    };
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| meet("a/", 1, &mut Meeting::silent(DEADLINE)));
+        let error = meet("a/", 0, &mut Meeting::begin(DEADLINE, &stop, &mut stop_at_line));
+        assert_eq!(error, CommError::Stopped { awaited: "rank 2".to_owned() });
+        let CommError::Aborted { rank: 0, reason } = other.join().unwrap() else { panic!("another error") };
+        assert!(reason.contains("stopped by a signal while it waited for rank 2"), "{reason}");
+    });
+    assert!(began.elapsed() < DEADLINE / 2);
+    assert_eq!(lines.len(), 1);
+    assert!(lines[0].starts_with("waiting for rank 2 ("), "{lines:?}");
 }

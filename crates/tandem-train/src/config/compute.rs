@@ -91,6 +91,9 @@ keys! {
         /// anything one rank does alone, such as tokenising. A process without a heartbeat is given
         /// up after a minute, if that is less.
         deadline: u64 = integer(1..=1 << 24).unit("seconds").or(1800).free(),
+        /// Time that a rank waits before the run for the others to start. Meanwhile it says whom it
+        /// waits for, after 5 seconds and then every 30.
+        meeting_deadline: u64 = integer(1..=1 << 24).unit("seconds").or(600).free(),
         /// State kept outside the device's memory. `"host"`: weights, optimiser states and gradient
         /// sums in host memory. `"nvme"`: weights and optimiser states in a file in `offload_dir`,
         /// gradient sums in host memory. Each layer is loaded to the device when it runs. The

@@ -60,6 +60,7 @@ use self::world::{MpiThread, World, blocking};
 use crate::error::{CommError, Result};
 use crate::group::ProcessGroup;
 use crate::health::abort_flag::AbortFlag;
+use crate::launch::meeting::Meeting;
 use crate::launch::{Environment, mpi};
 use crate::store::Store;
 
@@ -86,12 +87,12 @@ impl Session {
     /// # Errors
     /// If no MPI launcher started this process, so that MPI would not find the other ranks; if no
     /// library is found, with all names that were tried; if it does not allow calls from several
-    /// threads; if a rank does not start within `deadline`.
-    pub fn open(environment: &Environment, deadline: Duration) -> Result<Self> {
+    /// threads; if a rank does not start before the meeting's deadline, or the meeting is told to stop.
+    pub fn open(environment: &Environment, meeting: &mut Meeting<'_>) -> Result<Self> {
         let failed = |reason| CommError::Engine { reason };
         let launcher = mpi::launcher(environment).map_err(failed)?;
         let library = MpiLibrary::find(launcher, environment).map_err(failed)?;
-        let (world, thread) = World::initialize(library, deadline).map_err(failed)?;
+        let (world, thread) = World::initialize(library, meeting)?;
         let handle = world.library.constants.comm_world;
         let communicator = Communicator::new(world.clone(), handle).map_err(failed)?;
         Ok(Self { world, thread, communicator, job: None })
@@ -153,18 +154,18 @@ impl Session {
     }
 
     /// Replaces every rank's `text` by rank 0's, at most `limit` bytes.
-    pub fn broadcast(&self, text: &[u8], limit: usize, deadline: Duration) -> Result<Vec<u8>> {
+    pub fn broadcast(&self, text: &[u8], limit: usize, meeting: &mut Meeting<'_>) -> Result<Vec<u8>> {
         let failed = |reason| CommError::Engine { reason };
         let mut segment = Segments::default().take(8 + limit);
         segment.bytes_mut()[..8].copy_from_slice(&(text.len() as u64).to_le_bytes());
         segment.bytes_mut()[8..8 + text.len()].copy_from_slice(text);
         let request = self.communicator.broadcast(segment, 8 + limit, 0);
         let mut request = request.map_err(failed)?;
-        let until = Instant::now() + deadline;
         while !self.communicator.is_done(&mut request).map_err(failed)? {
-            if Instant::now() >= until {
+            meeting.look(|| "the address of rank 0's store, over MPI".to_owned())?;
+            if meeting.is_overdue() {
                 let call = "broadcast of rank 0's address".to_owned();
-                return Err(CommError::Deadline { call, missing: vec![0], deadline });
+                return Err(CommError::Deadline { call, missing: vec![0], deadline: meeting.deadline() });
             }
             std::thread::sleep(Duration::from_micros(100));
         }

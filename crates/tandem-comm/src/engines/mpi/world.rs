@@ -12,6 +12,8 @@ use tandem_dlopen::text;
 use super::communicator::{Communicator, Request};
 use super::library::MpiLibrary;
 use super::raw::{MAX_TEXT, SUCCESS};
+use crate::error::{CommError, Result};
+use crate::launch::meeting::Meeting;
 
 /// Interval of looking whether a blocking call is still awaited.
 const LOOK: Duration = Duration::from_millis(20);
@@ -38,13 +40,14 @@ impl World {
     /// Initialises MPI, which returns when all ranks do so.
     pub(super) fn initialize(
         library: MpiLibrary,
-        deadline: Duration,
-    ) -> Result<(Arc<Self>, MpiThread), String> {
+        meeting: &mut Meeting<'_>,
+    ) -> Result<(Arc<Self>, MpiThread)> {
+        let failed = |reason| CommError::Engine { reason };
         let mut is_initialized = 0;
         // SAFETY: this may be asked at any time; the flag is written to a valid address.
         unsafe { (library.functions.initialized)(&raw mut is_initialized) };
         if is_initialized != 0 || IS_INITIALIZED.set(()).is_err() {
-            return Err("MPI is initialised already, and a process can do so once".to_owned());
+            return Err(failed("MPI is initialised already, and a process can do so once".to_owned()));
         }
         let name = library.found.file.display().to_string();
         let (to_caller, begun) = channel();
@@ -65,18 +68,23 @@ impl World {
         std::thread::Builder::new()
             .name("mpi".to_owned())
             .spawn(run)
-            .map_err(|error| format!("the system refuses a thread for MPI: {error}"))?;
-        match begun.recv_timeout(deadline) {
-            Ok(world) => Ok((world?, MpiThread { finalize, finalized })),
-            Err(_) => Err(format!(
-                "MPI_Init_thread of {name} did not return within {} s: a rank did not start, or the library is not the \
-                 launcher's",
-                deadline.as_secs_f64()
-            )),
+            .map_err(|error| failed(format!("the system refuses a thread for MPI: {error}")))?;
+        loop {
+            match begun.recv_timeout(meeting.pause()) {
+                Ok(world) => return Ok((world.map_err(failed)?, MpiThread { finalize, finalized })),
+                Err(_) if meeting.is_overdue() => {
+                    return Err(failed(format!(
+                        "MPI_Init_thread of {name} did not return within {} s: a rank did not start, or the library is not \
+                         the launcher's",
+                        meeting.deadline().as_secs_f64()
+                    )));
+                }
+                Err(_) => meeting.look(|| format!("the other ranks, in MPI_Init_thread of {name}"))?,
+            }
         }
     }
 
-    fn begin(self) -> Result<Self, String> {
+    fn begin(self) -> std::result::Result<Self, String> {
         let (needed, mut provided) = (self.library.constants.thread_multiple, 0);
         let (none, nothing) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: MPI is not initialised yet; since MPI-2 it needs no arguments.

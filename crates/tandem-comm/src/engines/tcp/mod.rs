@@ -55,6 +55,7 @@ use crate::collective::call::fnv1a;
 use crate::error::{CommError, Result};
 use crate::group::ProcessGroup;
 use crate::health::failure;
+use crate::launch::meeting::Meeting;
 use crate::store::Store;
 
 use interface::{GLOO_INTERFACE, INTERFACE};
@@ -113,10 +114,11 @@ pub fn group(
     deadline: Duration,
     abort_flag: AbortFlag,
 ) -> Result<ProcessGroup> {
-    group_with(store, rank, size, deadline, abort_flag, &Options::from_environment())
+    let mut meeting = Meeting::silent(deadline);
+    group_with(store, (rank, size), &mut meeting, deadline, abort_flag, &Options::from_environment())
 }
 
-/// [`group`] with settings that are not the environment's.
+/// [`group`] with a deadline of the meeting's own, and settings that are not the environment's.
 ///
 /// # Errors
 /// As [`group`].
@@ -125,16 +127,21 @@ pub fn group(
 /// As [`group`].
 pub fn group_with(
     store: Store,
-    rank: usize,
-    size: usize,
+    (rank, size): (usize, usize),
+    meeting: &mut Meeting<'_>,
     deadline: Duration,
     abort_flag: AbortFlag,
     options: &Options,
 ) -> Result<ProcessGroup> {
     assert!(rank < size, "there is no rank {rank} in a group of {size}");
-    let node = rendezvous::meet(&store, rank, size, deadline, options).map_err(|error| match error {
+    let node = rendezvous::meet(&store, rank, size, meeting, options).map_err(|error| match error {
         // A surplus process must not break the others' group.
         CommError::Invalid { .. } => error,
+        // The others learn that this rank will not come; it ends as the signal says.
+        CommError::Stopped { .. } => {
+            failure::report(&store, rank, error.clone());
+            error
+        }
         error => failure::report(&store, rank, error),
     })?;
     let members = (0..size).collect();

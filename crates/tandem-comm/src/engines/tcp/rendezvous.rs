@@ -9,19 +9,24 @@ use super::handshake::{TOKEN, Token};
 use super::interface::{self, INTERFACE};
 use super::node::Node;
 use crate::error::{CommError, Result};
+use crate::health::failure;
+use crate::launch::meeting::Meeting;
 use crate::store::{Store, StoreError};
 
+/// Time of one wait for the others, after which a signal is noticed.
+const SLICE: Duration = Duration::from_millis(500);
 /// Key that the last rank to arrive sets.
 const COMPLETE: &str = "complete";
 
-/// Starts this rank's node when all ranks have arrived, within `deadline`.
+/// Starts this rank's node when all ranks have arrived, before the meeting's deadline.
 ///
-/// A rank sends the store six small requests, whatever the number of ranks.
+/// A rank sends the store six small requests, whatever the number of ranks, and three in every second that
+/// it waits.
 pub(super) fn meet(
     store: &Store,
     rank: usize,
     size: usize,
-    deadline: Duration,
+    meeting: &mut Meeting<'_>,
     options: &Options,
 ) -> Result<Node> {
     let call = format!("meeting of {size} ranks");
@@ -36,21 +41,44 @@ pub(super) fn meet(
     if store.add("arrived", 1)? == size as i64 {
         store.set(COMPLETE, b"")?;
     }
-    match store.wait(&[COMPLETE], deadline) {
-        Err(StoreError::Timeout { .. }) => {}
-        other => return other.map(|()| node).map_err(CommError::Store),
+    loop {
+        match store.wait(&[COMPLETE], SLICE) {
+            Err(StoreError::Timeout { .. }) => {}
+            other => return other.map(|()| node).map_err(CommError::Store),
+        }
+        // A rank that was told to stop, or that found an error, will not come.
+        if let Some(failure) = failure::filed(store)? {
+            return Err(failure);
+        }
+        meeting
+            .look(|| awaited(store, rank, size).unwrap_or_else(|error| format!("other ranks ({error})")))?;
+        if meeting.is_overdue() {
+            return match missing(store, size)? {
+                // The last rank arrived between the two checks.
+                none if none.is_empty() => Ok(node),
+                missing => Err(CommError::Deadline { call, missing, deadline: meeting.deadline() }),
+            };
+        }
     }
+}
+
+/// Names what a rank waits for. One rank asks for each other, and the rest for their number.
+fn awaited(store: &Store, rank: usize, size: usize) -> std::result::Result<String, StoreError> {
+    if rank == 0 {
+        return Ok(crate::error::ranks(&missing(store, size)?));
+    }
+    Ok(format!("{} other ranks of {size}, which rank 0 names", size as i64 - store.add("arrived", 0)?))
+}
+
+/// Returns the ranks that have not told their addresses.
+fn missing(store: &Store, size: usize) -> std::result::Result<Vec<usize>, StoreError> {
     let mut missing = Vec::new();
     for rank in 0..size {
         if !store.check(&[&key(rank)])? {
             missing.push(rank);
         }
     }
-    if missing.is_empty() {
-        // The last rank arrived between the two checks.
-        return Ok(node);
-    }
-    Err(CommError::Deadline { call, missing, deadline })
+    Ok(missing)
 }
 
 /// Returns the job's token: the first rank's.
