@@ -66,6 +66,11 @@ impl ProcessGroup {
         self.engine.size()
     }
 
+    /// Returns whether all ranks are threads of one process.
+    pub fn is_one_process(&self) -> bool {
+        self.engine.is_one_process()
+    }
+
     /// Returns the bytes that this rank has sent.
     pub fn volume(&self) -> &Volume {
         &self.volume

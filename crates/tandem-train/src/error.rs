@@ -70,6 +70,21 @@ pub enum TrainError {
         /// The rank that looked for it.
         reader: usize,
     },
+    /// Ranks were started with different programs, configs, models or data.
+    #[error(
+        "ranks disagree: {name} is {first} on rank 0, but {other} on rank {rank}: all ranks must have the same program, config, \
+         model and data"
+    )]
+    Disagreement {
+        /// The config key, or the model's or data's file.
+        name: String,
+        /// Value of rank 0.
+        first: String,
+        /// The first rank with another value.
+        rank: usize,
+        /// Its value.
+        other: String,
+    },
     /// A file operation failed.
     #[error("cannot {action} {}", path.display())]
     Io {
@@ -220,6 +235,7 @@ impl TrainError {
             | Self::ForeignFile { .. }
             | Self::BrokenCheckpoint { .. }
             | Self::NotShared { .. }
+            | Self::Disagreement { .. }
             | Self::Mismatch { .. }
             | Self::Server { .. }
             | Self::TooLarge { .. }

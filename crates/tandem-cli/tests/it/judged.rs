@@ -188,7 +188,7 @@ fn an_interruption_ends_it_while_a_judge_thinks() {
     }
     let status = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     assert!(status.success());
-    assert_eq!(child.wait().unwrap().code(), Some(143));
+    assert_eq!(child.wait().unwrap().code(), Some(130));
 }
 
 #[test]

@@ -49,6 +49,10 @@ pub trait Engine: Send {
     fn abort(&mut self, reason: &str);
     /// Fails if the group has failed or another rank is gone; does not wait.
     fn check(&mut self) -> Result<()>;
+    /// Returns whether all ranks are threads of one process.
+    fn is_one_process(&self) -> bool {
+        false
+    }
     /// Returns whether [`Engine::on_device`] accepts memory of this process's GPU `ordinal`.
     fn takes_device(&self, _ordinal: usize) -> bool {
         false

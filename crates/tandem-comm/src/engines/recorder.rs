@@ -93,6 +93,10 @@ impl Engine for Recorder {
         self.size
     }
 
+    fn is_one_process(&self) -> bool {
+        true
+    }
+
     fn all_reduce(&mut self, call: Call, _: &mut [u8]) -> Result<()> {
         self.write(call)
     }

@@ -252,6 +252,10 @@ impl Engine for Threads {
         self.shared.size
     }
 
+    fn is_one_process(&self) -> bool {
+        true
+    }
+
     fn all_reduce(&mut self, call: Call, data: &mut [u8]) -> Result<()> {
         let place = data.as_mut_ptr();
         self.arrive(call, place, place, 0)?;

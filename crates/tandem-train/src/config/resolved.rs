@@ -53,6 +53,11 @@ impl Config {
         text
     }
 
+    /// Returns every key that applies with its value as a config file has it, in the order of keys.
+    pub(crate) fn entries(&self) -> Vec<(String, String)> {
+        self.flat().into_iter().map(|(key, written)| (key, written.value.to_string())).collect()
+    }
+
     /// Returns every difference from the config of a saved run, by key.
     pub fn changes_since(&self, saved: &Self) -> Vec<Change> {
         let (old, new) = (saved.flat(), self.flat());

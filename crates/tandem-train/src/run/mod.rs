@@ -1,5 +1,6 @@
 //! A run: its folder, its trainer, and the ranks that carry it out.
 
+mod agreement;
 pub mod evaluation;
 mod resume;
 pub mod run_dir;

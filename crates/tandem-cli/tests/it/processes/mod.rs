@@ -1,5 +1,6 @@
 //! Ranks that are processes: the same bits as one, whoever starts them, and whoever is killed.
 
+mod agreement;
 mod bits;
 mod failures;
 mod hosts;

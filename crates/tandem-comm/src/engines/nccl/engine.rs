@@ -247,6 +247,10 @@ impl Engine for Nccl {
         self.control.size()
     }
 
+    fn is_one_process(&self) -> bool {
+        self.control.is_one_process()
+    }
+
     fn all_reduce(&mut self, call: Call, data: &mut [u8]) -> Result<()> {
         self.collective(call, data, |this, place, data| {
             this.operate(call, |this, nccl| {

@@ -93,6 +93,7 @@ fn the_example_arrives_whole() {
             memory: None,
             engine: Engine::Auto,
             deadline: 1800,
+            meeting_deadline: 600,
             offload: Offload::None,
             offload_dir: None,
             offload_activations: false,

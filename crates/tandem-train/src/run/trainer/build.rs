@@ -25,8 +25,8 @@ use crate::parallel::{DeviceMesh, Partition};
 use crate::placement::MemoryPlacement;
 use crate::plan::Plan;
 use crate::profile::Profiler;
-use crate::run::resume;
 use crate::run::run_dir::{RunDir, RunDirPolicy};
+use crate::run::{agreement, resume};
 use crate::step::{TrainState, TrainStep};
 use crate::{Result, reference};
 
@@ -50,6 +50,7 @@ impl Trainer {
         observer: &mut dyn Observer,
     ) -> Result<Self> {
         let Options { start, profile } = options.into();
+        agreement::on_config(&config, &mut group)?;
         let recorder = Profiler::recorder(profile, &mut group)?;
         let progress = group.progress().clone();
         let mut mesh = DeviceMesh::new(group, &config.compute)?;
@@ -65,6 +66,8 @@ impl Trainer {
         if run_dir.is_some() {
             group.barrier()?;
         }
+        agreement::on_run_folder(&config.output, run_dir.as_ref(), group)?;
+        agreement::on_inputs(&config, &prepared, group)?;
         let plan = Plan::make(&config, &prepared, group.rank(), group.size())?;
         observer.event(&Event::Plan(&plan));
         let earlier = match &run_dir {
