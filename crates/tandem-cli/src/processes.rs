@@ -95,6 +95,9 @@ fn join_and_train(
     if let Some(raised) = raised {
         eprintln!("rank {process}: {raised}");
     }
+    if process == 0 {
+        eprintln!("{}", introduction(launch, engine, session.as_ref(), nccl.is_some()));
+    }
     let observer: &mut dyn Observer = if process == 0 { &mut *watcher } else { &mut Silent };
     let group = match nccl {
         Some(nccl) => nccl.group(group, gpu(config), deadline),
@@ -111,6 +114,18 @@ fn join_and_train(
     // MPI ends when all ranks have, while the watchdog still tells of those that fail.
     drop(session);
     outcome
+}
+
+/// Names the launcher of a job and what its ranks communicate through.
+fn introduction(launch: &Launch, engine: ProcessEngine, session: Option<&Session>, nccl: bool) -> String {
+    let Launch { launcher, num_processes, .. } = launch;
+    let control = match (engine, session.map(Session::library)) {
+        (ProcessEngine::Mpi, Some(found)) => format!("mpi ({}: {})", found.file.display(), found.version),
+        (ProcessEngine::Mpi, None) => "mpi".to_owned(),
+        (ProcessEngine::Tcp, _) => "tcp".to_owned(),
+    };
+    let data = if nccl { "nccl for the data, beside " } else { "" };
+    format!("{num_processes} processes, started by {launcher}; engine: {data}{control}")
 }
 
 /// Adds this rank to an error; a lost peer is reported alike on all ranks.
