@@ -119,6 +119,9 @@ pub struct Launch {
     /// Address of the store; `None` for a single process, and where MPI alone can tell it: `mpirun` on
     /// several machines without `MASTER_ADDR` and `MASTER_PORT`.
     pub meeting_point: Option<RendezvousEndpoint>,
+    /// Name that the launcher gives this job alone, if it does. Ranks of two jobs that find one store by
+    /// mistake are kept apart by it.
+    pub job: Option<String>,
 }
 
 /// A partial, contradictory or malformed environment.
@@ -160,6 +163,7 @@ impl Launch {
             local_process: None,
             ranks_here: LocalRanks::One,
             meeting_point: None,
+            job: None,
         }
     }
 
@@ -279,7 +283,8 @@ fn rank_variables(vars: &Variables, launcher: Launcher) -> Result<Launch, Launch
             hint: "the local rank cannot exceed the global rank",
         });
     }
-    Ok(Launch { launcher, process, num_processes, local_process, ranks_here: LocalRanks::One, meeting_point })
+    let ranks_here = LocalRanks::One;
+    Ok(Launch { launcher, process, num_processes, local_process, ranks_here, meeting_point, job: None })
 }
 
 fn pet(vars: &Variables) -> Result<Launch, LaunchError> {
@@ -305,7 +310,7 @@ fn pet(vars: &Variables) -> Result<Launch, LaunchError> {
         },
     };
     let (launcher, local_process) = (Launcher::Pet, Some(0));
-    Ok(Launch { launcher, process, num_processes, local_process, ranks_here, meeting_point })
+    Ok(Launch { launcher, process, num_processes, local_process, ranks_here, meeting_point, job: None })
 }
 
 /// Reads a Slurm step. `None` inside an allocation of one task without a step: a plain command in a
@@ -324,6 +329,8 @@ fn slurm(vars: &Variables) -> Result<Option<Launch>, LaunchError> {
     let names = ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS"];
     vars.require(&names, &names[2..], "srun sets all of them")?;
     let (process, num_processes) = vars.place("SLURM_PROCID", "SLURM_NTASKS")?;
+    let job = vars.number("SLURM_JOB_ID")?.unwrap_or_default();
+    let step = vars.number("SLURM_STEP_ID")?.unwrap_or_default();
     let meeting_point = match (num_processes, vars.get("MASTER_ADDR"), vars.get("MASTER_PORT")) {
         (1, ..) => None,
         (_, Some(_), Some(_)) => vars.meeting_point("MASTER_ADDR", "MASTER_PORT", false)?,
@@ -336,15 +343,19 @@ fn slurm(vars: &Variables) -> Result<Option<Launch>, LaunchError> {
             let hosts = vars.get("SLURM_STEP_NODELIST").unwrap_or_default();
             let host = first_host(hosts)
                 .ok_or_else(|| vars.malformed("SLURM_STEP_NODELIST", "a Slurm host list"))?;
-            let job = vars.number("SLURM_JOB_ID")?.unwrap_or_default();
-            // Two jobs on one host need different ports: the highest 4096 are assigned by job id.
-            let port = u16::MAX - 4095 + (job % 4096) as u16;
-            Some(RendezvousEndpoint { host, port, served: false })
+            Some(RendezvousEndpoint { host, port: slurm_port(job, step), served: false })
         }
     };
     let (launcher, local_process) = (Launcher::Slurm, vars.number("SLURM_LOCALID")?);
     let ranks_here = LocalRanks::One;
-    Ok(Some(Launch { launcher, process, num_processes, local_process, ranks_here, meeting_point }))
+    let job = Some(format!("{job}.{step}"));
+    Ok(Some(Launch { launcher, process, num_processes, local_process, ranks_here, meeting_point, job }))
+}
+
+/// Returns one of the highest 4096 ports. Jobs on one host need different ones, also consecutive jobs such
+/// as an array's, and so do steps of a job that run at once: steps are far apart.
+fn slurm_port(job: usize, step: usize) -> u16 {
+    u16::MAX - 4095 + ((job % 4096 + step % 4096 * 509) % 4096) as u16
 }
 
 /// Returns the first name of a Slurm host list such as `gpu[07-09,12],login1`.
@@ -373,10 +384,15 @@ fn mpi(
         Launcher::Flux => vars.number("FLUX_JOB_NNODES")? == Some(1),
         _ => vars.number(local_size)? == Some(num_processes),
     };
+    let job = ["PMIX_NAMESPACE", "I_MPI_HYDRA_UUID", "FLUX_JOB_ID"]
+        .iter()
+        .find_map(|name| vars.get(name))
+        .map(str::to_owned);
     let meeting_point = match (vars.get("MASTER_ADDR"), vars.get("MASTER_PORT")) {
         _ if num_processes == 1 => None,
         (None, None) if all_here => {
-            Some(RendezvousEndpoint { host: "127.0.0.1".into(), port: 29500, served: false })
+            let port = job.as_deref().map_or(29500, job_port);
+            Some(RendezvousEndpoint { host: "127.0.0.1".into(), port, served: false })
         }
         (None, None) => None,
         _ => {
@@ -385,8 +401,16 @@ fn mpi(
             vars.meeting_point(needed[0], needed[1], false)?
         }
     };
-    let local_process = vars.number(local_rank)?;
-    Ok(Launch { launcher, process, num_processes, local_process, ranks_here: LocalRanks::One, meeting_point })
+    let (local_process, ranks_here) = (vars.number(local_rank)?, LocalRanks::One);
+    Ok(Launch { launcher, process, num_processes, local_process, ranks_here, meeting_point, job })
+}
+
+/// Returns one of the highest 4096 ports for a job's name, as jobs of one machine need different ones
+/// (FNV-1a).
+fn job_port(job: &str) -> u16 {
+    let hash =
+        job.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    u16::MAX - 4095 + ((hash ^ (hash >> 16)) % 4096) as u16
 }
 
 fn indexed_job(vars: &Variables) -> Result<Launch, LaunchError> {
@@ -406,8 +430,8 @@ fn indexed_job(vars: &Variables) -> Result<Launch, LaunchError> {
         "set them in the manifest: the first pod's name is <job>-0.<subdomain>",
     )?;
     let meeting_point = vars.meeting_point("MASTER_ADDR", "MASTER_PORT", false)?;
-    let (launcher, local_process) = (Launcher::IndexedJob, Some(0));
-    Ok(Launch { launcher, process, num_processes, local_process, ranks_here: LocalRanks::One, meeting_point })
+    let (launcher, local_process, ranks_here) = (Launcher::IndexedJob, Some(0), LocalRanks::One);
+    Ok(Launch { launcher, process, num_processes, local_process, ranks_here, meeting_point, job: None })
 }
 
 /// Lookups with errors.

@@ -123,7 +123,8 @@ fn join_over_tcp(launch: &Launch, deadline: Duration, meeting: &mut Meeting<'_>)
     let serves = !place.served && rank == 0;
     let raised = open_files::suffice(open_files::needed(size, true, serves), size)?;
     let server = if serves { Some(StoreServer::bind(place.port)?) } else { None };
-    let store = Store::meet(&place.host, place.port, meeting, PATIENCE)?.prefixed("tandem/");
+    let prefix = launch.job.as_ref().map_or("tandem/".to_owned(), |job| format!("tandem/{job}/"));
+    let store = Store::meet(&place.host, place.port, meeting, PATIENCE)?.prefixed(&prefix);
     let has_attempts = std::env::var_os("TORCHELASTIC_RESTART_COUNT").is_some();
     let store = if has_attempts { this_attempt(&store, rank, size, meeting)? } else { store };
     let (own, abort_flag) = (store.reconnect()?, AbortFlag::default());

@@ -1,5 +1,7 @@
 //! Every launcher's environment, as a table.
 
+use std::collections::BTreeSet;
+
 use tandem_comm::{Environment, Launch, LaunchError, Launcher, LocalRanks, RendezvousEndpoint};
 
 fn environment(text: &str) -> Environment {
@@ -106,6 +108,17 @@ fn slurm_steps() {
         assert_eq!((found.launcher, found.process, found.num_processes), (Launcher::Slurm, 2, 4));
         assert_eq!(found.meeting_point, at(first, 65535 - 4095 + 1), "{nodes}");
     }
+    // Steps of one job at once, and the jobs of an array, meet at ports of their own.
+    let port = |job: u32, step: u32| {
+        let variables = format!(
+            "SLURM_JOB_ID={job} SLURM_STEP_ID={step} SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_STEP_NODELIST=one"
+        );
+        detect(&variables).unwrap().meeting_point.unwrap().port
+    };
+    let ports: BTreeSet<u16> =
+        (4090..4100).flat_map(|job| (0..20).map(move |step| port(job, step))).collect();
+    assert_eq!(ports.len(), 200);
+    assert!(*ports.first().unwrap() >= 65535 - 4095);
     check(&[
         ("SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=1", Launcher::Slurm, 0, 1, None, None),
         (
@@ -149,6 +162,25 @@ fn mpi_launchers() {
             None,
         ),
     ]);
+}
+
+/// Two jobs of one machine, to which mpirun tells no address, would meet in one store.
+#[test]
+fn jobs_of_mpirun_on_one_machine_meet_at_ports_of_their_own() {
+    let launch = |variables: &str| {
+        detect(&format!(
+            "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 {variables}"
+        ))
+        .unwrap()
+    };
+    let ports: BTreeSet<u16> = (1..=50)
+        .map(|job| launch(&format!("PMIX_NAMESPACE={}", (job << 16) + 1)).meeting_point.unwrap().port)
+        .collect();
+    assert!(ports.len() >= 48, "{ports:?}");
+    assert_eq!(launch("PMIX_NAMESPACE=prterun-host-77@1").job.as_deref(), Some("prterun-host-77@1"));
+    assert_eq!(launch("").job, None);
+    let intel = "PMI_RANK=0 PMI_SIZE=2 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2 I_MPI_HYDRA_UUID=cf2c-1";
+    assert_eq!(detect(intel).unwrap().job.as_deref(), Some("cf2c-1"));
 }
 
 #[test]
