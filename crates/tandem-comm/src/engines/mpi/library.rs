@@ -39,7 +39,7 @@ pub(super) struct MpiLibrary {
 struct Search {
     /// File that the environment names; nothing else is then tried.
     named: Option<String>,
-    names: [&'static str; 3],
+    names: &'static [&'static str],
     /// Folders before the loader's.
     first: Vec<PathBuf>,
     /// Folders after the loader's.
@@ -114,10 +114,11 @@ impl Search {
     fn new(launcher: MpiLauncher, environment: &Environment, ancestors: &[PathBuf]) -> Self {
         let given = |name: &str| environment.get(name).filter(|value| !value.is_empty());
         // A launcher's own library first: another one would not find the other ranks.
-        let names = match launcher {
-            MpiLauncher::OpenMpi => [OPEN_MPI, STANDARD, MPICH],
-            MpiLauncher::Pmi => [STANDARD, MPICH, OPEN_MPI],
-            MpiLauncher::Pmix => [STANDARD, OPEN_MPI, MPICH],
+        let names: &[&str] = match launcher {
+            MpiLauncher::OpenMpi => &[OPEN_MPI, STANDARD, MPICH],
+            // Open MPI speaks PMIx; under `srun --mpi=pmi2` its MPI_Init ends the process.
+            MpiLauncher::Pmi => &[STANDARD, MPICH],
+            MpiLauncher::Pmix => &[STANDARD, OPEN_MPI, MPICH],
         };
         // The launcher's installation: bin/mpiexec or bin/hydra_pmi_proxy beside lib.
         let of_launcher = ancestors.iter().filter_map(|program| program.parent()?.parent());
@@ -135,19 +136,25 @@ impl Search {
             });
         }
         let mut reasons = Vec::new();
-        let mut there = |folders: &[PathBuf]| {
-            let paths = folders.iter().flat_map(|folder| self.names.iter().map(|name| folder.join(name)));
+        let mut there = |folders: &[PathBuf], names: &[&str]| {
+            let paths = folders.iter().flat_map(|folder| names.iter().map(|name| folder.join(name)));
             paths.filter(|path| path.exists()).find_map(|path| {
                 Library::open_global(&path.to_string_lossy()).map_err(|why| reasons.push(why)).ok()
             })
         };
-        if let Some(library) = there(&self.first) {
+        if let Some(library) = there(&self.first, self.names) {
             return Ok(library);
         }
         let mut unknown = Vec::new();
-        let open = |name: &&str| Library::open_global(name).map_err(|why| unknown.push(why)).ok();
-        if let Some(library) = self.names.iter().find_map(open).or_else(|| there(&self.last)) {
-            return Ok(library);
+        // An environment's library of the launcher's ABI comes before the system's of another.
+        for name in self.names {
+            match Library::open_global(name) {
+                Ok(library) => return Ok(library),
+                Err(why) => unknown.push(why),
+            }
+            if let Some(library) = there(&self.last, &[name]) {
+                return Ok(library);
+            }
         }
         let folders: Vec<_> =
             self.first.iter().chain(&self.last).map(|path| path.display().to_string()).collect();
@@ -198,7 +205,7 @@ mod tests {
         // A file that is there and is no library is named with the loader's reason.
         std::fs::write(folder.join("lib/libmpi.so.12"), "no library").unwrap();
         let search = Search {
-            names: ["libmpi.so.12", "libtandem-has-none.so.7", "libtandem-has-none.so.8"],
+            names: &["libmpi.so.12", "libtandem-has-none.so.7", "libtandem-has-none.so.8"],
             ..Search::new(
                 MpiLauncher::Pmi,
                 &environment(&[("VIRTUAL_ENV", "/a/venv")]),
@@ -223,6 +230,23 @@ mod tests {
     }
 
     #[test]
+    fn an_environments_library_comes_before_the_systems_of_a_later_name() {
+        let prefix = std::env::temp_dir().join(format!("tandem-mpi-environment-{}", std::process::id()));
+        std::fs::create_dir_all(prefix.join("lib")).unwrap();
+        // Any library will do, under a name that the loader does not know.
+        let name = "libtandem-of-environment.so.1";
+        let libm =
+            ["/lib/x86_64-linux-gnu/libm.so.6", "/lib64/libm.so.6", "/lib/aarch64-linux-gnu/libm.so.6"];
+        let Some(libm) = libm.iter().find(|path| Path::new(path).exists()) else { return };
+        std::os::unix::fs::symlink(libm, prefix.join("lib").join(name)).unwrap();
+        let variables = environment(&[("VIRTUAL_ENV", &prefix.to_string_lossy())]);
+        let names = &["libtandem-of-environment.so.1", "libc.so.6"];
+        let found = Search { names, ..Search::new(MpiLauncher::Pmi, &variables, &[]) }.open();
+        std::fs::remove_dir_all(&prefix).unwrap();
+        assert!(found.unwrap().name().ends_with(name));
+    }
+
+    #[test]
     fn a_named_library_is_the_only_one_tried() {
         let named = environment(&[(PATH, "/nowhere/libmpi.so.12")]);
         let error = MpiLibrary::find(MpiLauncher::OpenMpi, &named).err().unwrap();
@@ -240,6 +264,8 @@ mod tests {
         let first = |launcher| Search::new(launcher, &Environment::new(), &[]).names[0];
         assert_eq!(first(MpiLauncher::OpenMpi), OPEN_MPI);
         assert_eq!((first(MpiLauncher::Pmi), first(MpiLauncher::Pmix)), (STANDARD, STANDARD));
+        let of_pmi = Search::new(MpiLauncher::Pmi, &Environment::new(), &[]).names;
+        assert!(!of_pmi.contains(&OPEN_MPI), "Open MPI finds no other rank by PMI");
         let of_launcher =
             Search::new(MpiLauncher::Pmi, &Environment::new(), &["/opt/m/bin/hydra_pmi_proxy".into()]);
         assert_eq!(of_launcher.first, [PathBuf::from("/opt/m/lib"), "/opt/m/lib64".into()]);
