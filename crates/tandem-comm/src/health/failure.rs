@@ -49,6 +49,8 @@ pub(crate) fn hanging(
     patience: Duration,
 ) -> Result<Vec<usize>, StoreError> {
     store.set(&stuck(rank), b"")?;
+    // A store that is out of reach is found out by one reply that is missing: a wait would miss two.
+    store.check(&[&stuck(rank)])?;
     let keys: Vec<_> = suspects.iter().map(|&rank| stuck(rank)).collect();
     let keys: Vec<_> = keys.iter().map(String::as_str).collect();
     match store.wait(&keys, patience) {

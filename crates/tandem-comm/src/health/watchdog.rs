@@ -135,7 +135,7 @@ impl Watchdog {
         }
         let who = ranks_of(&verdict);
         self.num_lost = who.iter().filter(|&&rank| rank != self.shared.rank).count();
-        let known = |rank: &usize| match self.beat_of(*rank).filter(|_| asks) {
+        let known = |rank: &usize| match asks.then(|| self.beat_of(*rank)).flatten() {
             Some(beat) => format!("rank {rank} {}", beat.known(SystemTime::now())),
             None => format!("rank {rank}"),
         };
@@ -239,7 +239,11 @@ impl HeartbeatThread {
         loop {
             match self.once() {
                 Ok(()) => self.lost_since = None,
-                Err(error) => self.without_store(error),
+                Err(error) => {
+                    // Until it is found again, the working thread need not wait for its replies too.
+                    self.shared.abort_flag.set_store_is_lost(true);
+                    self.without_store(error);
+                }
             }
             self.shared.abort_flag.set_store_is_lost(self.lost_since.is_some());
             if !self.shared.rest() {
