@@ -18,8 +18,12 @@ fn text(name: &str) -> String {
     fs::read_to_string(example(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
+fn documents(name: &str) -> Vec<Yaml> {
+    YamlLoader::load_from_str(&text(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
 fn manifest(name: &str) -> Yaml {
-    let mut documents = YamlLoader::load_from_str(&text(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let mut documents = documents(name);
     assert_eq!(documents.len(), 1, "{name}");
     documents.remove(0)
 }
@@ -110,6 +114,49 @@ fn run_pods(container: &Yaml, environments: &[Environment]) {
     same_as_whole(&shop);
 }
 
+/// Variables of each pod of an indexed Job, which all meet at the first, `host`.
+fn indexed_environments(container: &Yaml, pods: i64, host: &str) -> Vec<Environment> {
+    let port = number(container, "ports.0.containerPort") as u16;
+    (0..pods)
+        .map(|index| {
+            let mut environment = variables(container);
+            environment.insert("JOB_COMPLETION_INDEX".into(), index.to_string());
+            let launch = Launch::from_environment(&environment).unwrap();
+            assert_eq!(launch.launcher, Launcher::IndexedJob);
+            assert_eq!((launch.process as i64, launch.num_processes as i64), (index, pods));
+            let meeting_point = RendezvousEndpoint { host: host.to_owned(), port, served: false };
+            assert_eq!(launch.meeting_point, Some(meeting_point));
+            environment
+        })
+        .collect()
+}
+
+#[test]
+fn the_indexed_job_starts_all_its_pods_and_ends_at_a_mistake() {
+    let [service, job] = &documents("job.yaml")[..] else { panic!("a Service and a Job") };
+    assert_eq!((string(service, "kind"), string(job, "kind")), ("Service", "Job"));
+    let name = string(job, "metadata.name");
+    // A headless service of all pods of the job, whose subdomain it is.
+    assert_eq!(string(service, "spec.clusterIP"), "None");
+    let selector = &service["spec"]["selector"]["batch.kubernetes.io/job-name"];
+    assert_eq!(selector.as_str(), Some(name));
+    let spec = at(job, "spec");
+    let pods = number(spec, "completions");
+    assert_eq!((string(spec, "completionMode"), number(spec, "parallelism")), ("Indexed", pods));
+    assert!(number(spec, "backoffLimit") >= pods, "each pod that is replaced counts");
+    let rule = at(spec, "podFailurePolicy.rules.0");
+    assert_eq!(string(rule, "action"), "FailJob");
+    assert_eq!(list(rule, "onExitCodes.values"), [Yaml::Integer(2)]);
+    let pod = at(spec, "template.spec");
+    check_pod(pod);
+    assert_eq!(string(pod, "restartPolicy"), "Never");
+    assert_eq!(string(pod, "subdomain"), string(service, "metadata.name"));
+    let container = &list(pod, "containers")[0];
+    assert_eq!(string(rule, "onExitCodes.containerName"), string(container, "name"));
+    let host = format!("{name}-0.{}", string(pod, "subdomain"));
+    run_pods(container, &indexed_environments(container, pods, &host));
+}
+
 #[test]
 fn the_jobset_starts_one_job_of_all_its_pods() {
     let yaml = manifest("jobset.yaml");
@@ -134,20 +181,7 @@ fn the_jobset_starts_one_job_of_all_its_pods() {
     // What the JobSet controller names the first pod.
     let (set, replicated) = (string(&yaml, "metadata.name"), string(&jobs[0], "name"));
     let host = format!("{set}-{replicated}-0-0.{set}");
-    let port = number(container, "ports.0.containerPort") as u16;
-    let environments: Vec<Environment> = (0..pods)
-        .map(|index| {
-            let mut environment = variables(container);
-            environment.insert("JOB_COMPLETION_INDEX".into(), index.to_string());
-            let launch = Launch::from_environment(&environment).unwrap();
-            assert_eq!(launch.launcher, Launcher::IndexedJob);
-            assert_eq!((launch.process as i64, launch.num_processes as i64), (index, pods));
-            let meeting_point = RendezvousEndpoint { host: host.clone(), port, served: false };
-            assert_eq!(launch.meeting_point, Some(meeting_point));
-            environment
-        })
-        .collect();
-    run_pods(container, &environments);
+    run_pods(container, &indexed_environments(container, pods, &host));
 }
 
 #[test]
