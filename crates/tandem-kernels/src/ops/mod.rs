@@ -17,6 +17,7 @@ mod embedding;
 mod exact;
 pub(crate) mod gemm;
 mod head;
+mod head_blocks;
 mod head_gate;
 mod head_parts;
 mod head_strips;
