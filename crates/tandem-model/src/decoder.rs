@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::layout::PipelineStage;
+use crate::layout::blocks::Blocks;
 use crate::layout::slice::{self, Run, TensorParallelShard};
 use crate::layout::{LayerId, LayerLayout, ParamSpec};
 use crate::lora::Adapter;
@@ -25,6 +26,7 @@ pub struct Decoder {
     rope: Vec<Option<Arc<Rope>>>,
     positions: usize,
     slice: TensorParallelShard,
+    sum_blocks: Blocks,
     stage: PipelineStage,
     /// Layers of the stage, and the blocks among them.
     layers: Vec<LayerId>,
@@ -67,6 +69,7 @@ impl Decoder {
             rope: rope_tables(&spec.rotary, positions),
             layers: PipelineStage::WHOLE.layers(&spec)?,
             blocks: 0..spec.num_layers,
+            sum_blocks: Blocks::new(&spec, TensorParallelShard::WHOLE, &spec),
             spec,
             positions,
             slice: TensorParallelShard::WHOLE,
@@ -131,6 +134,7 @@ impl Decoder {
             positions: whole.positions,
             layers: whole.layers.clone(),
             blocks: whole.blocks.clone(),
+            sum_blocks: Blocks::new(&whole.spec, slice, &spec),
             spec,
             slice,
             stage: whole.stage,
@@ -156,6 +160,11 @@ impl Decoder {
     /// Returns the tensor-parallel shard.
     pub fn slice(&self) -> TensorParallelShard {
         self.slice
+    }
+
+    /// Returns the blocks of sums over sharded dimensions.
+    pub(crate) fn sum_blocks(&self) -> &Blocks {
+        &self.sum_blocks
     }
 
     /// Returns the pipeline stage.

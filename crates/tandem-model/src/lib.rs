@@ -47,7 +47,7 @@ pub use error::ModelError;
 pub use io::{ModelFolder, Save, WeightFiles, save, write_policy};
 pub use layers::{
     BatchCapacity, Checkpointing, Gradient, LayerExecutor, PolicyAndReferenceScores, SavedActivations,
-    TensorParallelOps,
+    RankOrder, TensorParallelOps,
 };
 pub use layout::{LayerId, LayerLayout, ParamKind, ParamSpec, PipelineStage, TensorParallelShard};
 pub use lora::{Adapter, AdapterConfig, AdapterKind, Targets};

@@ -39,6 +39,19 @@ impl DepthTree {
         Self { blocks }
     }
 
+    /// Returns the tree of the part of k within `range`, counted from its start.
+    ///
+    /// # Panics
+    /// If a block has no element there.
+    #[must_use]
+    pub fn within(&self, range: &Range<usize>) -> Self {
+        let clip = |part: &Range<usize>| {
+            let clipped = part.start.max(range.start)..part.end.min(range.end);
+            (clipped.start < clipped.end).then(|| clipped.start - range.start..clipped.end - range.start)
+        };
+        Self::new(self.blocks.iter().map(|block| block.iter().filter_map(clip).collect()).collect())
+    }
+
     /// Returns the number of blocks.
     pub fn num_blocks(&self) -> usize {
         self.blocks.len()

@@ -30,6 +30,23 @@ impl TensorParallelShard {
         len * self.index / self.count..len * (self.index + 1) / self.count
     }
 
+    /// Returns whether the ranks of the group hold blocks of a model's sums, so that the group computes
+    /// the bits of one rank.
+    pub fn keeps_bits(self) -> bool {
+        matches!(self.count, 1 | 2 | 4 | 8)
+    }
+
+    /// Returns which part of the tokens this rank holds between sharded regions. Ranks that keep bits
+    /// hold parts in bit-reversed order: a sum by pairs of ranks, neighbours first, then halves a
+    /// contiguous range of tokens at each level.
+    pub fn token_part(self) -> usize {
+        if self.keeps_bits() && self.count > 1 {
+            self.index.reverse_bits() >> (usize::BITS - self.count.ilog2())
+        } else {
+            self.index
+        }
+    }
+
     /// Returns the shard's spec: fewer heads, channels and tokens.
     ///
     /// # Errors
