@@ -49,7 +49,7 @@ use crate::weights::{LayerWeights, WeightSource};
 use block::SavedBlock;
 use head::SavedHead;
 use picked::SelectedRows;
-use rows::{SequenceParallelRows, SomeRows};
+use rows::SomeRows;
 use streams::StreamWeights;
 
 /// Activations that a block's forward keeps for backward. Gradients are the same bits in every
