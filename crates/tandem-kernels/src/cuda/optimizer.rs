@@ -3,6 +3,7 @@
 use super::driver::{Arg, Grid};
 use super::{Cuda, args, driver, source};
 use crate::cpu::{AdamStep, RmsStep};
+use crate::numerics::squares::BlockSquares;
 use crate::ops::{AdamW, Gradient, RmsProp, SQUARES_BLOCK, Update};
 use crate::{DType, Result, STATE_BLOCK, StatesMut, ViewMut};
 
@@ -56,25 +57,31 @@ pub(crate) fn rmsprop(cuda: &Cuda, config: &RmsProp, update: Update, v: StatesMu
     unsafe { cuda.launch(&SOURCE, RMSPROP[form], grid(len), &args.concat()) }
 }
 
-/// Computes Σ x² per block; `sums` has room for one f64 per block. Waits.
+/// Computes Σ x² per block; `sums` has room for the numbers of each. Waits.
 pub(crate) fn block_squares(
     cuda: &Cuda,
     parts: &[Gradient],
     sums: Option<ViewMut>,
-    blocks: &mut [f64],
+    blocks: &mut [BlockSquares],
 ) -> Result<()> {
     let Some(sums) = sums.filter(|_| !blocks.is_empty()) else { return Ok(()) };
     let mut at = sums.address();
     for &x in parts.iter().filter(|x| !x.is_empty()) {
         let (count, [f32s, exact]) = (x.len().div_ceil(SQUARES_BLOCK), gradient(x));
         let args = [f32s, exact, Arg::address(at), x.len().into()];
-        // SAFETY: the operands are those of the kernel; there is an f64 for each of its blocks,
+        // SAFETY: the operands are those of the kernel; there are four numbers for each of its blocks,
         // which are those of the host.
         unsafe { cuda.launch(&SOURCE, "block_squares", Grid::new(count, THREADS), &args)? };
-        at += (count * size_of::<f64>()) as u64;
+        at += (count * size_of::<BlockSquares>()) as u64;
     }
-    // SAFETY: there is an f64 for each block.
-    unsafe { cuda.read(sums.address(), blocks) }
+    let mut numbers = vec![0i64; 4 * blocks.len()];
+    // SAFETY: there are four numbers for each block.
+    unsafe { cuda.read(sums.address(), &mut numbers)? };
+    for (block, numbers) in blocks.iter_mut().zip(numbers.as_chunks::<4>().0) {
+        let [a, b, c, large] = *numbers;
+        *block = BlockSquares { parts: [a, b, c], large: f64::from_bits(large.cast_unsigned()) };
+    }
+    Ok(())
 }
 
 fn grid(len: usize) -> Grid {
