@@ -107,6 +107,17 @@ impl Decoder {
         Self { adapter: None, ..self.clone() }
     }
 
+    /// Sums over sharded dimensions without blocks: each device chooses the order, and the bits depend on
+    /// the number of tensor-parallel ranks.
+    ///
+    /// # Panics
+    /// If this is a part of a decoder.
+    #[must_use]
+    pub fn without_sum_blocks(self) -> Self {
+        assert!(self.whole.is_none(), "a decoder gets its blocks before it is divided");
+        Self { sum_blocks: Blocks::one(), ..self }
+    }
+
     /// Returns the adapter, if the base is frozen.
     pub fn adapter(&self) -> Option<&Adapter> {
         self.adapter.as_ref().map(|adapted| &adapted.adapter)
@@ -134,7 +145,7 @@ impl Decoder {
             positions: whole.positions,
             layers: whole.layers.clone(),
             blocks: whole.blocks.clone(),
-            sum_blocks: Blocks::new(&whole.spec, slice, &spec),
+            sum_blocks: if whole.sum_blocks.is_one() { Blocks::one() } else { Blocks::new(&whole.spec, slice, &spec) },
             spec,
             slice,
             stage: whole.stage,

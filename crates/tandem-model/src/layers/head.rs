@@ -239,7 +239,10 @@ impl LayerExecutor<'_> {
             }
             weights.release(layer);
         }
-        self.sum_rows(&mut dn, &shares)?;
+        // Every rank has the whole score head, and computed the gradient of all rows.
+        if !self.decoder.spec().head.is_score() {
+            self.sum_rows(&mut dn, &shares)?;
+        }
         if layer != LayerId::Head {
             grads.emit(layer)?;
         }

@@ -50,9 +50,7 @@ impl Blocks {
     pub(crate) fn new(whole: &DecoderSpec, slice: TensorParallelShard, spec: &DecoderSpec) -> Self {
         let count = num_blocks(whole);
         if !count.is_multiple_of(slice.count) || count == 1 {
-            let own = 0..1;
-            let [out, qkv, down, up, delta_in, delta_out] = [const { None }; 6];
-            return Self { count: 1, own, out, qkv, down, up, delta_in, delta_out, vocabulary: Vec::new() };
+            return Self::one();
         }
         let own = slice.range(count);
         let num_own = own.len();
@@ -111,6 +109,18 @@ impl Blocks {
             count,
             own,
         }
+    }
+
+    /// One block: no sum is cut.
+    pub(crate) fn one() -> Self {
+        let own = 0..1;
+        let [out, qkv, down, up, delta_in, delta_out] = [const { None }; 6];
+        Self { count: 1, own, out, qkv, down, up, delta_in, delta_out, vocabulary: Vec::new() }
+    }
+
+    /// Returns whether the model has one block.
+    pub(crate) fn is_one(&self) -> bool {
+        self.count == 1
     }
 
     /// Returns the number of blocks that the shard holds.

@@ -50,17 +50,9 @@ impl TensorParallelShard {
     /// Returns the shard's spec: fewer heads, channels and tokens.
     ///
     /// # Errors
-    /// If key/value heads cannot be divided evenly, there are fewer channels or tokens than ranks,
-    /// or the head scores sequences.
+    /// If key/value heads cannot be divided evenly, or there are fewer channels or tokens than ranks.
     pub fn spec(self, whole: &DecoderSpec) -> Result<DecoderSpec> {
         let count = self.count;
-        if count > 1 && whole.head.is_score() {
-            return Err(ModelError::Invalid(
-                "a reward model cannot be divided among tensor-parallel ranks: leave compute.tensor out, and use compute.sharding \
-                 or compute.pipeline"
-                    .to_owned(),
-            ));
-        }
         let (heads, kv_heads) = (whole.attention.heads, whole.attention.kv_heads);
         let linear_heads = whole.linear_attention.as_ref().map(|linear| linear.shape.key_heads);
         let divides = |n: usize| {

@@ -55,9 +55,9 @@ keys! {
         replicate: usize = integer(1..=1 << 20).or(1).free(),
         /// Tensor parallelism: neighbouring ranks that split heads, feed-forward channels and
         /// vocabulary of one model, and between these its tokens. It must divide the number of
-        /// ranks and the model's key/value heads. Loss and gradient norm are within 1e-5 of one
-        /// rank's (with `train.optimizer_state = "f32"`), not bit-equal: see
-        /// [ranks.md](ranks.md#slices-of-a-model).
+        /// ranks and the model's key/value heads. 2, 4 and 8 give the bits of one rank (with
+        /// `compute.reduction = "exact"` and `train.optimizer_state = "f32"`); other numbers give
+        /// loss and gradient norm within 1e-5: see [ranks.md](ranks.md#slices-of-a-model).
         tensor: usize = integer(1..=MAX_RANKS as u64)
             .unless(|tensor: &usize| (*tensor > 1 && has_adapter).then(|| {
                 "adapters do not support tensor parallelism yet; use compute.sharding or compute.pipeline".to_owned()

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::ops::AddAssign;
 
-use tandem_comm::{Element, ElementKind, ProcessGroup};
+use tandem_comm::{Element, ElementKind, ProcessGroup, Reduction};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Extent, Forest, MemoryKind, Tensor};
 use tandem_model::{
