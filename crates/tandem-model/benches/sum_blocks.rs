@@ -56,7 +56,8 @@ impl Arguments {
 
 /// Seconds that this thread has had of its processor.
 fn thread_seconds() -> f64 {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux tells the time of a thread");
+    let text =
+        std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux tells the time of a thread");
     text.split(' ').next().expect("a number").parse::<f64>().expect("nanoseconds") / 1e9
 }
 
@@ -65,8 +66,7 @@ fn forest(tokens: usize, sequences: usize, vocabulary: usize) -> Forest {
     let segment = |i: u32| Segment { range: len * i..len * (i + 1), parent: None, first_position: 0 };
     let token = |i: u32| i.wrapping_mul(2_654_435_761) % vocabulary as u32;
     let scored = (0..len * sequences as u32).filter(|row| row % len >= len / 2 && row % len + 1 < len);
-    let prediction =
-        |row: u32| Prediction { hidden_row: row, target: token(row + 1), sequence: row / len };
+    let prediction = |row: u32| Prediction { hidden_row: row, target: token(row + 1), sequence: row / len };
     let segments = (0..sequences as u32).map(segment).collect();
     let tokens = (0..len * sequences as u32).map(token).collect();
     Forest::new(tokens, segments, scored.map(prediction).collect(), sequences).expect("a forest")

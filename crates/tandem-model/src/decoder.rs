@@ -145,7 +145,11 @@ impl Decoder {
             positions: whole.positions,
             layers: whole.layers.clone(),
             blocks: whole.blocks.clone(),
-            sum_blocks: if whole.sum_blocks.is_one() { Blocks::one() } else { Blocks::new(&whole.spec, slice, &spec) },
+            sum_blocks: if whole.sum_blocks.is_one() {
+                Blocks::one()
+            } else {
+                Blocks::new(&whole.spec, slice, &spec)
+            },
             spec,
             slice,
             stage: whole.stage,

@@ -4,6 +4,7 @@ use super::driver::{Arg, Grid};
 use super::{Cuda, args, driver, source};
 use crate::cpu::{AdamStep, RmsStep};
 use crate::numerics::squares::BlockSquares;
+use crate::numerics::states::{RowColumns, StochasticRounding};
 use crate::ops::{AdamW, Gradient, RmsProp, SQUARES_BLOCK, Update};
 use crate::{DType, Result, STATE_BLOCK, StatesMut, ViewMut};
 
@@ -102,16 +103,20 @@ fn weights(master: &ViewMut, copy: Option<ViewMut>) -> [Arg; 3] {
     [master.into(), of(DType::F32), of(DType::Bf16)]
 }
 
-/// Returns the index of the states' format; values, scales, and key and index of stochastic
-/// rounding.
-fn kept(states: StatesMut) -> (usize, [Arg; 4]) {
-    let none = Arg::address(0);
+/// Returns the index of the states' format; values, scales, and key, index and columns of
+/// stochastic rounding.
+fn kept(states: StatesMut) -> (usize, [Arg; 7]) {
+    let (none, zero) = (Arg::address(0), || Arg::from(0u32));
     match states {
-        StatesMut::F32(view) => (0, [(&view).into(), none, 0u32.into(), 0u32.into()]),
-        StatesMut::Bf16(view, dither) => (1, [(&view).into(), none, dither.key.into(), dither.first.into()]),
+        StatesMut::F32(view) => (0, [(&view).into(), none, zero(), zero(), zero(), zero(), zero()]),
+        StatesMut::Bf16(view, StochasticRounding { key, first, columns }) => {
+            let RowColumns { width, stride, skipped } = columns;
+            let [key, first, width, stride, skipped] = [key, first, width, stride, skipped].map(Arg::from);
+            (1, [(&view).into(), none, key, first, width, stride, skipped])
+        }
         StatesMut::EightBit(codes) => {
             let (codes, scales) = codes.into_tensors();
-            (2, [(&codes).into(), (&scales).into(), 0u32.into(), 0u32.into()])
+            (2, [(&codes).into(), (&scales).into(), zero(), zero(), zero(), zero(), zero()])
         }
     }
 }

@@ -166,8 +166,7 @@ fn of_block<'a>(call: &Head<'a>, tokens: &Range<usize>, targets: Targets<'a>) ->
 
 /// Returns the head over some rows; its targets count from the first of them.
 fn rows_of_chunk<'a>(call: &Head<'a>, rows: &Range<usize>) -> Head<'a> {
-    let low_rank =
-        call.weights.low_rank.map(|LowRank { h, b }| LowRank { h: h.row_range(rows.clone()), b });
+    let low_rank = call.weights.low_rank.map(|LowRank { h, b }| LowRank { h: h.row_range(rows.clone()), b });
     let weights = HeadWeights { low_rank, ..call.weights };
     Head { hidden: call.hidden.row_range(rows.clone()), weights, ..*call }
 }

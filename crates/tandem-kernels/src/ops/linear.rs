@@ -45,10 +45,9 @@ impl<'a> Order<'a> {
                 op,
                 format!("blocks of {} elements along k, expected {depth}", tree.depth()),
             )),
-            Some(tree) if tree.is_divided() && (!is_f32 || accumulate) => Err(KernelError::invalid(
-                op,
-                "a sum in blocks needs an f32 result that is overwritten",
-            )),
+            Some(tree) if tree.is_divided() && (!is_f32 || accumulate) => {
+                Err(KernelError::invalid(op, "a sum in blocks needs an f32 result that is overwritten"))
+            }
             _ => Ok(()),
         }
     }

@@ -4,7 +4,7 @@
 use crate::support::{ADAMW, Place, RMSPROP, devices, numbers, vector};
 use tandem_kernels::exact::{FRACTION_BITS, FixedPointSum, limit};
 use tandem_kernels::ops::{self, Gradient};
-use tandem_kernels::{SquareSum, Backend, DType, Device, MemoryKind};
+use tandem_kernels::{Backend, DType, Device, MemoryKind, SquareSum};
 
 fn sum_of(device: &Device, terms: &[Vec<f32>]) -> FixedPointSum {
     let mut sums = FixedPointSum::new(device, MemoryKind::Gradients, terms[0].len()).unwrap();

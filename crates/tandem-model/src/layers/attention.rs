@@ -5,10 +5,10 @@ use std::ops::Range;
 use tandem_kernels::ops::{AttentionShape, Gate, HeadGates};
 use tandem_kernels::{DType, Device, Extent, Forest, Tensor, View, ViewMut, ops};
 
-use super::{LayerExecutor, RankOrder};
 use super::linear_attention::Recurrence;
 use super::low_rank::{LoraIntermediate, LowRankBackward};
 use super::rows::BlockRows;
+use super::{LayerExecutor, RankOrder};
 use crate::Result;
 use crate::layout::ParamKind;
 use crate::spec::{AttentionSpec, NormKind, QkNorm, Rotation, TokenPlaces};
@@ -194,7 +194,8 @@ pub(super) fn backward(
     let Operands { qkv, normed, log_sum_exp } = operands;
     let heads = walk.pick(gated.as_ref().unwrap_or(&output).view(), picked)?;
     let (weight, bias) = (ParamKind::OutWeight, ParamKind::OutBias);
-    let low_rank = walk.linear_gradients(weights, gradients, weight, bias, heads.view(), reduced.out, dy, after)?;
+    let low_rank =
+        walk.linear_gradients(weights, gradients, weight, bias, heads.view(), reduced.out, dy, after)?;
     drop(heads);
     drop(gated);
     let mut d_heads = walk.alloc(dy.extent(), spec.query_width(), walk.dtype)?;
@@ -229,6 +230,7 @@ pub(super) fn backward(
             d_out,
             forest,
             shape: &spec.shape(layer),
+            model_kv_heads: walk.decoder.whole().spec().attention.kv_heads,
             dq,
             dk,
             dv,

@@ -389,12 +389,22 @@ impl Block<'_> {
         restore(walk, weights, NORM2, middle, shares, &mut norm2)?;
         let mut dn = walk.alloc(shares.all(), dx.cols(), DType::F32)?;
         {
-            let d_term = self.term_backward(inner.mlp_term.take(), POST_NORM2, dx.view(), shares.blocks(), gradients)?;
+            let d_term =
+                self.term_backward(inner.mlp_term.take(), POST_NORM2, dx.view(), shares.blocks(), gradients)?;
             let d_own = d_term.as_ref().map_or_else(|| dx.view(), Tensor::view);
             let whole = walk.whole(d_own, shares, walk.dtype)?;
             let dy = whole.as_ref().map_or(d_own, Tensor::view);
             let (up, hidden) = (inner.up.take(), inner.hidden.take());
-            self.mlp_backward(up, hidden, &mut inner.reduced, norm2.output(), dy, &mut dn, shares, gradients)?;
+            self.mlp_backward(
+                up,
+                hidden,
+                &mut inner.reduced,
+                norm2.output(),
+                dy,
+                &mut dn,
+                shares,
+                gradients,
+            )?;
         }
         norm2.drop_output();
         let dn = shares.own_of(dn.view());
@@ -416,7 +426,8 @@ impl Block<'_> {
         restore(walk, weights, NORM1, x, &rows.tokens, &mut norm1)?;
         let mut dn = walk.alloc(rows.tokens.all(), x.cols(), DType::F32)?;
         {
-            let d_term = self.term_backward(attention_term, POST_NORM1, dx.view(), rows.after().blocks(), gradients)?;
+            let d_term =
+                self.term_backward(attention_term, POST_NORM1, dx.view(), rows.after().blocks(), gradients)?;
             let d_own = d_term.as_ref().map_or_else(|| dx.view(), Tensor::view);
             let whole = walk.whole(d_own, rows.after(), walk.dtype)?;
             let dy = whole.as_ref().map_or(d_own, Tensor::view);

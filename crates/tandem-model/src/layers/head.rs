@@ -137,7 +137,8 @@ impl LayerExecutor<'_> {
         budget: usize,
     ) -> Result<KeptLogits> {
         let (_, part) = self.head_weight();
-        let (TensorParallelShard { index, count }, blocks) = (self.decoder.slice(), self.decoder.sum_blocks());
+        let (TensorParallelShard { index, count }, blocks) =
+            (self.decoder.slice(), self.decoder.sum_blocks());
         let (first, all) = (index * blocks.num_own(), count * blocks.num_own());
         let mut parts = HeadParts::new(first, all, hidden.rows(), targets.targets.len());
         let term = head.low_rank(ParamKind::HeadWeight);
@@ -253,7 +254,17 @@ impl LayerExecutor<'_> {
             let mut gradients = grads.open(LayerId::Head)?;
             let (x, dx) = (hidden.view(), d_hidden.view_mut());
             let dy = shares.own_of(dn.view());
-            norm_backward(self, &final_norm, FINAL_NORM, x, &normed, dy, dx, shares.blocks(), &mut gradients)?;
+            norm_backward(
+                self,
+                &final_norm,
+                FINAL_NORM,
+                x,
+                &normed,
+                dy,
+                dx,
+                shares.blocks(),
+                &mut gradients,
+            )?;
             weights.release(LayerId::Head);
         }
         grads.emit(LayerId::Head)?;

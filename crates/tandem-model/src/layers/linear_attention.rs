@@ -18,10 +18,10 @@ use std::borrow::Cow;
 use tandem_kernels::ops::{Activation, Gate, HeadGates};
 use tandem_kernels::{DType, Forest, Runs, Tensor, View, ViewMut, ops};
 
-use super::{LayerExecutor, RankOrder};
 use super::attention::AttentionKernel;
 use super::low_rank::{LoraIntermediate, LowRankBackward};
 use super::rows::BlockRows;
+use super::{LayerExecutor, RankOrder};
 use crate::Result;
 use crate::layout::ParamKind;
 use crate::spec::LinearAttentionSpec;
@@ -342,8 +342,7 @@ impl Pass<'_> {
         // over ranks.
         let (num_blocks, part) = (walk.decoder.sum_blocks().num_own(), ParamKind::DeltaNormWeight);
         if num_blocks == 1 {
-            let mut terms =
-                if walk.sums_terms() { Some(walk.terms(1, spec.shape.value_dim)?) } else { None };
+            let mut terms = if walk.sums_terms() { Some(walk.terms(1, spec.shape.value_dim)?) } else { None };
             let dw = match &mut terms {
                 Some(terms) => Some(terms.view_mut()),
                 None => gradients.get_mut(part),

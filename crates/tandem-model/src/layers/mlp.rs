@@ -41,8 +41,16 @@ pub(super) fn backward(
         None => activate(walk, up.view())?,
     };
     let (weight, bias) = (ParamKind::DownWeight, ParamKind::DownBias);
-    let low_rank =
-        walk.linear_gradients(weights, gradients, weight, bias, hidden.view(), reduced.down.take(), dy, shares)?;
+    let low_rank = walk.linear_gradients(
+        weights,
+        gradients,
+        weight,
+        bias,
+        hidden.view(),
+        reduced.down.take(),
+        dy,
+        shares,
+    )?;
     // The activation's output becomes its gradient: same shape, same type.
     let mut d_hidden = hidden;
     walk.linear_input(weights, weight, dy, low_rank, d_hidden.view_mut())?;
@@ -54,7 +62,15 @@ pub(super) fn backward(
     }
     drop((up, d_hidden));
     let (weight, bias) = (ParamKind::UpWeight, ParamKind::UpBias);
-    let low_rank =
-        walk.linear_gradients(weights, gradients, weight, bias, input, reduced.up.take(), d_up.view(), shares)?;
+    let low_rank = walk.linear_gradients(
+        weights,
+        gradients,
+        weight,
+        bias,
+        input,
+        reduced.up.take(),
+        d_up.view(),
+        shares,
+    )?;
     walk.linear_input(weights, weight, d_up.view(), low_rank, d_input)
 }

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use tandem_kernels::{DType, Extent, Tensor, View, ViewMut, ops};
 
-use super::{LayerExecutor, RankOrder};
 use super::rows::SequenceParallelRows;
+use super::{LayerExecutor, RankOrder};
 use crate::Result;
 use crate::layout::ParamKind;
 use crate::spec::NormKind;

@@ -96,8 +96,8 @@ impl Blocks {
             };
             tree(&of_heads)
         });
-        let delta_out = shape
-            .and_then(|shape| tree(&|block| vec![heads(shape.value_heads, shape.value_dim, 0, block)]));
+        let delta_out =
+            shape.and_then(|shape| tree(&|block| vec![heads(shape.value_heads, shape.value_dim, 0, block)]));
         Self {
             out: tree(&|block| vec![heads(attention.heads, attention.head_dim, 0, block)]),
             qkv: tree(&of_heads),

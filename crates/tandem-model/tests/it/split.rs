@@ -10,8 +10,8 @@ use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Forest, MemoryKind, Prediction, Segment, Tensor};
 use tandem_model::spec::QkNorm;
 use tandem_model::{
-    BatchCapacity, Checkpointing, Decoder, FlatWeights, LayerExecutor, LayerId, ModelError,
-    RankOrder, ResidentGradients, ResidentWeights, Result, TensorParallelOps, TensorParallelShard, init,
+    BatchCapacity, Checkpointing, Decoder, FlatWeights, LayerExecutor, LayerId, ModelError, RankOrder,
+    ResidentGradients, ResidentWeights, Result, TensorParallelOps, TensorParallelShard, init,
 };
 
 /// Scores, which are the same on all ranks, and the gradients put together; each rank reads its slice from the files.

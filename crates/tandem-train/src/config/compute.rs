@@ -56,7 +56,7 @@ keys! {
         /// Tensor parallelism: neighbouring ranks that split heads, feed-forward channels and
         /// vocabulary of one model, and between these its tokens. It must divide the number of
         /// ranks and the model's key/value heads. 2, 4 and 8 give the bits of one rank (with
-        /// `compute.reduction = "exact"` and `train.optimizer_state = "f32"`); other numbers give
+        /// `compute.reduction = "exact"` and states in f32 or bf16, on CPUs); other numbers give
         /// loss and gradient norm within 1e-5: see [ranks.md](ranks.md#slices-of-a-model).
         tensor: usize = integer(1..=MAX_RANKS as u64)
             .unless(|tensor: &usize| (*tensor > 1 && has_adapter).then(|| {

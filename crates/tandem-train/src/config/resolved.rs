@@ -84,7 +84,7 @@ impl Config {
         let shard = TensorParallelShard { index: 0, count: self.compute.tensor };
         shard.keeps_bits()
             && self.compute.reduction == SumForm::Exact
-            && self.train.optimizer_state == StateForm::F32
+            && self.train.optimizer_state != StateForm::EightBit
     }
 
     fn flat(&self) -> BTreeMap<String, Written> {

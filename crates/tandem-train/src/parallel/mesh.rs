@@ -12,9 +12,7 @@ use std::sync::Arc;
 
 use tandem_comm::{ProcessGroup, Reduction};
 use tandem_kernels::SquareSum;
-use tandem_model::{
-    Decoder, LayerId, ModelFolder, PipelineStage, TensorParallelOps, TensorParallelShard,
-};
+use tandem_model::{Decoder, LayerId, ModelFolder, PipelineStage, TensorParallelOps, TensorParallelShard};
 
 use crate::config::{ComputeConfig, Config};
 use crate::parallel::PipelineGroup;
@@ -43,7 +41,6 @@ struct Hybrid {
     /// Its ranks that hold the same part.
     replicas: ProcessGroup,
 }
-
 
 impl DeviceMesh {
     /// Divides the ranks as `compute` says: `tensor` neighbours hold the slices of a stage,

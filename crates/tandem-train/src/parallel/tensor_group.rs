@@ -26,7 +26,7 @@ pub(super) struct TensorGroup {
 
 impl TensorGroup {
     /// Divides the world into groups of `count` neighbours. All ranks call this.
-    pub fn new(world: &mut ProcessGroup, count: usize) -> Result<Self> {
+    pub(super) fn new(world: &mut ProcessGroup, count: usize) -> Result<Self> {
         let all = RefCell::new(world.split_by(|rank| rank / count)?);
         let is_tree = count > 2 && TensorParallelShard { index: 0, count }.keeps_bits();
         let levels = if is_tree { count.ilog2() } else { 0 };
@@ -40,18 +40,18 @@ impl TensorGroup {
     }
 
     /// Which slice this rank holds.
-    pub fn shard(&self) -> TensorParallelShard {
+    pub(super) fn shard(&self) -> TensorParallelShard {
         let all = self.all.borrow();
         TensorParallelShard { index: all.rank(), count: all.size() }
     }
 
     /// Sums numbers whose sum has no order.
-    pub fn all_reduce<T: Element>(&self, numbers: &mut [T]) -> Result<()> {
+    pub(super) fn all_reduce<T: Element>(&self, numbers: &mut [T]) -> Result<()> {
         Ok(self.all.borrow_mut().all_reduce(numbers, Reduction::Sum)?)
     }
 
     /// All ranks' elements in their order.
-    pub fn gather_all<T: Element>(&self, own: &[T], counts: &[usize]) -> Result<Vec<T>> {
+    pub(super) fn gather_all<T: Element>(&self, own: &[T], counts: &[usize]) -> Result<Vec<T>> {
         Ok(self.all.borrow_mut().gather(own, counts)?)
     }
 
@@ -86,10 +86,7 @@ impl TensorParallelOps for TensorGroup {
 
     fn gather_rows(&self, device: &Device, x: &mut Tensor, counts: &[usize]) -> ModelResult<()> {
         let counts = elements(x, counts);
-        self.all
-            .borrow_mut()
-            .all_gather_numbers(collective_buffer::tensor(device, x), &counts)
-            .map_err(lost)
+        self.all.borrow_mut().all_gather_numbers(collective_buffer::tensor(device, x), &counts).map_err(lost)
     }
 
     fn gather_tokens(&self, device: &Device, x: &mut Tensor, counts: &[usize]) -> ModelResult<()> {
@@ -101,7 +98,8 @@ impl TensorParallelOps for TensorGroup {
         let mut held = part..part + 1;
         for (level, pair) in levels.into_iter().enumerate().rev() {
             let len = held.len();
-            held = if self.is_second(level) { held.start - len..held.end } else { held.start..held.end + len };
+            held =
+                if self.is_second(level) { held.start - len..held.end } else { held.start..held.end + len };
             let (_, sizes) = Self::halves(&held, counts);
             let rows = counts[..held.start].iter().sum::<usize>();
             let rows = rows..rows + sizes[0] + sizes[1];

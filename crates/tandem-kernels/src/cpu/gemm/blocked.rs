@@ -357,8 +357,7 @@ impl Task<'_> {
             }
         };
         let bias = if is_first { product.bias_at(result_column) } else { std::ptr::null() };
-        let more =
-            if is_first { product.addends.at(result_row, result_column) } else { Addends::NONE };
+        let more = if is_first { product.addends.at(result_row, result_column) } else { Addends::NONE };
         Tile {
             rows: K::ROWS.min(self.rows.len() - row),
             cols: K::COLUMNS.min(self.columns.end - column),

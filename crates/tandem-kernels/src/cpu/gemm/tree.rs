@@ -4,9 +4,9 @@
 //! its tile is in registers, so a block costs one pass over the result. Partial sums lie in scratch
 //! memory for some rows and columns at a time, in a cache.
 
+use super::Product;
 use super::blocked::Depth;
 use super::level::Level;
-use super::Product;
 use crate::cpu::{Cpu, scratch};
 use crate::ops::DepthTree;
 use crate::ops::gemm::Addends;
@@ -45,11 +45,8 @@ impl Part<'_> {
     fn run<L: Level>(&self, cpu: &Cpu, tree: &DepthTree, is_of_few_rows: bool) {
         let a = self.product.a.row_range(self.row..self.row + self.height);
         let b = self.product.b.row_range(self.column..self.column + self.width);
-        let steps = if is_of_few_rows {
-            tree.steps(std::iter::once)
-        } else {
-            tree.steps(Depth::pieces::<L::Kernel>)
-        };
+        let steps =
+            if is_of_few_rows { tree.steps(std::iter::once) } else { tree.steps(Depth::pieces::<L::Kernel>) };
         let last = steps.len() - 1;
         for (index, step) in steps.into_iter().enumerate() {
             let mut addends = Addends::NONE;

@@ -146,11 +146,14 @@ __device__ __forceinline__ void rmsprop(const float *grad, const int64_t *sums, 
 #define ADAMW(name, M, V)                                                                                               \
     KERNEL_BOUNDS(name, THREADS, 4, const float *grad, const int64_t *sums, float grad_scale, float *master,            \
                   float *f32_copy, bf16 *bf16_copy, void *m, float *m_scales, uint32_t m_key, uint32_t m_first,         \
-                  void *v, float *v_scales, uint32_t v_key, uint32_t v_first, float decay, float one_minus_beta1,       \
+                  uint32_t m_width, uint32_t m_stride, uint32_t m_skipped, void *v, float *v_scales, uint32_t v_key,    \
+                  uint32_t v_first, uint32_t v_width, uint32_t v_stride, uint32_t v_skipped, float decay,               \
+                  float one_minus_beta1,                                                                                \
                   float beta2, float one_minus_beta2, float root_correction2, float eps, float minus_step_size,         \
                   long long n) {                                                                                        \
-        adamw<M, V>(grad, sums, grad_scale, {master, f32_copy, bf16_copy}, {m, m_scales, nullptr, m_key, m_first},      \
-                    {v, v_scales, nullptr, v_key, v_first},                                                             \
+        adamw<M, V>(grad, sums, grad_scale, {master, f32_copy, bf16_copy},                                              \
+                    {m, m_scales, nullptr, m_key, m_first, m_width, m_stride, m_skipped},                               \
+                    {v, v_scales, nullptr, v_key, v_first, v_width, v_stride, v_skipped},                               \
                     {decay, one_minus_beta1, beta2, one_minus_beta2, root_correction2, eps, minus_step_size}, n);       \
     }
 ADAMW(adamw_f32_f32, F32, F32)
@@ -166,9 +169,11 @@ ADAMW(adamw_8bit_8bit, SIGNED, UNSIGNED)
 #define RMSPROP(name, V)                                                                                                \
     KERNEL_BOUNDS(name, THREADS, 4, const float *grad, const int64_t *sums, float grad_scale, float *master,            \
                   float *f32_copy, bf16 *bf16_copy, void *v, float *v_scales, uint32_t v_key, uint32_t v_first,         \
+                  uint32_t v_width, uint32_t v_stride, uint32_t v_skipped,                                              \
                   float weight_decay, float alpha, float one_minus_alpha, float eps, float minus_learning_rate,         \
                   long long n) {                                                                                        \
-        rmsprop<V>(grad, sums, grad_scale, {master, f32_copy, bf16_copy}, {v, v_scales, nullptr, v_key, v_first},       \
+        rmsprop<V>(grad, sums, grad_scale, {master, f32_copy, bf16_copy},                                               \
+                   {v, v_scales, nullptr, v_key, v_first, v_width, v_stride, v_skipped},                                \
                    {weight_decay, alpha, one_minus_alpha, eps, minus_learning_rate}, n);                                \
     }
 RMSPROP(rmsprop_f32, F32)

@@ -26,9 +26,10 @@ fn blocks(own: Range<usize>, widths: [usize; 2]) -> Vec<Vec<Range<usize>>> {
 /// Elements along k of a rank's blocks, of the whole matrices.
 fn own_elements(own: &Range<usize>, widths: [usize; 2]) -> Vec<usize> {
     let starts = [0, widths[0]];
-    let ranges = widths.iter().zip(starts).flat_map(|(&width, start)| {
-        start + width * own.start / 8..start + width * own.end / 8
-    });
+    let ranges = widths
+        .iter()
+        .zip(starts)
+        .flat_map(|(&width, start)| start + width * own.start / 8..start + width * own.end / 8);
     ranges.collect()
 }
 
@@ -65,7 +66,8 @@ fn ranks_that_hold_blocks_of_k_sum_the_bits_of_one_rank() {
                         let mut y = Matrix::new(&device, 4, (t, n), DType::F32, 0);
                         let tree = DepthTree::new(blocks(0..8, widths));
                         let (x, w) = (x.view(), w.view());
-                        ops::sharded_linear(&device, x, w, Some(&tree), None, residual, y.view_mut()).unwrap();
+                        ops::sharded_linear(&device, x, w, Some(&tree), None, residual, y.view_mut())
+                            .unwrap();
                         y
                     };
                     let expected = whole(None).read(&device);
