@@ -69,7 +69,7 @@ fn forest(tokens: usize, sequences: usize, vocabulary: usize) -> Forest {
     let prediction = |row: u32| Prediction { hidden_row: row, target: token(row + 1), sequence: row / len };
     let segments = (0..sequences as u32).map(segment).collect();
     let tokens = (0..len * sequences as u32).map(token).collect();
-    Forest::new(tokens, segments, scored.map(prediction).collect(), sequences).expect("a forest")
+    Forest::new(tokens, segments, scored.map(prediction).collect(), sequences as u32).expect("a forest")
 }
 
 fn run(arguments: &Arguments, dtype: DType) -> Result<()> {

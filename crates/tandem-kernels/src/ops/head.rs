@@ -375,7 +375,8 @@ pub fn head_backward(
     let summed = Extent::new(summed(extent.len()), summed(extent.room()));
     let mut partial = partial_sums(device, summed, strip_width(device, &blocks))?;
     let width_of_h = gradients.h.as_ref().map_or(0, ViewMut::cols);
-    let levels = Extent::exact(blocks.levels() * CHUNK);
+    let levels = |rows: usize| blocks.levels() * CHUNK.min(rows);
+    let levels = Extent::new(levels(extent.len()), levels(extent.room()));
     let allocate = |cols| device.alloc_in(MemoryKind::Head, levels, Extent::exact(cols), DType::F32);
     let (mut of_hidden, mut of_h) = (allocate(hidden.cols())?, allocate(width_of_h)?);
     let sums = PartialSums { hidden: of_hidden.view_mut(), h: of_h.view_mut() };

@@ -109,6 +109,7 @@ impl<'a> Blocks<'a> {
         mut add: impl FnMut(View, ViewMut) -> Result<()>,
     ) -> Result<()> {
         let num_rows = call.hidden.rows();
+        let height = CHUNK.min(num_rows);
         for start in (0..num_rows).step_by(CHUNK) {
             let rows = start..num_rows.min(start + CHUNK);
             let predictions = call.targets.of_rows(rows.clone());
@@ -122,11 +123,11 @@ impl<'a> Blocks<'a> {
                 let chunk = rows_of_chunk(&of_block(&call, tokens, targets), &rows);
                 let position = block.count_ones() as usize;
                 let of_chunk = HeadGradients {
-                    hidden: at(position, &mut gradients.hidden, &mut sums.hidden, &rows),
+                    hidden: at(position, &mut gradients.hidden, &mut sums.hidden, height, &rows),
                     weight: gradients.weight.as_mut().map(|dw| dw.reborrow().row_range(tokens.clone())),
                     adds_to_weight: gradients.adds_to_weight || start > 0,
                     bias: gradients.bias.as_mut().map(|db| db.reborrow().col_range(tokens.clone())),
-                    h: gradients.h.as_mut().map(|dh| at(position, dh, &mut sums.h, &rows)),
+                    h: gradients.h.as_mut().map(|dh| at(position, dh, &mut sums.h, height, &rows)),
                     b: gradients.b.as_mut().map(|db| db.reborrow().row_range(tokens.clone())),
                 };
                 let kept = kept.reborrow().row_range(kept_rows.clone()).col_range(tokens.clone());
@@ -134,9 +135,9 @@ impl<'a> Blocks<'a> {
                 let d = &d_log_prob[predictions.clone()];
                 differentiate(chunk, &log_sum_exp[rows.clone()], d, of_chunk, memory)?;
                 for below in (position - block.trailing_ones() as usize..position).rev() {
-                    merge(below, &mut gradients.hidden, &mut sums.hidden, &rows, &mut add)?;
+                    merge(below, &mut gradients.hidden, &mut sums.hidden, height, &rows, &mut add)?;
                     if let Some(dh) = &mut gradients.h {
-                        merge(below, dh, &mut sums.h, &rows, &mut add)?;
+                        merge(below, dh, &mut sums.h, height, &rows, &mut add)?;
                     }
                 }
             }
@@ -176,11 +177,12 @@ fn at<'m>(
     position: usize,
     result: &'m mut ViewMut,
     sums: &'m mut ViewMut,
+    height: usize,
     rows: &Range<usize>,
 ) -> ViewMut<'m> {
     match position {
         0 => result.reborrow().row_range(rows.clone()),
-        _ => sums.reborrow().row_range((position - 1) * CHUNK..(position - 1) * CHUNK + rows.len()),
+        _ => sums.reborrow().row_range((position - 1) * height..(position - 1) * height + rows.len()),
     }
 }
 
@@ -189,10 +191,11 @@ fn merge(
     below: usize,
     result: &mut ViewMut,
     sums: &mut ViewMut,
+    height: usize,
     rows: &Range<usize>,
     add: &mut impl FnMut(View, ViewMut) -> Result<()>,
 ) -> Result<()> {
-    let [mut lower, upper] = sums.reborrow().split_rows(below * CHUNK);
+    let [mut lower, upper] = sums.reborrow().split_rows(below * height);
     let upper = upper.row_range(0..rows.len());
-    add(upper.view(), at(below, result, &mut lower, rows))
+    add(upper.view(), at(below, result, &mut lower, height, rows))
 }
