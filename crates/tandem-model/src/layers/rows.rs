@@ -136,7 +136,7 @@ impl LayerExecutor<'_> {
         let rows = |tokens: Range<usize>| end(tokens.start) - own.start..end(tokens.end) - own.start;
         let blocks = match blocks.of_tokens(part, num_tokens) {
             Some(blocks) => blocks.into_iter().map(rows).collect(),
-            None => vec![0..own.len()],
+            None => std::iter::once(0..own.len()).collect(),
         };
         let counts = if count == 1 {
             Vec::new()
