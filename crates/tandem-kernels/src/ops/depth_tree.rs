@@ -100,6 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[expect(clippy::single_range_in_vec_init, reason = "a block of one range")]
     fn blocks_are_added_in_a_binary_tree() {
         let tree = DepthTree::new((0..8).map(|b| vec![2 * b..2 * b + 2]).collect());
         let mut stack: Vec<String> = Vec::new();
