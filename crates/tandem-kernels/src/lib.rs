@@ -40,6 +40,7 @@ pub use memory::tensor::{self, Extent, Tensor, View, ViewMut};
 pub use numerics::dtype::{self, DType, Element};
 pub use numerics::exact;
 pub use numerics::format::{self, Format};
+pub use numerics::squares::SquareSum;
 pub use numerics::states::{
     self, AdamMoment, STATE_BLOCK, StateForm, States, StatesMut, StatesView, StochasticRounding,
 };

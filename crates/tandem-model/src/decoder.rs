@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::layout::PipelineStage;
+use crate::layout::blocks::Blocks;
 use crate::layout::slice::{self, Run, TensorParallelShard};
 use crate::layout::{LayerId, LayerLayout, ParamSpec};
 use crate::lora::Adapter;
@@ -25,6 +26,7 @@ pub struct Decoder {
     rope: Vec<Option<Arc<Rope>>>,
     positions: usize,
     slice: TensorParallelShard,
+    sum_blocks: Blocks,
     stage: PipelineStage,
     /// Layers of the stage, and the blocks among them.
     layers: Vec<LayerId>,
@@ -67,6 +69,7 @@ impl Decoder {
             rope: rope_tables(&spec.rotary, positions),
             layers: PipelineStage::WHOLE.layers(&spec)?,
             blocks: 0..spec.num_layers,
+            sum_blocks: Blocks::new(&spec, TensorParallelShard::WHOLE, &spec),
             spec,
             positions,
             slice: TensorParallelShard::WHOLE,
@@ -104,6 +107,17 @@ impl Decoder {
         Self { adapter: None, ..self.clone() }
     }
 
+    /// Sums over sharded dimensions without blocks: each device chooses the order, and the bits depend on
+    /// the number of tensor-parallel ranks.
+    ///
+    /// # Panics
+    /// If this is a part of a decoder.
+    #[must_use]
+    pub fn without_sum_blocks(self) -> Self {
+        assert!(self.whole.is_none(), "a decoder gets its blocks before it is divided");
+        Self { sum_blocks: Blocks::one(), ..self }
+    }
+
     /// Returns the adapter, if the base is frozen.
     pub fn adapter(&self) -> Option<&Adapter> {
         self.adapter.as_ref().map(|adapted| &adapted.adapter)
@@ -131,6 +145,11 @@ impl Decoder {
             positions: whole.positions,
             layers: whole.layers.clone(),
             blocks: whole.blocks.clone(),
+            sum_blocks: if whole.sum_blocks.is_one() {
+                Blocks::one()
+            } else {
+                Blocks::new(&whole.spec, slice, &spec)
+            },
             spec,
             slice,
             stage: whole.stage,
@@ -156,6 +175,11 @@ impl Decoder {
     /// Returns the tensor-parallel shard.
     pub fn slice(&self) -> TensorParallelShard {
         self.slice
+    }
+
+    /// Returns the blocks of sums over sharded dimensions.
+    pub(crate) fn sum_blocks(&self) -> &Blocks {
+        &self.sum_blocks
     }
 
     /// Returns the pipeline stage.

@@ -46,8 +46,8 @@ pub use decoder::Decoder;
 pub use error::ModelError;
 pub use io::{ModelFolder, Save, WeightFiles, save, write_policy};
 pub use layers::{
-    BatchCapacity, Checkpointing, Gradient, LayerExecutor, PolicyAndReferenceScores, SavedActivations,
-    TensorParallelOps,
+    BatchCapacity, Checkpointing, Gradient, LayerExecutor, PolicyAndReferenceScores, RankOrder,
+    SavedActivations, TensorParallelOps,
 };
 pub use layout::{LayerId, LayerLayout, ParamKind, ParamSpec, PipelineStage, TensorParallelShard};
 pub use lora::{Adapter, AdapterConfig, AdapterKind, Targets};

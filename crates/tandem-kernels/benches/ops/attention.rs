@@ -123,6 +123,7 @@ fn one(
             d_out,
             forest,
             shape: &shape,
+            model_kv_heads: shape.kv_heads,
             dq,
             dk,
             dv,

@@ -27,7 +27,7 @@ pub(crate) fn strip_width(vocabulary: usize) -> usize {
 
 /// Scores rows in chunks.
 pub(crate) fn forward(cpu: &Cpu, call: Head, parts: &mut HeadParts, mut memory: LogitMemory) {
-    let Head { hidden, weights, targets, ref shape } = call;
+    let Head { hidden, weights, targets, ref shape, .. } = call;
     let (of_rows, of_predictions) = begin(parts);
     for strip in strips(hidden.rows(), memory.chunk, weights.weight.rows(), STRIP) {
         let (rows, tokens) = (&strip.rows, &strip.tokens);
@@ -247,7 +247,7 @@ pub(crate) fn backward(
     mut gradients: HeadGradients,
     mut memory: LogitMemory,
 ) {
-    let Head { hidden, weights, targets, ref shape } = call;
+    let Head { hidden, weights, targets, ref shape, .. } = call;
     let (dtype, kept_rows) = (weights.weight.dtype(), memory.kept.rows());
     for strip in strips(hidden.rows(), memory.chunk, weights.weight.rows(), STRIP) {
         let (rows, tokens) = (&strip.rows, &strip.tokens);

@@ -9,6 +9,7 @@ use super::rows::RowsMut;
 use super::states::{StateStorage, flat};
 use super::vector::{for_lanes, vector_kernel};
 use super::{Cpu, Isa};
+use crate::numerics::squares::{BlockSquares, LARGE};
 use crate::ops::{AdamW, Gradient, RmsProp, SQUARES_BLOCK, Update};
 use crate::{DType, STATE_BLOCK, StatesMut, ViewMut, bf16};
 
@@ -62,16 +63,20 @@ impl Cpu {
         });
     }
 
-    pub(crate) fn block_squares(&self, parts: &[Gradient], blocks: &mut [f64]) {
+    pub(crate) fn block_squares(&self, parts: &[Gradient], blocks: &mut [BlockSquares]) {
         let mut rest = blocks;
         for &x in parts {
             let (own, after) = rest.split_at_mut(x.len().div_ceil(BLOCK));
             let shared = RowsMut::from_slice(own);
             self.parallel_ranges(x.len(), BLOCK, |block, range| {
-                let mut sum = 0.0;
+                let mut sum = BlockSquares::default();
                 for_chunks_of(self.isa(), x, range, |_, x| {
                     // SAFETY: the CPU has this level.
-                    sum += unsafe { squares(self.isa(), x) };
+                    let has_large = unsafe { squares(self.isa(), x, &mut sum.parts) };
+                    if has_large {
+                        let squares = x.iter().map(|x| f64::from(*x) * f64::from(*x));
+                        sum.large += squares.filter(|square| !is_small(*square)).sum::<f64>();
+                    }
                 });
                 // SAFETY: each block writes its own element.
                 unsafe { shared.part(0, block, 1)[0] = sum };
@@ -134,20 +139,53 @@ impl<'a> Copy<'a> {
     }
 }
 
+/// Whether a square is summed as integers; a NaN is not.
+#[inline(always)]
+fn is_small(square: f64) -> bool {
+    square < LARGE
+}
+
+/// `1.5 · 2⁵²`: adding it rounds a smaller number to an integer, in the low bits of the sum.
+const ROUNDER: f64 = 6_755_399_441_055_744.0;
+
+/// Returns the nearest integer of a number below 2⁵¹, and its bits as a sum with [`ROUNDER`].
+#[inline(always)]
+fn nearest(x: f64) -> (f64, i64) {
+    let sum = x + ROUNDER;
+    (sum - ROUNDER, sum.to_bits().cast_signed())
+}
+
 vector_kernel! {
-    /// Computes Σ x² in f64 in 64 interleaved sums, the same at every level.
-    unsafe fn squares<V: Vector>(x: &[f32]) -> f64 {
-        let mut sums = [0.0f64; 64];
-        let (whole, rest) = x.as_chunks::<64>();
-        for chunk in whole {
-            for (sum, x) in sums.iter_mut().zip(chunk) {
-                *sum += f64::from(*x) * f64::from(*x);
+    /// Adds squares to the integers of a block ([`BlockSquares`]), and returns whether some are too large.
+    unsafe fn squares<V: Vector>(x: &[f32], parts: &mut [i64; 3]) -> bool {
+        const LANES: usize = 16;
+        let mut sums = [[0i64; LANES]; 3];
+        let mut large = [0u64; LANES];
+        let (whole, rest) = x.as_chunks::<LANES>();
+        let mut last = [0.0; LANES];
+        last[..rest.len()].copy_from_slice(rest);
+        for chunk in whole.iter().chain(std::iter::once(&last)) {
+            for lane in 0..LANES {
+                let square = f64::from(chunk[lane]) * f64::from(chunk[lane]);
+                let small = if is_small(square) { square } else { 0.0 };
+                large[lane] |= u64::from(!is_small(square));
+                let (first, bits) = nearest(small * 1024.0);
+                sums[0][lane] = sums[0][lane].wrapping_add(bits);
+                let rest = (small - first * (1.0 / 1024.0)) * (1u64 << 50) as f64;
+                let (second, bits) = nearest(rest);
+                sums[1][lane] = sums[1][lane].wrapping_add(bits);
+                let (_, bits) = nearest((rest - second) * (1u64 << 40) as f64);
+                sums[2][lane] = sums[2][lane].wrapping_add(bits);
             }
         }
-        for (sum, x) in sums.iter_mut().zip(rest) {
-            *sum += f64::from(*x) * f64::from(*x);
+        // Every element, the zeros at the end among them, added the rounder's bits once.
+        let count = ((whole.len() + 1) * LANES) as i64;
+        let excess = count.wrapping_mul(ROUNDER.to_bits().cast_signed());
+        for (part, sums) in parts.iter_mut().zip(&sums) {
+            let sum = sums.iter().fold(0i64, |sum, lane| sum.wrapping_add(*lane));
+            *part += sum.wrapping_sub(excess);
         }
-        sums.iter().sum()
+        large.iter().any(|lane| *lane != 0)
     }
 }
 

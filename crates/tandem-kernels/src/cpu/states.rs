@@ -67,7 +67,10 @@ impl<'a> StateStorage<'a> {
             match self {
                 Self::F32(_) => {}
                 Self::Bf16(states, dither) => {
-                    round(isa, dither.after(chunk.start), values, states.part(0, chunk.start, chunk.len()));
+                    for (piece, first) in dither.pieces(chunk.clone()) {
+                        let own = piece.start - chunk.start..piece.end - chunk.start;
+                        round(isa, dither.key, first, &values[own], states.part(0, piece.start, piece.len()));
+                    }
                 }
                 Self::EightBit { map, codes, scales } => {
                     encode(isa, map, values, codes.part(0, chunk.start, chunk.len()), blocks(scales, chunk));
@@ -129,9 +132,9 @@ pub(crate) fn write_codes(moment: AdamMoment, values: &[f32], codes: &mut [u8], 
 vector_kernel! {
     /// Rounds stochastically: up with the probability of the truncated fraction. The slices have
     /// one length.
-    unsafe fn round<V: Vector>(dither: StochasticRounding, values: &[f32], to: &mut [bf16]) {
+    unsafe fn round<V: Vector>(key: u32, first: u32, values: &[f32], to: &mut [bf16]) {
         for (index, (to, value)) in to.iter_mut().zip(values).enumerate() {
-            *to = rounded(*value, drawn(dither.key, dither.first.wrapping_add(index as u32)));
+            *to = rounded(*value, drawn(key, first.wrapping_add(index as u32)));
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::columns::elementwise_grid;
 use super::driver::{Factor, Matmul};
 use super::{Cuda, args, by_type, driver, source};
+use crate::ops::DepthTree;
 use crate::ops::gemm::{Operand, Product, Term};
 use crate::{DType, Result, View, ViewMut};
 
@@ -24,11 +25,25 @@ pub(crate) fn wide_rows(product: &Product, rows: usize) -> usize {
     rows.min(fitting.max(128))
 }
 
-/// Runs a GEMM. `wide` has room for [`wide_rows`] rows in f32, if there are any.
+/// Bytes of the partial sums of a tree beside the result, for [`tree_rows`].
+const TREE: usize = 64 << 20;
+
+/// Returns how many of `rows` output rows of `cols` columns a tree of blocks of k sums at a time.
+pub(crate) fn tree_rows(cols: usize, rows: usize) -> usize {
+    // A multiple of the library's tiles, and enough rows to fill a GPU.
+    let fitting = TREE / (size_of::<f32>() * cols.max(1)) / 128 * 128;
+    rows.min(fitting.max(1024))
+}
+
+/// Runs a GEMM. `wide` has room for [`wide_rows`] rows in f32, if there are any; for each level of a
+/// tree, it has room for [`tree_rows`].
 pub(crate) fn run(cuda: &Cuda, product: Product, wide: Option<ViewMut>) -> Result<()> {
     product.check();
     if product.c.is_empty() {
         return Ok(());
+    }
+    if let Some(tree) = product.divided() {
+        return in_tree(cuda, product, tree, wide.expect("room for partial sums"));
     }
     if wide_rows(&product, 1) == 0 {
         return direct(cuda, product);
@@ -38,7 +53,7 @@ pub(crate) fn run(cuda: &Cuda, product: Product, wide: Option<ViewMut>) -> Resul
 
 /// Lets the library write the final result.
 fn direct(cuda: &Cuda, product: Product) -> Result<()> {
-    let Product { a, b, term, mut c, accumulate, bias, residual } = product;
+    let Product { a, b, term, mut c, accumulate, bias, residual, .. } = product;
     let itself = (c.address(), c.stride());
     let residual_at = residual.map(|residual| (residual.address(), residual.stride()));
     // Addends that the library lacks, and the result of an empty product, are written beforehand.
@@ -51,9 +66,52 @@ fn direct(cuda: &Cuda, product: Product) -> Result<()> {
     term.map_or(Ok(()), |Term { a, b }| multiply(cuda, a, b, Some(itself), &mut c))
 }
 
+/// Sums blocks of k in a tree, some rows at a time. Every partial sum is added by a kernel of its own,
+/// so that a sum has the same bits where another rank holds one side of it.
+fn in_tree(cuda: &Cuda, product: Product, tree: &DepthTree, mut sums: ViewMut) -> Result<()> {
+    let Product { a, b, mut c, bias, residual, .. } = product;
+    let (m, height) = (c.rows(), sums.rows() / tree.levels().max(1));
+    let height = if tree.levels() == 0 { m } else { height };
+    for start in (0..m).step_by(height.max(1)) {
+        let rows = start..m.min(start + height);
+        let mut c = c.reborrow().row_range(rows.clone());
+        let a = a.row_range(rows.clone());
+        let room = |position: usize| (position - 1) * height..(position - 1) * height + rows.len();
+        for step in tree.steps(std::iter::once) {
+            let (a, b) = (a.depth_range(step.piece.clone()), b.depth_range(step.piece));
+            let mut own = match step.position {
+                0 => c.reborrow(),
+                position => sums.reborrow().row_range(room(position)),
+            };
+            let added = step.adds_block.then(|| (own.address(), own.stride()));
+            multiply(cuda, a, b, added, &mut own)?;
+            for position in (step.position - step.merges..step.position).rev() {
+                // The position above was summed last.
+                let above = sums.reborrow().row_range(room(position + 1));
+                match position {
+                    0 => add(cuda, [Some(above.view()), None], None, true, c.reborrow())?,
+                    _ => {
+                        let [below, rest] = sums.reborrow().split_rows(position * height);
+                        let below = below.row_range(room(position));
+                        let above = rest.row_range(0..rows.len());
+                        add(cuda, [Some(above.view()), None], None, true, below)?;
+                    }
+                }
+            }
+        }
+        if let Some(residual) = residual {
+            add(cuda, [Some(residual.row_range(rows.clone())), None], None, true, c.reborrow())?;
+        }
+        if bias.is_some() {
+            add(cuda, [None, None], bias, true, c.reborrow())?;
+        }
+    }
+    Ok(())
+}
+
 /// Accumulates in f32, some rows at a time, and rounds once.
 fn rounded_once(cuda: &Cuda, product: Product, mut wide: ViewMut) -> Result<()> {
-    let Product { a, b, term, mut c, accumulate, bias, residual } = product;
+    let Product { a, b, term, mut c, accumulate, bias, residual, .. } = product;
     let m = c.rows();
     for start in (0..m).step_by(wide.rows()) {
         let rows = start..m.min(start + wide.rows());

@@ -86,7 +86,7 @@ pub(crate) fn forward(
     mut memory: LogitMemory,
     numbers: Option<ViewMut>,
 ) -> Result<()> {
-    let Head { hidden, weights, targets, ref shape } = call;
+    let Head { hidden, weights, targets, ref shape, .. } = call;
     let (rows, vocabulary) = (hidden.rows(), weights.weight.rows());
     let running = Running::new(cuda, &targets, rows, parts, numbers)?;
     let unbiased = HeadWeights { bias: None, ..weights };
@@ -174,7 +174,7 @@ pub(crate) fn backward(
     mut memory: LogitMemory,
     mut partial: Option<ViewMut>,
 ) -> Result<()> {
-    let Head { hidden, weights, targets, ref shape } = call;
+    let Head { hidden, weights, targets, ref shape, .. } = call;
     let (rows, vocabulary) = (hidden.rows(), weights.weight.rows());
     let (dtype, kept_rows) = (weights.weight.dtype(), memory.kept.rows());
     let asked = HeadInputs::new(cuda, &targets, rows)?;

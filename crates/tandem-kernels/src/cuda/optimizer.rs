@@ -3,6 +3,8 @@
 use super::driver::{Arg, Grid};
 use super::{Cuda, args, driver, source};
 use crate::cpu::{AdamStep, RmsStep};
+use crate::numerics::squares::BlockSquares;
+use crate::numerics::states::{RowColumns, StochasticRounding};
 use crate::ops::{AdamW, Gradient, RmsProp, SQUARES_BLOCK, Update};
 use crate::{DType, Result, STATE_BLOCK, StatesMut, ViewMut};
 
@@ -56,25 +58,31 @@ pub(crate) fn rmsprop(cuda: &Cuda, config: &RmsProp, update: Update, v: StatesMu
     unsafe { cuda.launch(&SOURCE, RMSPROP[form], grid(len), &args.concat()) }
 }
 
-/// Computes Σ x² per block; `sums` has room for one f64 per block. Waits.
+/// Computes Σ x² per block; `sums` has room for the numbers of each. Waits.
 pub(crate) fn block_squares(
     cuda: &Cuda,
     parts: &[Gradient],
     sums: Option<ViewMut>,
-    blocks: &mut [f64],
+    blocks: &mut [BlockSquares],
 ) -> Result<()> {
     let Some(sums) = sums.filter(|_| !blocks.is_empty()) else { return Ok(()) };
     let mut at = sums.address();
     for &x in parts.iter().filter(|x| !x.is_empty()) {
         let (count, [f32s, exact]) = (x.len().div_ceil(SQUARES_BLOCK), gradient(x));
         let args = [f32s, exact, Arg::address(at), x.len().into()];
-        // SAFETY: the operands are those of the kernel; there is an f64 for each of its blocks,
+        // SAFETY: the operands are those of the kernel; there are four numbers for each of its blocks,
         // which are those of the host.
         unsafe { cuda.launch(&SOURCE, "block_squares", Grid::new(count, THREADS), &args)? };
-        at += (count * size_of::<f64>()) as u64;
+        at += (count * size_of::<BlockSquares>()) as u64;
     }
-    // SAFETY: there is an f64 for each block.
-    unsafe { cuda.read(sums.address(), blocks) }
+    let mut numbers = vec![0i64; 4 * blocks.len()];
+    // SAFETY: there are four numbers for each block.
+    unsafe { cuda.read(sums.address(), &mut numbers)? };
+    for (block, numbers) in blocks.iter_mut().zip(numbers.as_chunks::<4>().0) {
+        let [a, b, c, large] = *numbers;
+        *block = BlockSquares { parts: [a, b, c], large: f64::from_bits(large.cast_unsigned()) };
+    }
+    Ok(())
 }
 
 fn grid(len: usize) -> Grid {
@@ -95,16 +103,20 @@ fn weights(master: &ViewMut, copy: Option<ViewMut>) -> [Arg; 3] {
     [master.into(), of(DType::F32), of(DType::Bf16)]
 }
 
-/// Returns the index of the states' format; values, scales, and key and index of stochastic
-/// rounding.
-fn kept(states: StatesMut) -> (usize, [Arg; 4]) {
-    let none = Arg::address(0);
+/// Returns the index of the states' format; values, scales, and key, index and columns of
+/// stochastic rounding.
+fn kept(states: StatesMut) -> (usize, [Arg; 7]) {
+    let (none, zero) = (Arg::address(0), || Arg::from(0u32));
     match states {
-        StatesMut::F32(view) => (0, [(&view).into(), none, 0u32.into(), 0u32.into()]),
-        StatesMut::Bf16(view, dither) => (1, [(&view).into(), none, dither.key.into(), dither.first.into()]),
+        StatesMut::F32(view) => (0, [(&view).into(), none, zero(), zero(), zero(), zero(), zero()]),
+        StatesMut::Bf16(view, StochasticRounding { key, first, columns }) => {
+            let RowColumns { width, stride, skipped } = columns;
+            let [key, first, width, stride, skipped] = [key, first, width, stride, skipped].map(Arg::from);
+            (1, [(&view).into(), none, key, first, width, stride, skipped])
+        }
         StatesMut::EightBit(codes) => {
             let (codes, scales) = codes.into_tensors();
-            (2, [(&codes).into(), (&scales).into(), 0u32.into(), 0u32.into()])
+            (2, [(&codes).into(), (&scales).into(), zero(), zero(), zero(), zero(), zero()])
         }
     }
 }

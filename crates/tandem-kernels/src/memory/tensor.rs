@@ -352,6 +352,20 @@ impl<'a> ViewMut<'a> {
         Self { pointer, rows, cols, stride: cols, dtype, lifetime: PhantomData }
     }
 
+    /// Views a matrix at an address, with rows `stride` elements apart.
+    ///
+    /// # Safety
+    /// As [`ViewMut::from_pointer`].
+    pub(crate) unsafe fn strided(
+        pointer: *mut u8,
+        rows: usize,
+        cols: usize,
+        stride: usize,
+        dtype: DType,
+    ) -> Self {
+        Self { pointer, rows, cols, stride, dtype, lifetime: PhantomData }
+    }
+
     /// Returns a shared view.
     pub fn view(&self) -> View<'_> {
         View {

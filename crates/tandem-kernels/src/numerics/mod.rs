@@ -5,4 +5,5 @@ pub mod dtype;
 pub mod exact;
 pub mod format;
 pub mod random;
+pub mod squares;
 pub mod states;

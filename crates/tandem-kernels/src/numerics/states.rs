@@ -58,7 +58,20 @@ pub enum AdamMoment {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StochasticRounding {
     pub(crate) key: u32,
+    /// Index of the first element, or of the first of its columns.
     pub(crate) first: u32,
+    pub(crate) columns: RowColumns,
+}
+
+/// Columns of a matrix whose elements follow one another: row `r` begins `r · stride` elements after the
+/// first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RowColumns {
+    /// Number of columns; 0 if elements have the indices of a row.
+    pub(crate) width: u32,
+    pub(crate) stride: u32,
+    /// Elements before the first.
+    pub(crate) skipped: u32,
 }
 
 impl StochasticRounding {
@@ -66,12 +79,39 @@ impl StochasticRounding {
     /// parameter named by `what`. Indices are modulo 2³².
     pub fn new(what: &[u64], first: usize) -> Self {
         let add = |state: u64, number: &u64| mix((state ^ number).wrapping_add(STEP));
-        Self { key: (what.iter().fold(0, add) >> 32) as u32, first: first as u32 }
+        let key = (what.iter().fold(0, add) >> 32) as u32;
+        Self { key, first: first as u32, columns: RowColumns::default() }
     }
 
-    /// Skips `by` elements.
-    pub(crate) fn after(self, by: usize) -> Self {
-        Self { first: self.first.wrapping_add(by as u32), ..self }
+    /// Returns the random bits of some columns of a matrix of `stride` columns: `width` from index
+    /// `first` on, of which `skipped` elements precede the first.
+    #[must_use]
+    pub fn in_columns(self, width: usize, stride: usize, skipped: usize) -> Self {
+        let [width, stride, skipped] = [width, stride, skipped].map(|n| n as u32);
+        Self { columns: RowColumns { width, stride, skipped }, ..self }
+    }
+
+    /// Cuts elements `range` where their indices do not follow one another: each piece with the index of
+    /// its first element.
+    pub(crate) fn pieces(self, range: Range<usize>) -> impl Iterator<Item = (Range<usize>, u32)> {
+        let RowColumns { width, stride, skipped } = self.columns;
+        let mut start = range.start;
+        std::iter::from_fn(move || {
+            (start < range.end).then(|| {
+                let place = skipped.wrapping_add(start as u32);
+                let (first, end) = match place.checked_div(width) {
+                    None => (place, range.end),
+                    Some(row) => {
+                        let column = place % width;
+                        let end = start + (width - column) as usize;
+                        (row.wrapping_mul(stride).wrapping_add(column), end.min(range.end))
+                    }
+                };
+                let piece = start..end;
+                start = end;
+                (piece, self.first.wrapping_add(first))
+            })
+        })
     }
 }
 

@@ -71,8 +71,8 @@ pub const MANY_TREES: usize = 16;
 /// Returns the number of parts that each tree's queries are divided into, so that a few long trees
 /// keep many threads busy. It is a function of the batch alone, since it decides the order of the
 /// sum.
-fn num_parts(forest: &Forest, shape: &AttentionShape) -> usize {
-    let tasks = forest.groups().len() * shape.kv_heads;
+fn num_parts(forest: &Forest, shape: &AttentionShape, model_kv_heads: usize) -> usize {
+    let tasks = forest.groups().len() * model_kv_heads;
     // A part of fewer than some hundred rows would spend its time on its sums.
     let worthwhile = forest.num_tokens() * shape.heads / shape.kv_heads / 256;
     MANY_TREES.div_ceil(tasks.max(1)).min(worthwhile).max(1)
@@ -159,6 +159,9 @@ pub struct AttentionBackward<'a> {
     pub forest: &'a Forest,
     /// Heads, scale and mask.
     pub shape: &'a AttentionShape,
+    /// Key/value heads of the model, of which a tensor-parallel rank has some: they decide the order of
+    /// sums on a CPU.
+    pub model_kv_heads: usize,
     /// `[T, H·d]`, overwritten.
     pub dq: ViewMut<'a>,
     /// `[T, K·d]`, overwritten.
@@ -204,7 +207,8 @@ pub fn attention(device: &Device, call: Attention) -> Result<()> {
 /// Computes the gradients of [`attention`].
 pub fn attention_backward(device: &Device, call: AttentionBackward) -> Result<()> {
     const OP: &str = "attention_backward";
-    let AttentionBackward { q, k, v, out, log_sum_exp, d_out, forest, shape, dq, dk, dv } = &call;
+    let AttentionBackward { q, k, v, out, log_sum_exp, d_out, forest, shape, model_kv_heads, dq, dk, dv } =
+        &call;
     shape.check(OP)?;
     let tokens = forest.num_tokens();
     check_operands(OP, q, k, v, tokens, shape)?;
@@ -218,7 +222,7 @@ pub fn attention_backward(device: &Device, call: AttentionBackward) -> Result<()
     let mut scratch = match device.backend() {
         // The gradients of keys and values are summed over queries and heads in f32.
         Backend::Cpu => {
-            let parts = num_parts(forest, shape);
+            let parts = num_parts(forest, shape, *model_kv_heads);
             device.alloc(MemoryKind::Scratch, parts * tokens, 2 * k.cols(), DType::F32)?
         }
         // `Σ out · d_out` per head.

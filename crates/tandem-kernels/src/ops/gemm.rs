@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use crate::ops::DepthTree;
 use crate::{DType, Extent, View, ViewMut};
 
 /// A factor: its rows, and elements along k.
@@ -62,6 +63,12 @@ impl<'a> Operand<'a> {
         let view = if self.transposed { self.view.col_range(rows) } else { self.view.row_range(rows) };
         Self { view, ..*self }
     }
+
+    /// Returns a range of the elements along k.
+    pub(crate) fn depth_range(&self, range: Range<usize>) -> Self {
+        let view = if self.transposed { self.view.row_range(range) } else { self.view.col_range(range) };
+        Self { view, ..*self }
+    }
 }
 
 /// A second pair of factors, with its own length along k.
@@ -77,6 +84,57 @@ impl Term<'_> {
     /// Returns R.
     pub(crate) fn depth(&self) -> usize {
         self.a.depth()
+    }
+}
+
+/// Most partial sums that a product is added to: those of its block and of a tree of eight blocks, and the
+/// residual.
+const MOST_ADDENDS: usize = 5;
+
+/// f32 matrices that a product is added to in turn: addresses of their first elements, and row
+/// strides.
+#[derive(Clone, Copy)]
+pub(crate) struct Addends {
+    list: [(*const f32, usize); MOST_ADDENDS],
+    count: usize,
+}
+
+// SAFETY: kernels read their own elements alone.
+unsafe impl Send for Addends {}
+// SAFETY: as above.
+unsafe impl Sync for Addends {}
+
+impl Addends {
+    pub(crate) const NONE: Self = Self { list: [(std::ptr::null(), 0); MOST_ADDENDS], count: 0 };
+
+    /// Appends a matrix.
+    ///
+    /// # Panics
+    /// If there are too many.
+    pub(crate) fn push(&mut self, address: *const f32, stride: usize) {
+        self.list[self.count] = (address, stride);
+        self.count += 1;
+    }
+
+    /// Returns the addends from an element on.
+    #[inline(always)]
+    pub(crate) fn at(&self, row: usize, col: usize) -> Self {
+        let mut at = *self;
+        for (address, stride) in &mut at.list[..self.count] {
+            *address = address.wrapping_add(row * *stride + col);
+        }
+        at
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Lists the addresses of the first elements of row `row`.
+    #[inline(always)]
+    pub(crate) fn of_row(&self, row: usize) -> impl Iterator<Item = *const f32> {
+        self.list[..self.count].iter().map(move |(address, stride)| address.wrapping_add(row * stride))
     }
 }
 
@@ -97,12 +155,32 @@ pub(crate) struct Product<'a> {
     pub bias: Option<View<'a>>,
     /// `[M, N]` f32.
     pub residual: Option<View<'a>>,
+    /// Order of the sum along k, if that is divided into blocks; for an f32 result that is
+    /// overwritten.
+    pub tree: Option<&'a DepthTree>,
+    /// Whether tensor parallelism may shard a factor: the bits of an element then depend on its row,
+    /// its column and the length of k alone.
+    pub is_sharded: bool,
+    /// On the CPU: matrices of the result's shape, added in turn before the bias; beside them nothing is
+    /// accumulated, and k is one block.
+    pub addends: Addends,
 }
 
 impl<'a> Product<'a> {
     /// Computes `c = a · bᵀ`, or `+=` if `accumulate`.
     pub(crate) fn plain(a: Operand<'a>, b: Operand<'a>, c: ViewMut<'a>, accumulate: bool) -> Self {
-        Self { a, b, term: None, c, accumulate, bias: None, residual: None }
+        let (tree, is_sharded, addends) = (None, false, Addends::NONE);
+        Self { a, b, term: None, c, accumulate, bias: None, residual: None, tree, is_sharded, addends }
+    }
+
+    /// Marks a product of factors that tensor parallelism may shard.
+    pub(crate) fn sharded(self) -> Self {
+        Self { is_sharded: true, ..self }
+    }
+
+    /// Returns the order of the sum along k, unless it is one block of neighbours.
+    pub(crate) fn divided(&self) -> Option<&'a DepthTree> {
+        self.tree.filter(|tree| tree.is_divided())
     }
 
     /// Checks what kernels rely on.
@@ -127,6 +205,15 @@ impl<'a> Product<'a> {
                 && [a, b].iter().all(|x| x.dtype() == self.a.dtype())
         }));
         assert!(!self.accumulate || self.residual.is_none());
+        assert!(
+            self.divided().is_none_or(|tree| {
+                tree.depth() == self.a.depth()
+                    && self.term.is_none()
+                    && !self.accumulate
+                    && self.c.dtype() == DType::F32
+            }),
+            "a sum in blocks is f32, of the whole depth, and overwrites"
+        );
         assert!(
             self.bias.is_none_or(|b| b.shape() == (1, n))
                 && self.residual.is_none_or(|r| r.shape() == (m, n))

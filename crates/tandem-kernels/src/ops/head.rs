@@ -5,17 +5,19 @@
 //! may keep logits within a budget for backward, which then recomputes only the others: one GEMM
 //! less, the same bits. Logits are f32, computed from operands of the compute type.
 
+use std::ops::Range;
+
+use super::head_blocks::{Blocks, PartialSums};
 use crate::cpu::head as kernel;
 use crate::device::{launch, on};
 use crate::ops::columns::partial_sums;
-use crate::ops::head_strips::LogitMemory;
 use crate::ops::{ELSEWHERE, HeadParts, LowRank, PASSED_OVER, check};
 use crate::{
     Backend, DType, Device, Extent, KernelError, MemoryKind, OpCost, Result, Tensor, View, ViewMut, cuda,
 };
 
 /// Rows per chunk. Every chunk reads all weights and passes over their gradient.
-const CHUNK: usize = 1024;
+pub(super) const CHUNK: usize = 1024;
 
 /// Returns the number of rows whose logits are kept if `fitting` rows fit the budget.
 fn kept_rows(rows: usize, fitting: usize) -> usize {
@@ -23,8 +25,9 @@ fn kept_rows(rows: usize, fitting: usize) -> usize {
     if fitting >= rows { rows } else { fitting / CHUNK * CHUNK }
 }
 
-/// Returns the width of the buffer for logits that are not kept.
-fn strip_width(device: &Device, vocabulary: usize) -> usize {
+/// Returns the width of the buffer for logits of the longest block that are not kept.
+fn strip_width(device: &Device, blocks: &Blocks) -> usize {
+    let vocabulary = blocks.longest();
     match device.backend() {
         Backend::Cpu => kernel::strip_width(vocabulary),
         Backend::Cuda => cuda::head::strip_width(vocabulary),
@@ -56,6 +59,7 @@ fn check_operands(op: &'static str, head: &Head) -> Result<()> {
         check::shape(op, "b", b, vocabulary, b.cols())?;
         check::same_type(op, "b", b, hidden)?;
     }
+    Blocks::new(head).check(op, vocabulary)?;
     targets.check(op, rows, vocabulary)
 }
 
@@ -70,12 +74,21 @@ pub struct Head<'a> {
     pub targets: Targets<'a>,
     /// Scale and softcap.
     pub shape: HeadShape,
+    /// Blocks of the vocabulary, a power of two: each gives a part of the statistics, and the gradient of
+    /// the hidden rows is summed over them as in a [`DepthTree`](crate::ops::DepthTree). Empty for one.
+    pub blocks: &'a [Range<usize>],
 }
 
 impl<'a> Head<'a> {
     /// Collects the operands.
     pub fn new(hidden: View<'a>, weights: HeadWeights<'a>, targets: Targets<'a>, shape: &HeadShape) -> Self {
-        Self { hidden, weights, targets, shape: *shape }
+        Self { hidden, weights, targets, shape: *shape, blocks: &[] }
+    }
+
+    /// Cuts the vocabulary into blocks.
+    #[must_use]
+    pub fn in_blocks(self, blocks: &'a [Range<usize>]) -> Self {
+        Self { blocks, ..self }
     }
 }
 
@@ -265,12 +278,13 @@ pub fn head_keeping(
 pub fn head_part(device: &Device, call: Head, parts: &mut HeadParts, budget: usize) -> Result<KeptLogits> {
     const OP: &str = "head";
     check_operands(OP, &call)?;
-    let Head { hidden, weights, targets, shape } = call;
+    let Head { hidden, weights, targets, shape, .. } = call;
     let (rows, vocabulary) = (hidden.rows(), weights.weight.rows());
-    if parts.shape() != (rows, targets.rows.len()) {
+    let blocks = Blocks::new(&call);
+    if parts.shape() != (rows, targets.rows.len()) || !parts.has(blocks.len()) {
         return Err(KernelError::invalid(
             OP,
-            format!("the parts have {:?} rows and predictions", parts.shape()),
+            format!("the parts have {:?} rows and predictions, for {} blocks", parts.shape(), blocks.len()),
         ));
     }
     let changed = shape.softcap.is_some() || shape.logit_scale.is_some_and(|scale| scale != 1.0);
@@ -282,7 +296,7 @@ pub fn head_part(device: &Device, call: Head, parts: &mut HeadParts, budget: usi
     let mut spare = device.alloc(
         MemoryKind::Head,
         CHUNK.min(rows - kept_rows),
-        strip_width(device, vocabulary),
+        strip_width(device, &blocks),
         DType::F32,
     )?;
     let (multiply_adds, bytes) = weights.low_rank_cost();
@@ -290,18 +304,26 @@ pub fn head_part(device: &Device, call: Head, parts: &mut HeadParts, budget: usi
     let shape_of = (rows, vocabulary, hidden.dtype());
     let work = OpCost::new(OP, shape_of, products, bytes + check::bytes(&[&hidden, &weights.weight]));
     let mut numbers = running_numbers(device, hidden.extent(), targets.rows.len())?;
-    let numbers = numbers.as_mut().map(Tensor::view_mut);
-    let memory = LogitMemory { chunk: CHUNK, kept: kept.view_mut(), spare: spare.view_mut() };
+    let (mut kept_view, mut spare) = (kept.view_mut(), spare.view_mut());
     let run = on!(
-        cpu => kernel::forward(cpu, call, parts, memory),
-        cuda => cuda::head::forward(cuda, call, parts, memory, numbers)
+        cpu => blocks.forward(call, parts, (&mut kept_view, &mut spare), |call, parts, memory| {
+            kernel::forward(cpu, call, parts, memory);
+            Ok(())
+        })?,
+        cuda => blocks.forward(call, parts, (&mut kept_view, &mut spare), |call, parts, memory| {
+            let numbers = numbers.as_mut().map(Tensor::view_mut);
+            cuda::head::forward(cuda, call, parts, memory, numbers)
+        })
     );
     let ran = device.launch(work.with_depth(hidden.cols()), run)?;
     if ran.is_none() {
         // Neutral statistics that scores can be made from.
-        let (of_rows, of_predictions) = parts.own_mut();
-        of_rows.fill([0.0, 1.0, 0.0, 0.0]);
-        of_predictions.fill([PASSED_OVER, 0.0]);
+        for block in 0..blocks.len() {
+            parts.work_on(block);
+            let (of_rows, of_predictions) = parts.own_mut();
+            of_rows.fill([0.0, 1.0, 0.0, 0.0]);
+            of_predictions.fill([PASSED_OVER, 0.0]);
+        }
     }
     Ok(KeptLogits(kept))
 }
@@ -343,20 +365,35 @@ pub fn head_backward(
             format!("logits {}x{} kept for {rows} rows of {vocabulary}", kept.rows(), kept.cols()),
         ));
     };
+    let blocks = Blocks::new(&call);
     let mut spare =
-        device.alloc(MemoryKind::Head, CHUNK.min(again), strip_width(device, vocabulary), DType::F32)?;
+        device.alloc(MemoryKind::Head, CHUNK.min(again), strip_width(device, &blocks), DType::F32)?;
     let (flops, bytes) = backward_cost(&hidden, &weights, &gradients, again);
     let work = OpCost::new(OP, (rows, vocabulary, hidden.dtype()), flops, bytes).with_depth(hidden.cols());
     let extent = hidden.extent();
     let summed = |rows: usize| if gradients.bias.is_some() { CHUNK.min(rows) } else { 0 };
     let summed = Extent::new(summed(extent.len()), summed(extent.room()));
-    let mut partial = partial_sums(device, summed, strip_width(device, vocabulary))?;
-    let partial = partial.as_mut().map(Tensor::view_mut);
-    let memory = LogitMemory { chunk: CHUNK, kept: kept.view_mut(), spare: spare.view_mut() };
-    let lse = &scores.log_sum_exp;
+    let mut partial = partial_sums(device, summed, strip_width(device, &blocks))?;
+    let width_of_h = gradients.h.as_ref().map_or(0, ViewMut::cols);
+    let levels = |rows: usize| blocks.levels() * CHUNK.min(rows);
+    let levels = Extent::new(levels(extent.len()), levels(extent.room()));
+    let allocate = |cols| device.alloc_in(MemoryKind::Head, levels, Extent::exact(cols), DType::F32);
+    let (mut of_hidden, mut of_h) = (allocate(hidden.cols())?, allocate(width_of_h)?);
+    let sums = PartialSums { hidden: of_hidden.view_mut(), h: of_h.view_mut() };
+    let memory = (kept.view_mut(), spare.view_mut());
+    let known = (&scores.log_sum_exp[..], d_log_prob);
     launch!(device, work, {
-        cpu => kernel::backward(cpu, call, lse, d_log_prob, gradients, memory),
-        cuda => cuda::head::backward(cuda, call, lse, d_log_prob, gradients, memory, partial)
+        cpu => blocks.backward(call, known, gradients, memory, sums, |call, lse, d, gradients, memory| {
+            kernel::backward(cpu, call, lse, d, gradients, memory);
+            Ok(())
+        }, |src, dst| {
+            cpu.add(src, dst);
+            Ok(())
+        })?,
+        cuda => blocks.backward(call, known, gradients, memory, sums, |call, lse, d, gradients, memory| {
+            let partial = partial.as_mut().map(Tensor::view_mut);
+            cuda::head::backward(cuda, call, lse, d, gradients, memory, partial)
+        }, |src, dst| cuda::convert::add(cuda, src, dst))
     })
 }
 

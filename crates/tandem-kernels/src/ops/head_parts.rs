@@ -20,6 +20,9 @@ pub(crate) const FIRST: f64 = 2.0;
 /// Statistics of all parts for R rows and P predictions.
 #[derive(Clone, Debug)]
 pub struct HeadParts {
+    /// First part of this rank.
+    first: usize,
+    /// Part that a kernel works on.
     index: usize,
     rows: usize,
     predictions: usize,
@@ -28,20 +31,32 @@ pub struct HeadParts {
 }
 
 impl HeadParts {
-    /// Allocates the numbers of `count` parts, for part `index`.
+    /// Allocates the numbers of `count` parts, of which those from `index` on are computed here: one for
+    /// each block of [`Head::blocks`](crate::ops::Head::blocks).
     ///
     /// # Panics
     /// If there is no such part.
     pub fn new(index: usize, count: usize, rows: usize, predictions: usize) -> Self {
         assert!(index < count, "part {index} of {count}");
         let numbers = vec![0.0; count * Self::num_numbers(rows, predictions)];
-        Self { index, rows, predictions, numbers }
+        Self { first: index, index, rows, predictions, numbers }
     }
 
     /// Returns the numbers of all parts, part after part. The caller fills in the other parts
     /// before [`HeadParts::join`].
     pub fn numbers_mut(&mut self) -> &mut [f64] {
         &mut self.numbers
+    }
+
+    /// Moves on to the numbers of a block, counted from this rank's first.
+    pub(crate) fn work_on(&mut self, block: usize) {
+        self.index = self.first + block;
+    }
+
+    /// Returns whether there are numbers for so many blocks.
+    pub(crate) fn has(&self, blocks: usize) -> bool {
+        let len = Self::num_numbers(self.rows, self.predictions);
+        (self.first + blocks) * len <= self.numbers.len()
     }
 
     /// Returns the rows and predictions.

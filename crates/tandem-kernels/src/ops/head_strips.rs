@@ -74,7 +74,7 @@ impl Strip {
             b: Operand::rows_of(b.row_range(tokens.clone())),
         });
         let bias = bias.map(|bias| bias.col_range(tokens.clone()));
-        Product { term, bias, ..Product::plain(a, b, logits, false) }
+        Product { term, bias, ..Product::plain(a, b, logits, false).sharded() }
     }
 
     /// Returns the GEMMs of the backward pass, all but the gradient of the bias.

@@ -5,10 +5,13 @@
 
 use super::check;
 use super::columns::partial_sums;
+use super::depth_tree::DepthTree;
 use super::low_rank::LowRank;
 use crate::device::launch;
 use crate::ops::gemm::{Operand, Product, Term};
-use crate::{Backend, DType, Device, Extent, MemoryKind, OpCost, Result, Tensor, View, ViewMut, cuda};
+use crate::{
+    Backend, DType, Device, Extent, KernelError, MemoryKind, OpCost, Result, Tensor, View, ViewMut, cuda,
+};
 
 /// Computes `y[T,N] = x[T,K] · w[N,K]ᵀ (+ bias[1,N]) (+ residual[T,N])`.
 ///
@@ -21,7 +24,87 @@ pub fn linear(
     residual: Option<View>,
     y: ViewMut,
 ) -> Result<()> {
-    forward(device, "linear", x, w, None, bias, residual, y)
+    forward(device, "linear", x, w, None, bias, residual, y, Order::default())
+}
+
+/// Order of sums in a product.
+#[derive(Clone, Copy, Default)]
+struct Order<'a> {
+    tree: Option<&'a DepthTree>,
+    is_sharded: bool,
+}
+
+impl<'a> Order<'a> {
+    fn sharded(tree: Option<&'a DepthTree>) -> Self {
+        Self { tree, is_sharded: true }
+    }
+
+    fn check(&self, op: &'static str, depth: usize, is_f32: bool, accumulate: bool) -> Result<()> {
+        match self.tree {
+            Some(tree) if tree.depth() != depth => Err(KernelError::invalid(
+                op,
+                format!("blocks of {} elements along k, expected {depth}", tree.depth()),
+            )),
+            Some(tree) if tree.is_divided() && (!is_f32 || accumulate) => {
+                Err(KernelError::invalid(op, "a sum in blocks needs an f32 result that is overwritten"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Computes [`linear`] with a weight that tensor parallelism may shard: an element's bits depend on
+/// its row of `x`, its row of `w`, and `tree` alone. With a tree, `y` is f32.
+pub fn sharded_linear(
+    device: &Device,
+    x: View,
+    w: View,
+    tree: Option<&DepthTree>,
+    bias: Option<View>,
+    residual: Option<View>,
+    y: ViewMut,
+) -> Result<()> {
+    forward(device, "linear", x, w, None, bias, residual, y, Order::sharded(tree))
+}
+
+/// Computes [`linear_low_rank`] with a weight that tensor parallelism may shard by rows.
+pub fn sharded_linear_low_rank(
+    device: &Device,
+    x: View,
+    w: View,
+    low_rank: LowRank,
+    bias: Option<View>,
+    y: ViewMut,
+) -> Result<()> {
+    forward(device, "linear_low_rank", x, w, Some(low_rank), bias, None, y, Order::sharded(None))
+}
+
+/// Computes [`linear_backward_input`] of a weight that tensor parallelism may shard, overwriting `dx`.
+/// The sum over the rows of `w` has the order of `tree`; `dx` is f32 if that has several blocks.
+pub fn sharded_linear_backward_input(
+    device: &Device,
+    dy: View,
+    w: View,
+    low_rank: Option<(View, View)>,
+    tree: Option<&DepthTree>,
+    dx: ViewMut,
+) -> Result<()> {
+    let op = match low_rank {
+        None => "linear_backward_input",
+        Some(_) => "linear_low_rank_backward_input",
+    };
+    backward_input(device, op, dy, w, low_rank, dx, false, Order::sharded(tree))
+}
+
+/// Computes [`linear_backward_weight`] of a weight that tensor parallelism may shard.
+pub fn sharded_linear_backward_weight(
+    device: &Device,
+    dy: View,
+    x: View,
+    dw: ViewMut,
+    accumulate: bool,
+) -> Result<()> {
+    backward_weight(device, dy, x, dw, accumulate, true)
 }
 
 /// Computes `y[T,N] = x[T,K] · w[N,K]ᵀ + h[T,R] · b[N,R]ᵀ (+ bias[1,N]) (+ residual[T,N])`. A term
@@ -38,7 +121,7 @@ pub fn linear_low_rank(
     residual: Option<View>,
     y: ViewMut,
 ) -> Result<()> {
-    forward(device, "linear_low_rank", x, w, Some(low_rank), bias, residual, y)
+    forward(device, "linear_low_rank", x, w, Some(low_rank), bias, residual, y, Order::default())
 }
 
 fn forward(
@@ -50,11 +133,13 @@ fn forward(
     bias: Option<View>,
     residual: Option<View>,
     y: ViewMut,
+    order: Order,
 ) -> Result<()> {
     let ((t, k), n) = (x.shape(), w.rows());
     check::shape(op, "w", &w, n, k)?;
     check::shape(op, "y", &y, t, n)?;
     check::same_type(op, "w", &w, &x)?;
+    order.check(op, k, y.dtype() == DType::F32, false)?;
     if let Some(LowRank { h, b }) = &low_rank {
         check::shape(op, "h", h, t, b.cols())?;
         check::shape(op, "b", b, n, h.cols())?;
@@ -72,7 +157,9 @@ fn forward(
     let extra = bias.map_or(0, |b| b.num_bytes()) + residual.map_or(0, |r| r.num_bytes());
     let (a, b) = (Operand::rows_of(x), Operand::rows_of(w));
     let term = low_rank.map(|LowRank { h, b }| Term { a: Operand::rows_of(h), b: Operand::rows_of(b) });
-    run(device, op, Product { a, b, term, c: y, accumulate: false, bias, residual }, (t, n, k), extra)
+    let Order { tree, is_sharded } = order;
+    let product = Product { term, bias, residual, tree, is_sharded, ..Product::plain(a, b, y, false) };
+    run(device, op, product, (t, n, k), extra)
 }
 
 /// Computes `y[T,N] += x[T,K] · w[N,K]ᵀ`: a low-rank term added to a layer's output.
@@ -85,13 +172,7 @@ pub fn linear_add(device: &Device, x: View, w: View, y: ViewMut) -> Result<()> {
     check::shape(OP, "y", &y, t, n)?;
     check::same_type(OP, "w", &w, &x)?;
     let (a, b) = (Operand::rows_of(x), Operand::rows_of(w));
-    run(
-        device,
-        OP,
-        Product { a, b, term: None, c: y, accumulate: true, bias: None, residual: None },
-        (t, n, k),
-        0,
-    )
+    run(device, OP, Product::plain(a, b, y, true), (t, n, k), 0)
 }
 
 /// Computes `dx[T,K] = dy[T,N] · w[N,K]`, or `+=` if `accumulate`.
@@ -104,7 +185,7 @@ pub fn linear_backward_input(
     dx: ViewMut,
     accumulate: bool,
 ) -> Result<()> {
-    backward_input(device, "linear_backward_input", dy, w, None, dx, accumulate)
+    backward_input(device, "linear_backward_input", dy, w, None, dx, accumulate, Order::default())
 }
 
 /// Computes `dx[T,K] = dy[T,N] · w[N,K] + dh[T,R] · a[R,K]`, or `+=` if `accumulate`.
@@ -118,7 +199,8 @@ pub fn linear_low_rank_backward_input(
     dx: ViewMut,
     accumulate: bool,
 ) -> Result<()> {
-    backward_input(device, "linear_low_rank_backward_input", dy, w, Some((dh, a)), dx, accumulate)
+    let op = "linear_low_rank_backward_input";
+    backward_input(device, op, dy, w, Some((dh, a)), dx, accumulate, Order::default())
 }
 
 fn backward_input(
@@ -129,8 +211,10 @@ fn backward_input(
     low_rank: Option<(View, View)>,
     dx: ViewMut,
     accumulate: bool,
+    order: Order,
 ) -> Result<()> {
     let ((t, n), k) = (dy.shape(), w.cols());
+    order.check(op, n, dx.dtype() == DType::F32, accumulate)?;
     check::shape(op, "w", &w, n, k)?;
     check::shape(op, "dx", &dx, t, k)?;
     check::same_type(op, "w", &w, &dy)?;
@@ -142,7 +226,8 @@ fn backward_input(
     }
     let (a, b) = (Operand::rows_of(dy), Operand::columns_of(w));
     let term = low_rank.map(|(dh, a)| Term { a: Operand::rows_of(dh), b: Operand::columns_of(a) });
-    let product = Product { a, b, term, c: dx, accumulate, bias: None, residual: None };
+    let Order { tree, is_sharded } = order;
+    let product = Product { term, tree, is_sharded, ..Product::plain(a, b, dx, accumulate) };
     run(device, op, product, (t, k, n), 0)
 }
 
@@ -155,28 +240,39 @@ pub fn linear_backward_weight(
     dw: ViewMut,
     accumulate: bool,
 ) -> Result<()> {
+    backward_weight(device, dy, x, dw, accumulate, false)
+}
+
+fn backward_weight(
+    device: &Device,
+    dy: View,
+    x: View,
+    dw: ViewMut,
+    accumulate: bool,
+    is_sharded: bool,
+) -> Result<()> {
     const OP: &str = "linear_backward_weight";
     let ((t, n), k) = (dy.shape(), x.cols());
     check::shape(OP, "x", &x, t, k)?;
     check::shape(OP, "dw", &dw, n, k)?;
     check::same_type(OP, "x", &x, &dy)?;
     check::is_f32(OP, "dw", &dw)?;
-    let product = Product {
-        a: Operand::columns_of(dy),
-        b: Operand::columns_of(x),
-        term: None,
-        c: dw,
-        accumulate,
-        bias: None,
-        residual: None,
-    };
+    let (a, b) = (Operand::columns_of(dy), Operand::columns_of(x));
+    let product = Product { is_sharded, ..Product::plain(a, b, dw, accumulate) };
     run(device, OP, product, (n, k, t), 0)
 }
 
-/// Allocates f32 rows of the result, if a GPU accumulates there before it rounds.
+/// Allocates f32 rows of the result, if a GPU accumulates there before it rounds, or sums blocks of
+/// k.
 fn wide_sums(device: &Device, product: &Product) -> Result<Option<Tensor>> {
     if device.backend() == Backend::Cpu {
         return Ok(None);
+    }
+    if let Some(tree) = product.divided() {
+        let [len, room] = [product.c.rows(), product.a.extent().room()]
+            .map(|m| tree.levels() * cuda::gemm::tree_rows(product.c.cols(), m));
+        let cols = Extent::exact(product.c.cols());
+        return Ok(Some(device.alloc_in(MemoryKind::Scratch, Extent::new(len, room), cols, DType::F32)?));
     }
     let [len, room] =
         [product.c.rows(), product.a.extent().room()].map(|m| cuda::gemm::wide_rows(product, m));

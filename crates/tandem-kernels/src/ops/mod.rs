@@ -10,12 +10,14 @@ mod check;
 mod columns;
 mod convert;
 mod delta_rule;
+mod depth_tree;
 mod dropout;
 mod elementwise;
 mod embedding;
 mod exact;
 pub(crate) mod gemm;
 mod head;
+mod head_blocks;
 mod head_gate;
 mod head_parts;
 mod head_strips;
@@ -40,6 +42,7 @@ pub use convert::{
     add, cast, fill_zero, gather_rows, read_f32, read_f32_into, scale, spread_rows, write_f32,
 };
 pub use delta_rule::{DeltaRule, DeltaRuleBackward, DeltaShape, delta_rule, delta_rule_backward};
+pub use depth_tree::DepthTree;
 pub(crate) use dropout::Mask;
 pub use dropout::{dropout, dropout_backward_add};
 pub use elementwise::{divide, fill, mix};
@@ -55,7 +58,8 @@ pub(crate) use head_parts::{FIRST, NOT_HERE, PASSED_OVER};
 pub(crate) use head_strips::{LogitMemory, strips};
 pub use linear::{
     bias_backward, linear, linear_add, linear_backward_input, linear_backward_weight, linear_low_rank,
-    linear_low_rank_backward_input,
+    linear_low_rank_backward_input, sharded_linear, sharded_linear_backward_input,
+    sharded_linear_backward_weight, sharded_linear_low_rank,
 };
 pub use logits::score_logits;
 pub use low_rank::{LowRank, low_rank_row_norms};

@@ -4,6 +4,7 @@
 use super::check;
 use crate::device::launch;
 use crate::numerics::exact::ExactView;
+use crate::numerics::squares::{BlockSquares, SquareSum};
 use crate::numerics::states::CodesMut;
 use crate::{
     AdamMoment, Backend, DType, Device, KernelError, MemoryKind, OpCost, Result, StatesMut, StatesView,
@@ -177,43 +178,38 @@ pub fn rmsprop<'a>(
     })
 }
 
-/// Elements per block of [`block_squares`].
+/// Elements whose squares a CPU thread or a GPU block sums at once.
 pub const SQUARES_BLOCK: usize = 1 << 14;
 
-/// Computes Σ x² in f64, in an order that does not depend on the number of threads. The result is
-/// infinite or NaN if an element is. Waits for a GPU.
+/// Computes Σ x² in f64, from a sum that does not depend on its order. The result is infinite or NaN if
+/// an element is. Waits for a GPU.
 pub fn sum_of_squares<'a>(device: &Device, x: impl Into<Gradient<'a>>) -> Result<f64> {
-    let x = x.into();
-    let mut blocks = vec![0.0; x.len().div_ceil(SQUARES_BLOCK)];
-    block_squares(device, &[x], &mut blocks)?;
-    Ok(blocks.iter().sum())
+    Ok(block_squares(device, &[x.into()])?.value())
 }
 
-/// Computes Σ x² in f64 over each block of [`SQUARES_BLOCK`] elements of each part (the last block
-/// of a part may be shorter). Ranks that hold different blocks can then add all of them in one
-/// order. Waits for a GPU once.
-pub fn block_squares(device: &Device, parts: &[Gradient], blocks: &mut [f64]) -> Result<()> {
+/// Computes Σ x² over all parts, as integers: ranks that hold any parts can add up theirs. Waits for a
+/// GPU once.
+pub fn block_squares(device: &Device, parts: &[Gradient]) -> Result<SquareSum> {
     const OP: &str = "block_squares";
     parts.iter().try_for_each(|x| x.check(OP, "x"))?;
-    let expected: usize = parts.iter().map(|x| x.len().div_ceil(SQUARES_BLOCK)).sum();
-    if blocks.len() != expected {
-        return Err(KernelError::invalid(
-            OP,
-            format!("room for {} blocks, expected {expected}", blocks.len()),
-        ));
-    }
+    let num_blocks = parts.iter().map(|x| x.len().div_ceil(SQUARES_BLOCK)).sum();
+    let mut blocks = vec![BlockSquares::default(); num_blocks];
     let mut sums = match device.backend() {
         Backend::Cpu => None,
-        // One f64 per block, until the host reads them.
-        Backend::Cuda => Some(device.alloc(MemoryKind::Scratch, 1, 2 * blocks.len(), DType::F32)?),
+        // Four numbers of 64 bits per block, until the host reads them.
+        Backend::Cuda => Some(device.alloc(MemoryKind::Scratch, 1, 8 * num_blocks, DType::F32)?),
     };
     let sums = sums.as_mut().map(Tensor::view_mut);
     let (len, bytes) = parts.iter().fold((0, 0), |(len, bytes), x| (len + x.len(), bytes + x.num_bytes()));
     let work = OpCost::new(OP, (1, len, DType::F32), 2.0 * len as f64, bytes as f64);
+    let of_blocks = &mut blocks[..];
     launch!(device, work, {
-        cpu => cpu.block_squares(parts, blocks),
-        cuda => cuda::optimizer::block_squares(cuda, parts, sums, blocks)
-    })
+        cpu => cpu.block_squares(parts, of_blocks),
+        cuda => cuda::optimizer::block_squares(cuda, parts, sums, of_blocks)
+    })?;
+    let mut sum = SquareSum::default();
+    blocks.iter().for_each(|block| sum.add_block(block));
+    Ok(sum)
 }
 
 /// Copies states as stored.

@@ -4,7 +4,7 @@
 use crate::support::{ADAMW, Place, RMSPROP, devices, numbers, vector};
 use tandem_kernels::exact::{FRACTION_BITS, FixedPointSum, limit};
 use tandem_kernels::ops::{self, Gradient};
-use tandem_kernels::{Backend, DType, Device, MemoryKind};
+use tandem_kernels::{Backend, DType, Device, MemoryKind, SquareSum};
 
 fn sum_of(device: &Device, terms: &[Vec<f32>]) -> FixedPointSum {
     let mut sums = FixedPointSum::new(device, MemoryKind::Gradients, terms[0].len()).unwrap();
@@ -104,25 +104,29 @@ fn optimisers_and_norms_read_sums_as_the_nearest_f32() {
 }
 
 #[test]
-fn blocks_of_squares_add_up_wherever_the_row_is_cut_between_blocks() {
+fn squares_add_up_to_the_same_bits_wherever_they_are_cut_and_in_any_order() {
+    let mut sums = Vec::new();
     for (isa, device) in devices(2) {
         let len = 3 * ops::SQUARES_BLOCK + 77;
-        let x = vector(&device, &numbers(1, len));
-        let mut whole = vec![0.0; 4];
-        ops::block_squares(&device, &[x.view().into()], &mut whole).unwrap();
-        for cut in 0..=3 {
-            let at = cut * ops::SQUARES_BLOCK;
-            let halves = [0..at, at..len].map(|range| x.view().col_range(range).into());
-            let mut apart = vec![0.0; 4];
-            ops::block_squares(&device, &halves[..1], &mut apart[..cut]).unwrap();
-            ops::block_squares(&device, &halves[1..], &mut apart[cut..]).unwrap();
-            let mut together = vec![0.0; 4];
-            ops::block_squares(&device, &halves, &mut together).unwrap();
-            assert_eq!([apart, together], [whole.clone(), whole.clone()], "{}", isa.name());
+        // Magnitudes from 2⁻⁴⁰ to 2¹⁸.
+        let scale = |i: usize| 2f32.powi((i % 59) as i32 - 40);
+        let values: Vec<f32> = numbers(1, len).iter().enumerate().map(|(i, x)| x * scale(i)).collect();
+        let x = vector(&device, &values);
+        let whole = ops::block_squares(&device, &[x.view().into()]).unwrap();
+        let expected: f64 = values.iter().map(|x| f64::from(*x).powi(2)).sum();
+        assert!((whole.value() - expected).abs() <= 1e-13 * expected, "{}", isa.name());
+        for cut in [0, 1, 5000, ops::SQUARES_BLOCK + 3, len] {
+            let halves = [cut..len, 0..cut].map(|range| x.view().col_range(range).into());
+            let together = ops::block_squares(&device, &halves).unwrap();
+            assert_eq!(together, whole, "{} {cut}", isa.name());
+            let [left, right] =
+                halves.map(|half| ops::block_squares(&device, &[half]).unwrap().to_integers());
+            let apart = std::array::from_fn(|i| left[i] + right[i]);
+            assert_eq!(SquareSum::from_integers(apart, 0.0).value(), whole.value(), "{} {cut}", isa.name());
         }
-        let error = ops::block_squares(&device, &[x.view().into()], &mut [0.0; 3]).unwrap_err();
-        assert_eq!(error.to_string(), "block_squares: room for 3 blocks, expected 4");
+        sums.push(whole);
     }
+    assert!(sums.windows(2).all(|pair| pair[0] == pair[1]), "devices agree");
 }
 
 /// Addresses of terms and sums do not change results.

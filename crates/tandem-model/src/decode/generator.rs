@@ -373,7 +373,8 @@ impl<'a> Generator<'a> {
             let rows: Vec<u32> = (0..drawn.len() as u32).collect();
             let targets = Targets { rows: &rows, targets: &drawn };
             let (logits, head) = (logits.policy.view_mut(), &decoder.spec().head.shape);
-            ops::score_logits(device, logits, targets, head, &mut self.scores)?;
+            let blocks = decoder.whole().sum_blocks().vocabulary();
+            ops::score_logits(device, logits, targets, head, blocks, &mut self.scores)?;
         }
         drop(logits);
         let continued = self.texts.split_off(first);

@@ -3,12 +3,12 @@
 use std::ops::Range;
 
 use tandem_kernels::ops::{AttentionShape, Gate, HeadGates};
-use tandem_kernels::{DType, Device, Extent, Forest, MemoryKind, Tensor, View, ViewMut, ops};
+use tandem_kernels::{DType, Device, Extent, Forest, Tensor, View, ViewMut, ops};
 
-use super::LayerExecutor;
 use super::linear_attention::Recurrence;
-use super::low_rank::LoraIntermediate;
-use super::rows::SomeRows;
+use super::low_rank::{LoraIntermediate, LowRankBackward};
+use super::rows::BlockRows;
+use super::{LayerExecutor, RankOrder};
 use crate::Result;
 use crate::layout::ParamKind;
 use crate::spec::{AttentionSpec, NormKind, QkNorm, Rotation, TokenPlaces};
@@ -170,9 +170,9 @@ pub(super) fn forward(
     Ok((Attended { operands, output: Some(output), gated }, reduced))
 }
 
-/// Computes the gradient of the half's input from `dy`, which is in the compute type and of the
-/// `picked` rows if only these went on. It is added to `d_input` if `accumulate`, else overwrites
-/// it.
+/// Computes this rank's term of the gradient of the half's input from `dy`, which is in the compute type
+/// and of the rows that went on; overwrites `d_input`. Returns the result of
+/// [`LayerExecutor::linear_input`].
 pub(super) fn backward(
     walk: &LayerExecutor,
     weights: &LayerWeights,
@@ -180,26 +180,26 @@ pub(super) fn backward(
     input: View,
     attended: Attended,
     reduced: LoraIntermediate,
-    picked: Option<SomeRows>,
+    rows: &BlockRows,
     forest: &Forest,
     dy: View,
     d_input: ViewMut,
-    accumulate: bool,
     gradients: &mut LayerGradients,
-) -> Result<()> {
+) -> Result<LowRankBackward> {
     let spec = &walk.decoder.spec().attention;
-    let rows = input.extent();
+    let (picked, after, tokens, rows) = (rows.picked(), rows.after(), &rows.tokens, input.extent());
     let Attended { operands: Some(operands), output: Some(output), gated } = attended else {
         unreachable!("forward kept attention's operands and output");
     };
     let Operands { qkv, normed, log_sum_exp } = operands;
     let heads = walk.pick(gated.as_ref().unwrap_or(&output).view(), picked)?;
     let (weight, bias) = (ParamKind::OutWeight, ParamKind::OutBias);
-    let low_rank = walk.linear_gradients(weights, gradients, weight, bias, heads.view(), reduced.out, dy)?;
+    let low_rank =
+        walk.linear_gradients(weights, gradients, weight, bias, heads.view(), reduced.out, dy, after)?;
     drop(heads);
     drop(gated);
     let mut d_heads = walk.alloc(dy.extent(), spec.query_width(), walk.dtype)?;
-    walk.linear_input(weights, weight, dy, low_rank, d_heads.view_mut(), false)?;
+    walk.linear_input(weights, weight, dy, low_rank, d_heads.view_mut())?;
     let mut d_output = walk.spread(d_heads, picked, rows)?;
     let mut d_qkv = walk.alloc(rows, spec.qkv_width(), walk.dtype)?;
     let widths = [spec.projected_query_width(), spec.kv_width(), spec.kv_width()];
@@ -230,6 +230,7 @@ pub(super) fn backward(
             d_out,
             forest,
             shape: &spec.shape(layer),
+            model_kv_heads: walk.decoder.whole().spec().attention.kv_heads,
             dq,
             dk,
             dv,
@@ -253,8 +254,8 @@ pub(super) fn backward(
     drop(qkv);
     let (weight, bias) = (ParamKind::QkvWeight, ParamKind::QkvBias);
     let low_rank =
-        walk.linear_gradients(weights, gradients, weight, bias, input, reduced.qkv, d_qkv.view())?;
-    walk.linear_input(weights, weight, d_qkv.view(), low_rank, d_input, accumulate)
+        walk.linear_gradients(weights, gradients, weight, bias, input, reduced.qkv, d_qkv.view(), tokens)?;
+    walk.linear_input(weights, weight, d_qkv.view(), low_rank, d_input)
 }
 
 /// Rotates the queries and keys of a block, the first columns of `qk`, in place; `inverse` rotates
@@ -401,13 +402,10 @@ fn norm_heads_backward(
         None => None,
     };
     // Where each head has a norm, one weight serves the heads of all ranks, so its gradient is summed
-    // over ranks. Where all heads have one, every rank computes all of it.
-    let mut d_weights = match walk.split {
-        Some(_) if all.is_none() => {
-            Some(walk.device.zeros(MemoryKind::Activations, 2, widest, DType::F32)?)
-        }
-        _ => None,
-    };
+    // over blocks of heads and over ranks. Where all heads have one, every rank computes all of it.
+    let is_by_head = !matches!(kind, QkNorm::Full { .. });
+    let mut d_weights = if is_by_head && walk.sums_terms() { Some(walk.terms(2, widest)?) } else { None };
+    let num_blocks = walk.decoder.sum_blocks().num_own();
     for (group, (part, cols)) in norm_groups(spec, kind).enumerate() {
         let (weight, r) = (weights.require(part)?, inverse.row_range(group..group + 1));
         let width = cols.len();
@@ -418,7 +416,11 @@ fn norm_heads_backward(
             (None, Some(d_qk)) => (qkv.col_range(projected.clone()), d_qk.view().col_range(cols.clone())),
             (None, None) => (qkv.col_range(cols.clone()), d_qkv.view().col_range(cols.clone())),
         };
-        let row = usize::from(part == ParamKind::KNormWeight);
+        let is_key = part == ParamKind::KNormWeight;
+        let (start, all_heads) =
+            if is_key { (spec.query_width(), spec.kv_width()) } else { (0, spec.query_width()) };
+        let block = (cols.start - start) * num_blocks / all_heads.max(1);
+        let row = 2 * block + usize::from(is_key);
         let dw = match &mut d_weights {
             Some(terms) => Some(terms.view_mut().row_range(row..row + 1)),
             None => gradients.get_mut(part),
@@ -430,6 +432,7 @@ fn norm_heads_backward(
         ops::cast(walk.device, d_group.view().col_range(within), d_qkv.view_mut().col_range(own))?;
     }
     d_weights.map_or(Ok(()), |terms| {
-        walk.add_terms(terms, &[ParamKind::QNormWeight, ParamKind::KNormWeight], gradients)
+        let parts = [ParamKind::QNormWeight, ParamKind::KNormWeight];
+        walk.add_terms(terms, &parts, RankOrder::Ranks, gradients)
     })
 }

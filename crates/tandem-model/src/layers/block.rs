@@ -49,6 +49,8 @@
 //! Memory: [`SavePolicy`] says which tensors stay for backward; the others are dropped as soon as nothing
 //! reads them.
 
+use std::ops::Range;
+
 use tandem_kernels::{DType, Extent, Forest, Tensor, View, ops};
 
 use super::attention::{AttentionKernel, ForestAttention};
@@ -96,7 +98,7 @@ struct Inner {
     /// `n1`, of all rows.
     norm1: Normed,
     mixed: Mixed,
-    /// `m` `[R,D]` f32. In a parallel block this rank's term `x + a · Woutᵀ + b`, of all rows.
+    /// `m` `[R,D]` f32, this rank's rows.
     middle: Option<Tensor>,
     /// `n2`, of R rows. Absent if one norm serves both halves.
     norm2: Option<Normed>,
@@ -188,13 +190,10 @@ impl Block<'_> {
     /// Computes the residual stream after the block from `h` and `m`.
     fn last_product(&self, inner: &mut Inner, rows: &BlockRows) -> Result<Tensor> {
         let (hidden, middle) = inner.hidden.as_ref().zip(inner.middle.as_ref()).expect("inner() leaves both");
-        // Beside a parallel feed-forward the middle is this rank's term: the block is summed over
-        // ranks once, here.
         let (walk, weight, bias) = (self.walk, ParamKind::DownWeight, ParamKind::DownBias);
         let (hidden, middle) = (hidden.view(), middle.view());
         let residual = (!self.changes_terms()).then_some(middle);
         let (y, reduced) = walk.linear_term(self.weights, weight, bias, hidden, residual, rows.after())?;
-        let y = walk.join(y, rows.after())?;
         let (y, term) = self.add_term(y, middle, POST_NORM2, rows.after())?;
         (inner.reduced.down, inner.mlp_term) = (reduced, term);
         Ok(y)
@@ -250,6 +249,7 @@ impl Block<'_> {
         term: Option<HalfTerm>,
         post_norm: NormParts,
         dy: View,
+        blocks: &[Range<usize>],
         gradients: &mut LayerGradients,
     ) -> Result<Option<Tensor>> {
         let (walk, scale) = (self.walk, self.residual_scale());
@@ -261,7 +261,7 @@ impl Block<'_> {
         let HalfTerm { output, normed } = term.expect("forward kept the half's output");
         let mut d_term = walk.alloc(dy.extent(), dy.cols(), DType::F32)?;
         ops::fill_zero(walk.device, d_term.view_mut())?;
-        self.norm_backward(post_norm, output.view(), &normed, dy, &mut d_term, gradients)?;
+        self.norm_backward(post_norm, output.view(), &normed, dy, &mut d_term, blocks, gradients)?;
         Ok(Some(d_term))
     }
 
@@ -309,11 +309,7 @@ impl Block<'_> {
             let stream = (!self.changes_terms()).then_some(x_picked.view());
             walk.linear_term(weights, weight, bias, heads.view(), stream, rows.after())?
         };
-        if matches!(residual, Residual::Sequential { .. }) {
-            let joined = walk.join(middle, rows.after())?;
-            (middle, inner.attention_term) =
-                self.add_term(joined, x_picked.view(), POST_NORM1, rows.after())?;
-        }
+        (middle, inner.attention_term) = self.add_term(middle, x_picked.view(), POST_NORM1, rows.after())?;
         inner.reduced.out = out;
         inner.after_projection(keep);
 
@@ -393,16 +389,26 @@ impl Block<'_> {
         restore(walk, weights, NORM2, middle, shares, &mut norm2)?;
         let mut dn = walk.alloc(shares.all(), dx.cols(), DType::F32)?;
         {
-            let d_term = self.term_backward(inner.mlp_term.take(), POST_NORM2, dx.view(), gradients)?;
+            let d_term =
+                self.term_backward(inner.mlp_term.take(), POST_NORM2, dx.view(), shares.blocks(), gradients)?;
             let d_own = d_term.as_ref().map_or_else(|| dx.view(), Tensor::view);
             let whole = walk.whole(d_own, shares, walk.dtype)?;
             let dy = whole.as_ref().map_or(d_own, Tensor::view);
             let (up, hidden) = (inner.up.take(), inner.hidden.take());
-            self.mlp_backward(up, hidden, &mut inner.reduced, norm2.output(), dy, &mut dn, gradients)?;
+            self.mlp_backward(
+                up,
+                hidden,
+                &mut inner.reduced,
+                norm2.output(),
+                dy,
+                &mut dn,
+                shares,
+                gradients,
+            )?;
         }
-        walk.sum_rows(&mut dn, shares)?;
         norm2.drop_output();
-        self.norm_backward(NORM2, middle, &norm2, shares.own_of(dn.view()), dx, gradients)
+        let dn = shares.own_of(dn.view());
+        self.norm_backward(NORM2, middle, &norm2, dn, dx, shares.blocks(), gradients)
     }
 
     /// Adds the gradient of `attention(norm1(x))` by `x` to `dx`, in a sequential block.
@@ -420,19 +426,17 @@ impl Block<'_> {
         restore(walk, weights, NORM1, x, &rows.tokens, &mut norm1)?;
         let mut dn = walk.alloc(rows.tokens.all(), x.cols(), DType::F32)?;
         {
-            let d_term = self.term_backward(attention_term, POST_NORM1, dx.view(), gradients)?;
+            let d_term =
+                self.term_backward(attention_term, POST_NORM1, dx.view(), rows.after().blocks(), gradients)?;
             let d_own = d_term.as_ref().map_or_else(|| dx.view(), Tensor::view);
             let whole = walk.whole(d_own, rows.after(), walk.dtype)?;
             let dy = whole.as_ref().map_or(d_own, Tensor::view);
-            let (n, dn, picked) = (norm1.output(), dn.view_mut(), rows.picked());
-            mixer::backward(
-                walk, weights, self.index, n, mixed, reduced, picked, forest, dy, dn, false, gradients,
-            )?;
+            self.mixer_backward(norm1.output(), mixed, reduced, rows, forest, dy, &mut dn, gradients)?;
         }
-        walk.sum_rows(&mut dn, &rows.tokens)?;
         norm1.drop_output();
         self.spread(dx, rows.own_picked(), rows.tokens.own_extent())?;
-        self.norm_backward(NORM1, x, &norm1, rows.tokens.own_of(dn.view()), dx, gradients)
+        let dn = rows.tokens.own_of(dn.view());
+        self.norm_backward(NORM1, x, &norm1, dn, dx, rows.tokens.blocks(), gradients)
     }
 
     /// Adds the gradients of both halves of a parallel block to `dx`. Both read the same `dx`, so
@@ -453,35 +457,68 @@ impl Block<'_> {
         let dy = whole.as_ref().map_or_else(|| dx.view(), Tensor::view);
         restore(walk, weights, NORM1, x, tokens, &mut inner.norm1)?;
         let mut dn2 = walk.alloc(after.all(), dx.cols(), DType::F32)?;
-        let (mut dn1, own) = if shared_norm {
-            let (up, hidden) = (inner.up.take(), inner.hidden.take());
+        let (up, hidden) = (inner.up.take(), inner.hidden.take());
+        let norm2 = if shared_norm {
             let read = walk.pick(inner.norm1.output(), rows.picked())?;
-            self.mlp_backward(up, hidden, &mut inner.reduced, read.view(), dy, &mut dn2, gradients)?;
-            // Both halves read one norm: attention adds its gradient to this one.
-            (walk.spread(dn2, rows.picked(), tokens.all())?, None)
+            self.mlp_backward(up, hidden, &mut inner.reduced, read.view(), dy, &mut dn2, after, gradients)?;
+            None
         } else {
             let mut norm2 = inner.norm2.take().expect("a block without a shared norm has a second one");
-            let (up, hidden) = (inner.up.take(), inner.hidden.take());
             let x_picked = walk.pick(x, rows.own_picked())?;
             restore(walk, weights, NORM2, x_picked.view(), after, &mut norm2)?;
-            self.mlp_backward(up, hidden, &mut inner.reduced, norm2.output(), dy, &mut dn2, gradients)?;
-            walk.sum_rows(&mut dn2, after)?;
+            let read = norm2.output();
+            self.mlp_backward(up, hidden, &mut inner.reduced, read, dy, &mut dn2, after, gradients)?;
             norm2.drop_output();
-            (walk.alloc(tokens.all(), x.cols(), DType::F32)?, Some((norm2, x_picked, dn2)))
+            Some((norm2, x_picked))
         };
+        let mut dn1 = walk.alloc(tokens.all(), x.cols(), DType::F32)?;
         let Inner { mut norm1, mixed, reduced, .. } = inner;
-        let (n, d_n) = (norm1.output(), dn1.view_mut());
-        let (layer, picked, add) = (self.index, rows.picked(), shared_norm);
-        mixer::backward(walk, weights, layer, n, mixed, reduced, picked, forest, dy, d_n, add, gradients)?;
-        walk.sum_rows(&mut dn1, tokens)?;
+        self.mixer_backward(norm1.output(), mixed, reduced, rows, forest, dy, &mut dn1, gradients)?;
         norm1.drop_output();
         drop(whole);
-        if let Some((norm2, x_picked, dn2)) = own {
-            let dn2 = after.own_of(dn2.view());
-            self.norm_backward(NORM2, x_picked.view(), &norm2, dn2, dx, gradients)?;
+        match norm2 {
+            Some((norm2, x_picked)) => {
+                let dn2 = after.own_of(dn2.view());
+                let x = x_picked.view();
+                self.norm_backward(NORM2, x, &norm2, dn2, dx, after.blocks(), gradients)?;
+            }
+            // Both halves read one norm.
+            None => self.add_own_rows(&dn2, rows, &mut dn1)?,
         }
         self.spread(dx, rows.own_picked(), rows.tokens.own_extent())?;
-        self.norm_backward(NORM1, x, &norm1, tokens.own_of(dn1.view()), dx, gradients)
+        self.norm_backward(NORM1, x, &norm1, tokens.own_of(dn1.view()), dx, tokens.blocks(), gradients)
+    }
+
+    /// Adds this rank's rows of `from`, of those that went on, to its rows of `to`, of all tokens.
+    fn add_own_rows(&self, from: &Tensor, rows: &BlockRows, to: &mut Tensor) -> Result<()> {
+        let (walk, own) = (self.walk, rows.after().own_of(from.view()));
+        let to = to.view_mut().row_range(rows.tokens.own());
+        let Some(SomeRows { rows: places, .. }) = rows.own_picked() else {
+            return Ok(ops::add(walk.device, own, to)?);
+        };
+        let mut spread = walk.alloc(rows.tokens.own_extent(), from.cols(), DType::F32)?;
+        ops::spread_rows(walk.device, own, places, spread.view_mut())?;
+        Ok(ops::add(walk.device, spread.view(), to)?)
+    }
+
+    /// Computes the gradient of the first half's input: this rank's rows of `dn` are the sum over ranks.
+    fn mixer_backward(
+        &self,
+        read: View,
+        mixed: Mixed,
+        reduced: LoraIntermediate,
+        rows: &BlockRows,
+        forest: &Forest,
+        dy: View,
+        dn: &mut Tensor,
+        gradients: &mut LayerGradients,
+    ) -> Result<()> {
+        let (walk, weights, d_read) = (self.walk, self.weights, dn.view_mut());
+        let (weight, low_rank) = mixer::backward(
+            walk, weights, self.index, read, mixed, reduced, rows, forest, dy, d_read, gradients,
+        )?;
+        walk.sum_rows(dn, &rows.tokens)?;
+        walk.add_low_rank_input(weights, weight, low_rank, &rows.tokens, dn)
     }
 
     /// Turns a gradient of the rows that went on into one of all rows, zero elsewhere.
@@ -493,6 +530,7 @@ impl Block<'_> {
         Ok(())
     }
 
+    /// Computes the gradient of the feed-forward's input: this rank's rows of `dn` are the sum over ranks.
     fn mlp_backward(
         &self,
         up: Option<Tensor>,
@@ -501,10 +539,15 @@ impl Block<'_> {
         read: View,
         dy: View,
         dn: &mut Tensor,
+        shares: &SequenceParallelRows,
         gradients: &mut LayerGradients,
     ) -> Result<()> {
+        let (walk, weights, d_read) = (self.walk, self.weights, dn.view_mut());
         let up = up.expect("forward kept the feed-forward's input");
-        mlp::backward(self.walk, self.weights, read, up, hidden, reduced, dy, dn.view_mut(), gradients)
+        let low_rank =
+            mlp::backward(walk, weights, read, up, hidden, reduced, dy, d_read, shares, gradients)?;
+        walk.sum_rows(dn, shares)?;
+        walk.add_low_rank_input(weights, ParamKind::UpWeight, low_rank, shares, dn)
     }
 
     fn norm_backward(
@@ -514,8 +557,9 @@ impl Block<'_> {
         normed: &Normed,
         dn: View,
         dx: &mut Tensor,
+        blocks: &[Range<usize>],
         gradients: &mut LayerGradients,
     ) -> Result<()> {
-        norm_backward(self.walk, self.weights, parts, x, normed, dn, dx.view_mut(), gradients)
+        norm_backward(self.walk, self.weights, parts, x, normed, dn, dx.view_mut(), blocks, gradients)
     }
 }

@@ -137,8 +137,10 @@ impl LayerExecutor<'_> {
         budget: usize,
     ) -> Result<KeptLogits> {
         let (_, part) = self.head_weight();
-        let TensorParallelShard { index, count } = self.decoder.slice();
-        let mut parts = HeadParts::new(index, count, hidden.rows(), targets.targets.len());
+        let (TensorParallelShard { index, count }, blocks) =
+            (self.decoder.slice(), self.decoder.sum_blocks());
+        let (first, all) = (index * blocks.num_own(), count * blocks.num_own());
+        let mut parts = HeadParts::new(first, all, hidden.rows(), targets.targets.len());
         let term = head.low_rank(ParamKind::HeadWeight);
         let h = term.as_ref().map(|term| self.terms_hidden(term, hidden)).transpose()?;
         let low_rank =
@@ -148,7 +150,8 @@ impl LayerExecutor<'_> {
             HeadWeights { weight: head.require(part)?, bias: head.get(ParamKind::HeadBias), low_rank },
             targets,
             &self.decoder.spec().head.shape,
-        );
+        )
+        .in_blocks(blocks.vocabulary());
         let logits = ops::head_part(self.device, call, &mut parts, budget)?;
         if let Some(split) = self.split {
             split.gather(parts.numbers_mut())?;
@@ -222,7 +225,8 @@ impl LayerExecutor<'_> {
                 HeadWeights { weight: head.require(part)?, bias: head.get(ParamKind::HeadBias), low_rank },
                 Targets { rows: &index, targets: &targets },
                 &self.decoder.spec().head.shape,
-            );
+            )
+            .in_blocks(self.decoder.sum_blocks().vocabulary());
             ops::head_backward(self.device, call, scores, d_log_prob, logits, of_head)?;
             if let Some(((term, (dropped, _)), dh)) = term.as_ref().zip(h.as_ref()).zip(dh) {
                 let x = dropped.as_ref().map_or(hidden, Tensor::view);
@@ -236,7 +240,10 @@ impl LayerExecutor<'_> {
             }
             weights.release(layer);
         }
-        self.sum_rows(&mut dn, &shares)?;
+        // Every rank has the whole score head, and computed the gradient of all rows.
+        if !self.decoder.spec().head.is_score() {
+            self.sum_rows(&mut dn, &shares)?;
+        }
         if layer != LayerId::Head {
             grads.emit(layer)?;
         }
@@ -247,7 +254,17 @@ impl LayerExecutor<'_> {
             let mut gradients = grads.open(LayerId::Head)?;
             let (x, dx) = (hidden.view(), d_hidden.view_mut());
             let dy = shares.own_of(dn.view());
-            norm_backward(self, &final_norm, FINAL_NORM, x, &normed, dy, dx, &mut gradients)?;
+            norm_backward(
+                self,
+                &final_norm,
+                FINAL_NORM,
+                x,
+                &normed,
+                dy,
+                dx,
+                shares.blocks(),
+                &mut gradients,
+            )?;
             weights.release(LayerId::Head);
         }
         grads.emit(LayerId::Head)?;

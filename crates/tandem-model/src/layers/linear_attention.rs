@@ -16,12 +16,12 @@
 use std::borrow::Cow;
 
 use tandem_kernels::ops::{Activation, Gate, HeadGates};
-use tandem_kernels::{DType, Forest, MemoryKind, Runs, Tensor, View, ViewMut, ops};
+use tandem_kernels::{DType, Forest, Runs, Tensor, View, ViewMut, ops};
 
-use super::LayerExecutor;
 use super::attention::AttentionKernel;
-use super::low_rank::LoraIntermediate;
-use super::rows::SomeRows;
+use super::low_rank::{LoraIntermediate, LowRankBackward};
+use super::rows::BlockRows;
+use super::{LayerExecutor, RankOrder};
 use crate::Result;
 use crate::layout::ParamKind;
 use crate::spec::LinearAttentionSpec;
@@ -149,7 +149,7 @@ impl<'a> Pass<'a> {
     fn norm_heads(&self, heads: View) -> Result<(Tensor, Tensor)> {
         let Self { walk, weights, spec } = *self;
         let mut normed = walk.alloc(heads.extent(), heads.cols(), walk.dtype)?;
-        let mut inverse = walk.alloc_turned(spec.shape.value_heads, heads.extent())?;
+        let mut inverse = walk.alloc_turned(heads.cols() / spec.shape.value_dim, heads.extent())?;
         let call = ops::RmsNorm {
             x: by_head(heads, spec.shape.value_dim),
             w: weights.require(ParamKind::DeltaNormWeight)?,
@@ -240,14 +240,14 @@ pub(super) fn backward(
     input: View,
     recurred: Recurred,
     reduced: LoraIntermediate,
-    picked: Option<SomeRows>,
+    rows: &BlockRows,
     forest: &Forest,
     dy: View,
     d_input: ViewMut,
-    accumulate: bool,
     gradients: &mut LayerGradients,
-) -> Result<()> {
+) -> Result<LowRankBackward> {
     let pass = Pass::new(walk, weights, layer);
+    let (picked, after, tokens) = (rows.picked(), rows.after(), &rows.tokens);
     let (spec, shape, rows) = (pass.spec, &pass.spec.shape, input.extent());
     let Recurred { operands: Some(Operands { projected, heads }), output: Some(output) } = recurred else {
         unreachable!("forward kept the operands and the output of linear attention");
@@ -255,11 +255,11 @@ pub(super) fn backward(
     let picked_heads = walk.pick(output.view(), picked)?;
     let (weight, bias) = (ParamKind::DeltaOutWeight, ParamKind::OutBias);
     let read = picked_heads.view();
-    let low_rank = walk.linear_gradients(weights, gradients, weight, bias, read, reduced.out, dy)?;
+    let low_rank = walk.linear_gradients(weights, gradients, weight, bias, read, reduced.out, dy, after)?;
     drop(picked_heads);
     drop(output);
     let mut d_heads = walk.alloc(dy.extent(), shape.value_width(), walk.dtype)?;
-    walk.linear_input(weights, weight, dy, low_rank, d_heads.view_mut(), false)?;
+    walk.linear_input(weights, weight, dy, low_rank, d_heads.view_mut())?;
     let d_output = walk.spread(d_heads, picked, rows)?;
 
     let [_, z, b, a] = pass.split(projected.view());
@@ -317,8 +317,8 @@ pub(super) fn backward(
     let (weight, bias) = PROJECTION;
     let d_projected = d_projected.view();
     let low_rank =
-        walk.linear_gradients(weights, gradients, weight, bias, input, reduced.qkv, d_projected)?;
-    walk.linear_input(weights, weight, d_projected, low_rank, d_input, accumulate)
+        walk.linear_gradients(weights, gradients, weight, bias, input, reduced.qkv, d_projected, tokens)?;
+    walk.linear_input(weights, weight, d_projected, low_rank, d_input)
 }
 
 impl Pass<'_> {
@@ -331,37 +331,70 @@ impl Pass<'_> {
         d_z: ViewMut,
         gradients: &mut LayerGradients,
     ) -> Result<Tensor> {
-        let Self { walk, weights, spec } = *self;
+        let Self { walk, spec, .. } = *self;
         let (normed, inverse) = self.norm_heads(heads)?;
         let mut d_normed = walk.alloc(heads.extent(), heads.cols(), walk.dtype)?;
         let (dx, dh) = (d_normed.view_mut(), d_output.view());
         ops::head_gate_backward(walk.device, self.gates(), normed.view(), z, dh, dx, d_z)?;
         drop((normed, d_output));
         let mut d_heads = walk.alloc(heads.extent(), heads.cols(), DType::F32)?;
+        // One weight serves the heads of all ranks, so its gradient is summed over blocks of heads and
+        // over ranks.
+        let (num_blocks, part) = (walk.decoder.sum_blocks().num_own(), ParamKind::DeltaNormWeight);
+        if num_blocks == 1 {
+            let mut terms = if walk.sums_terms() { Some(walk.terms(1, spec.shape.value_dim)?) } else { None };
+            let dw = match &mut terms {
+                Some(terms) => Some(terms.view_mut()),
+                None => gradients.get_mut(part),
+            };
+            self.norm_backward(heads, inverse, d_normed.view(), &mut d_heads, dw)?;
+            drop(d_normed);
+            terms.map_or(Ok(()), |terms| walk.add_terms(terms, &[part], RankOrder::Ranks, gradients))?;
+            return self.in_compute_type(d_heads);
+        }
+        drop(inverse);
+        let mut terms = walk.terms(1, spec.shape.value_dim)?;
+        let width = heads.cols() / num_blocks;
+        for block in 0..num_blocks {
+            let columns = block * width..(block + 1) * width;
+            let own = |x: View, dtype| -> Result<Tensor> {
+                let mut own = walk.alloc(x.extent(), width, dtype)?;
+                ops::cast(walk.device, x.col_range(columns.clone()), own.view_mut())?;
+                Ok(own)
+            };
+            let (x, dy) = (own(heads, walk.dtype)?, own(d_normed.view(), walk.dtype)?);
+            let (_, inverse) = self.norm_heads(x.view())?;
+            let mut dx = walk.alloc(heads.extent(), width, DType::F32)?;
+            let dw = terms.view_mut().row_range(block..block + 1);
+            self.norm_backward(x.view(), inverse, dy.view(), &mut dx, Some(dw))?;
+            ops::cast(walk.device, dx.view(), d_heads.view_mut().col_range(columns))?;
+        }
+        drop(d_normed);
+        walk.add_terms(terms, &[part], RankOrder::Ranks, gradients)?;
+        self.in_compute_type(d_heads)
+    }
+
+    /// Computes the gradient of the norm of some heads; overwrites `d_heads`, adds to `dw`.
+    fn norm_backward(
+        &self,
+        heads: View,
+        inverse: Tensor,
+        d_normed: View,
+        d_heads: &mut Tensor,
+        dw: Option<ViewMut>,
+    ) -> Result<()> {
+        let (walk, head_dim) = (self.walk, self.spec.shape.value_dim);
         ops::fill_zero(walk.device, d_heads.view_mut())?;
-        let head_dim = spec.shape.value_dim;
-        // One weight serves the heads of all ranks, so its gradient is summed over ranks.
-        let mut terms = match walk.split {
-            Some(_) => Some(walk.device.zeros(MemoryKind::Activations, 1, head_dim, DType::F32)?),
-            None => None,
-        };
-        let dw = match &mut terms {
-            Some(terms) => Some(terms.view_mut()),
-            None => gradients.get_mut(ParamKind::DeltaNormWeight),
-        };
         let call = ops::RmsNormBackward {
             x: by_head(heads, head_dim),
-            w: weights.require(ParamKind::DeltaNormWeight)?,
+            w: self.weights.require(ParamKind::DeltaNormWeight)?,
             offset: 0.0,
             inverse_rms: inverse.view().reshape(1, inverse.rows() * inverse.cols()),
-            dy: by_head(d_normed.view(), head_dim),
-            dx: by_head_mut(&mut d_heads, head_dim),
+            dy: by_head(d_normed, head_dim),
+            dx: by_head_mut(d_heads, head_dim),
             dw,
         };
-        ops::rms_norm_backward(walk.device, call)?;
-        drop(d_normed);
-        terms.map_or(Ok(()), |terms| walk.add_terms(terms, &[ParamKind::DeltaNormWeight], gradients))?;
-        self.in_compute_type(d_heads)
+        Ok(ops::rms_norm_backward(walk.device, call)?)
     }
 
     /// Goes back through norm and SiLU: returns the gradient of what the convolution gave.

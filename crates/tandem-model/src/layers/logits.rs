@@ -65,11 +65,11 @@ impl LayerExecutor<'_> {
         let head = weights.fetch(layer)?;
         let (weight, bias) = (head.require(part)?, head.get(ParamKind::HeadBias));
         match head.low_rank(ParamKind::HeadWeight) {
-            None => ops::linear(self.device, x, weight, bias, None, logits)?,
+            None => ops::sharded_linear(self.device, x, weight, None, bias, None, logits)?,
             Some(term) => {
                 let (_, hidden) = self.terms_hidden(&term, x)?;
                 let low_rank = ops::LowRank { h: hidden.view(), b: term.b };
-                ops::linear_low_rank(self.device, x, weight, low_rank, bias, None, logits)?;
+                ops::sharded_linear_low_rank(self.device, x, weight, low_rank, bias, logits)?;
             }
         }
         weights.release(layer);

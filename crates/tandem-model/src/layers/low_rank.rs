@@ -5,9 +5,10 @@
 //! column: `y = g ⊙ z` with `g = m / ‖W + s B A‖` by row of the matrix. The norm is a constant in
 //! backward, as in `peft`.
 
-use tandem_kernels::{MemoryKind, Tensor, View, ViewMut, ops};
+use tandem_kernels::{DType, MemoryKind, Tensor, View, ViewMut, ops};
 
 use super::LayerExecutor;
+use super::rows::SequenceParallelRows;
 use crate::Result;
 use crate::layout::ParamKind;
 use crate::weights::{LayerGradients, LayerWeights, LowRank};
@@ -42,19 +43,18 @@ impl LowRank<'_> {
 }
 
 impl LayerExecutor<'_> {
-    /// Computes `y = x · wᵀ` with terms and bias, scaled for DoRA. Returns `s · x̃ Aᵀ`, if there
-    /// are terms.
+    /// Computes `y = x · wᵀ` with terms and bias, scaled for DoRA, of a matrix that ranks divide by rows.
+    /// Returns `s · x̃ Aᵀ`, if there are terms.
     pub(super) fn linear_into(
         &self,
         weights: &LayerWeights,
         (weight, bias): (ParamKind, Option<View>),
         x: View,
-        residual: Option<View>,
         y: &mut Tensor,
     ) -> Result<Option<Tensor>> {
         let w = weights.require(weight)?;
         let Some(term) = weights.low_rank(weight) else {
-            ops::linear(self.device, x, w, bias, residual, y.view_mut())?;
+            ops::sharded_linear(self.device, x, w, None, bias, None, y.view_mut())?;
             return Ok(None);
         };
         let hidden = {
@@ -62,19 +62,104 @@ impl LayerExecutor<'_> {
             self.low_rank_hidden(&term, dropped.as_ref().map_or(x, Tensor::view))?
         };
         if term.magnitude.is_none() {
-            self.with_terms(&term, x, w, hidden.view(), bias, residual, y.view_mut())?;
+            self.with_terms(&term, x, w, hidden.view(), bias, y.view_mut())?;
             return Ok(Some(hidden));
         }
         let factors = self.factors(&term, w)?;
-        self.with_terms(&term, x, w, hidden.view(), None, None, y.view_mut())?;
+        self.with_terms(&term, x, w, hidden.view(), None, y.view_mut())?;
         ops::scale_columns(self.device, y.view_mut(), factors.view(), bias)?;
-        if let Some(residual) = residual {
-            ops::add(self.device, residual, y.view_mut())?;
-        }
         Ok(Some(hidden))
     }
 
-    /// Computes `y = x · wᵀ + terms (+ bias) (+ residual)`, the terms from `hidden = s · x̃ Aᵀ`.
+    /// Computes this rank's rows of `x · wᵀ + terms (+ residual) (+ bias)`, f32, scaled for DoRA, of a
+    /// matrix that ranks divide by columns. `residual` are this rank's rows. Also returns `s · x̃ Aᵀ` of
+    /// all rows, if there are terms.
+    pub(super) fn linear_term(
+        &self,
+        weights: &LayerWeights,
+        weight: ParamKind,
+        bias: ParamKind,
+        x: View,
+        residual: Option<View>,
+        shares: &SequenceParallelRows,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let (w, bias) = (weights.require(weight)?, weights.get(bias));
+        let tree = self.decoder.sum_blocks().tree(weight);
+        let term = weights.low_rank(weight);
+        let mut y = self.alloc(x.extent(), w.rows(), DType::F32)?;
+        if term.is_none() && self.split.is_none() {
+            ops::sharded_linear(self.device, x, w, tree, bias, residual, y.view_mut())?;
+            return Ok((y, None));
+        }
+        ops::sharded_linear(self.device, x, w, tree, None, None, y.view_mut())?;
+        let mut y = self.join(y, shares)?;
+        let hidden = match &term {
+            Some(term) => {
+                let hidden = self.divided_hidden(term, weight, x, shares)?;
+                let own = shares.own_of(hidden.view());
+                let spread = self.spread_b(term, w.rows())?;
+                let b = spread.as_ref().map_or(term.b, Tensor::view);
+                ops::linear_add(self.device, own, b, y.view_mut())?;
+                Some(hidden)
+            }
+            None => None,
+        };
+        let factors = match &term {
+            Some(term) if term.magnitude.is_some() => Some(self.factors(term, w)?),
+            _ => None,
+        };
+        if let Some(factors) = &factors {
+            ops::scale_columns(self.device, y.view_mut(), factors.view(), bias)?;
+        }
+        if let Some(residual) = residual {
+            ops::add(self.device, residual, y.view_mut())?;
+        }
+        if let Some(bias) = bias.filter(|_| factors.is_none()) {
+            let mut ones = self.alloc_row(y.cols())?;
+            ops::fill(self.device, ones.view_mut(), 1.0)?;
+            ops::scale_columns(self.device, y.view_mut(), ones.view(), Some(bias))?;
+        }
+        Ok((y, hidden))
+    }
+
+    /// Computes `s · x̃ Aᵀ` `[T, S·r]` of all rows from this rank's columns of `x` and `A`.
+    fn divided_hidden(
+        &self,
+        term: &LowRank,
+        weight: ParamKind,
+        x: View,
+        shares: &SequenceParallelRows,
+    ) -> Result<Tensor> {
+        let dropped = self.dropped(term, x)?;
+        let x = dropped.as_ref().map_or(x, Tensor::view);
+        let tree = self.decoder.sum_blocks().tree(weight);
+        if tree.is_none() && self.split.is_none() {
+            return self.low_rank_hidden(term, x);
+        }
+        let mut sums = self.alloc(x.extent(), term.a.rows(), DType::F32)?;
+        ops::sharded_linear(self.device, x, term.a, tree, None, None, sums.view_mut())?;
+        self.whole_hidden(term, sums, shares)
+    }
+
+    /// Sums this rank's f32 `[T, S·r]` over ranks, for all rows on each, scaled and in the compute type.
+    fn whole_hidden(
+        &self,
+        term: &LowRank,
+        mut sums: Tensor,
+        shares: &SequenceParallelRows,
+    ) -> Result<Tensor> {
+        self.sum_rows(&mut sums, shares)?;
+        self.gather_rows(&mut sums, shares)?;
+        ops::scale(self.device, sums.view_mut(), term.scale)?;
+        if self.dtype == DType::F32 {
+            return Ok(sums);
+        }
+        let mut hidden = self.alloc(sums.extent(), sums.cols(), self.dtype)?;
+        ops::cast(self.device, sums.view(), hidden.view_mut())?;
+        Ok(hidden)
+    }
+
+    /// Computes `y = x · wᵀ + terms (+ bias)`, the terms from `hidden = s · x̃ Aᵀ`.
     fn with_terms(
         &self,
         term: &LowRank,
@@ -82,13 +167,12 @@ impl LayerExecutor<'_> {
         w: View,
         hidden: View,
         bias: Option<View>,
-        residual: Option<View>,
         y: ViewMut,
     ) -> Result<()> {
         let spread = self.spread_b(term, w.rows())?;
         let b = spread.as_ref().map_or(term.b, Tensor::view);
         let low_rank = ops::LowRank { h: hidden, b };
-        Ok(ops::linear_low_rank(self.device, x, w, low_rank, bias, residual, y)?)
+        Ok(ops::sharded_linear_low_rank(self.device, x, w, low_rank, bias, y)?)
     }
 
     /// Returns the matrix `[N, S·r]` from hidden columns to all `rows` outputs, unless it is `B`
@@ -161,9 +245,10 @@ impl LayerExecutor<'_> {
         x: View,
         reduced: Option<Tensor>,
         dy: View,
+        shares: &SequenceParallelRows,
     ) -> Result<LowRankBackward> {
         if let Some((dw, adds)) = gradients.product_mut(weight) {
-            ops::linear_backward_weight(self.device, dy, x, dw, adds)?;
+            ops::sharded_linear_backward_weight(self.device, dy, x, dw, adds)?;
         }
         if let Some(db) = gradients.get_mut(bias) {
             ops::bias_backward(self.device, dy, db)?;
@@ -173,6 +258,7 @@ impl LayerExecutor<'_> {
         let dropped = self.dropped(&term, x)?;
         let hidden = match reduced {
             Some(hidden) => hidden,
+            None if weight.is_divided_by_columns() => self.divided_hidden(&term, weight, x, shares)?,
             None => self.low_rank_hidden(&term, dropped.as_ref().map_or(x, Tensor::view))?,
         };
         let dz = match parts.magnitude.filter(|_| term.magnitude.is_some()) {
@@ -184,7 +270,10 @@ impl LayerExecutor<'_> {
         };
         let dz_view = dz.as_ref().map_or(dy, Tensor::view);
         let x = dropped.as_ref().map_or(x, Tensor::view);
-        let mut dh = self.alloc(x.extent(), term.a.rows(), self.dtype)?;
+        let is_summed = self.sums_input(weight);
+        let dtype = if is_summed { DType::F32 } else { self.dtype };
+        let mut dh = self.alloc(x.extent(), term.a.rows(), dtype)?;
+        let tree = self.decoder.sum_blocks().tree(weight).filter(|_| is_summed);
         let mut db = gradients.get_mut(parts.b);
         for ((columns, b, out), site) in term.each().zip(term.sites) {
             let dy = dz_view.col_range(out);
@@ -198,9 +287,19 @@ impl LayerExecutor<'_> {
                     true,
                 )?;
             }
-            ops::linear_backward_input(self.device, dy, b, dh.view_mut().col_range(columns), false)?;
+            let dh = dh.view_mut().col_range(columns);
+            if is_summed {
+                let tree = tree.map(|tree| tree.within(&site.rows));
+                ops::sharded_linear_backward_input(self.device, dy, b, None, tree.as_ref(), dh)?;
+            } else {
+                ops::linear_backward_input(self.device, dy, b, dh, false)?;
+            }
         }
-        ops::scale(self.device, dh.view_mut(), term.scale)?;
+        if is_summed {
+            dh = self.whole_hidden(&term, dh, shares)?;
+        } else {
+            ops::scale(self.device, dh.view_mut(), term.scale)?;
+        }
         if let Some(da) = gradients.get_mut(parts.a) {
             ops::linear_backward_weight(self.device, dh.view(), x, da, true)?;
         }
@@ -222,7 +321,7 @@ impl LayerExecutor<'_> {
         let w = weights.require(weight)?;
         if let Some(mut d_magnitude) = d_magnitude {
             let mut z = self.alloc(x.extent(), w.rows(), self.dtype)?;
-            self.with_terms(term, x, w, hidden, None, None, z.view_mut())?;
+            self.with_terms(term, x, w, hidden, None, z.view_mut())?;
             let mut dots = self.alloc_row(w.rows())?;
             ops::column_dots(self.device, dy, z.view(), dots.view_mut(), false)?;
             drop(z);
@@ -245,7 +344,9 @@ impl LayerExecutor<'_> {
         Ok(dz)
     }
 
-    /// Computes the gradient of a product's input, `dy · w` and that of its terms, into `dx`.
+    /// Computes the gradient of a product's input, `dy · w` and that of its terms, into `dx`. Where it is
+    /// summed over blocks and ranks, the terms' is returned: [`LayerExecutor::add_low_rank_input`] adds it
+    /// to the sum.
     pub(super) fn linear_input(
         &self,
         weights: &LayerWeights,
@@ -253,19 +354,46 @@ impl LayerExecutor<'_> {
         dy: View,
         low_rank: LowRankBackward,
         mut dx: ViewMut,
-        accumulate: bool,
-    ) -> Result<()> {
+    ) -> Result<LowRankBackward> {
         let LowRankBackward { dz, dh } = low_rank;
         let (dy, w) = (dz.as_ref().map_or(dy, Tensor::view), weights.require(weight)?);
+        if self.sums_input(weight) {
+            let tree = self.decoder.sum_blocks().tree(weight);
+            ops::sharded_linear_backward_input(self.device, dy, w, None, tree, dx)?;
+            return Ok(LowRankBackward { dz: None, dh });
+        }
         let Some((term, dh)) = weights.low_rank(weight).zip(dh) else {
-            return Ok(ops::linear_backward_input(self.device, dy, w, dx, accumulate)?);
+            ops::sharded_linear_backward_input(self.device, dy, w, None, None, dx)?;
+            return Ok(LowRankBackward::default());
         };
         if self.drops(&term).is_none() {
-            let low_rank = (dh.view(), term.a);
-            return Ok(ops::linear_low_rank_backward_input(self.device, dy, w, low_rank, dx, accumulate)?);
+            let low_rank = Some((dh.view(), term.a));
+            ops::sharded_linear_backward_input(self.device, dy, w, low_rank, None, dx)?;
+        } else {
+            ops::sharded_linear_backward_input(self.device, dy, w, None, None, dx.reborrow())?;
+            self.low_rank_input(&term, dh.view(), dx)?;
         }
-        ops::linear_backward_input(self.device, dy, w, dx.reborrow(), accumulate)?;
-        self.low_rank_input(&term, dh.view(), dx)
+        Ok(LowRankBackward::default())
+    }
+
+    /// Returns whether the gradient of a matrix's input is summed over blocks or ranks.
+    fn sums_input(&self, weight: ParamKind) -> bool {
+        !weight.is_divided_by_columns()
+            && (self.split.is_some() || self.decoder.sum_blocks().tree(weight).is_some())
+    }
+
+    /// Adds the terms' gradient of a product's input to this rank's rows of `dx`, which are the sum over
+    /// ranks.
+    pub(super) fn add_low_rank_input(
+        &self,
+        weights: &LayerWeights,
+        weight: ParamKind,
+        low_rank: LowRankBackward,
+        shares: &SequenceParallelRows,
+        dx: &mut Tensor,
+    ) -> Result<()> {
+        let Some((term, dh)) = weights.low_rank(weight).zip(low_rank.dh) else { return Ok(()) };
+        self.low_rank_input(&term, shares.own_of(dh.view()), dx.view_mut().row_range(shares.own()))
     }
 
     /// Returns the dropout key, if the terms have dropout.

@@ -5,8 +5,8 @@ use tandem_kernels::{Forest, Tensor, View, ViewMut};
 use super::LayerExecutor;
 use super::attention::{self, Attended, AttentionKernel};
 use super::linear_attention::{self, Recurred};
-use super::low_rank::LoraIntermediate;
-use super::rows::SomeRows;
+use super::low_rank::{LoraIntermediate, LowRankBackward};
+use super::rows::BlockRows;
 use crate::Result;
 use crate::layout::ParamKind;
 use crate::weights::{LayerGradients, LayerWeights};
@@ -67,9 +67,8 @@ pub(super) fn forward(
     Ok((Mixed::Attention(attended), reduced))
 }
 
-/// Computes the gradient of the half's input from `dy`, which is in the compute type and of the
-/// `picked` rows if only these went on. It is added to `d_input` if `accumulate`, else overwrites
-/// it.
+/// Computes this rank's term of the gradient of the half's input, as [`attention::backward`]. Returns the
+/// result of [`LayerExecutor::linear_input`] with the weight that it is of.
 pub(super) fn backward(
     walk: &LayerExecutor,
     weights: &LayerWeights,
@@ -77,21 +76,24 @@ pub(super) fn backward(
     input: View,
     mixed: Mixed,
     reduced: LoraIntermediate,
-    picked: Option<SomeRows>,
+    rows: &BlockRows,
     forest: &Forest,
     dy: View,
     d_input: ViewMut,
-    accumulate: bool,
     gradients: &mut LayerGradients,
-) -> Result<()> {
+) -> Result<(ParamKind, LowRankBackward)> {
     match mixed {
-        Mixed::Attention(attended) => attention::backward(
-            walk, weights, layer, input, attended, reduced, picked, forest, dy, d_input, accumulate,
-            gradients,
-        ),
-        Mixed::Linear(recurred) => linear_attention::backward(
-            walk, weights, layer, input, recurred, reduced, picked, forest, dy, d_input, accumulate,
-            gradients,
-        ),
+        Mixed::Attention(attended) => {
+            let low_rank = attention::backward(
+                walk, weights, layer, input, attended, reduced, rows, forest, dy, d_input, gradients,
+            )?;
+            Ok((ParamKind::QkvWeight, low_rank))
+        }
+        Mixed::Linear(recurred) => {
+            let low_rank = linear_attention::backward(
+                walk, weights, layer, input, recurred, reduced, rows, forest, dy, d_input, gradients,
+            )?;
+            Ok((ParamKind::DeltaInWeight, low_rank))
+        }
     }
 }

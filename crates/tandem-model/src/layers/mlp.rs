@@ -3,7 +3,8 @@
 use tandem_kernels::{Tensor, View, ViewMut, ops};
 
 use super::LayerExecutor;
-use super::low_rank::LoraIntermediate;
+use super::low_rank::{LoraIntermediate, LowRankBackward};
+use super::rows::SequenceParallelRows;
 use crate::Result;
 use crate::layout::ParamKind;
 use crate::weights::{LayerGradients, LayerWeights};
@@ -20,7 +21,8 @@ pub(super) fn activate(walk: &LayerExecutor, up: View) -> Result<Tensor> {
     Ok(hidden)
 }
 
-/// Computes the gradient of the half's input from `dy` in the compute type; overwrites `d_input`.
+/// Computes this rank's term of the gradient of the half's input from `dy` in the compute type;
+/// overwrites `d_input`. Returns the result of [`LayerExecutor::linear_input`].
 pub(super) fn backward(
     walk: &LayerExecutor,
     weights: &LayerWeights,
@@ -30,19 +32,28 @@ pub(super) fn backward(
     reduced: &mut LoraIntermediate,
     dy: View,
     d_input: ViewMut,
+    shares: &SequenceParallelRows,
     gradients: &mut LayerGradients,
-) -> Result<()> {
+) -> Result<LowRankBackward> {
     let mlp = walk.decoder.spec().mlp;
     let hidden = match hidden {
         Some(hidden) => hidden,
         None => activate(walk, up.view())?,
     };
     let (weight, bias) = (ParamKind::DownWeight, ParamKind::DownBias);
-    let low_rank =
-        walk.linear_gradients(weights, gradients, weight, bias, hidden.view(), reduced.down.take(), dy)?;
+    let low_rank = walk.linear_gradients(
+        weights,
+        gradients,
+        weight,
+        bias,
+        hidden.view(),
+        reduced.down.take(),
+        dy,
+        shares,
+    )?;
     // The activation's output becomes its gradient: same shape, same type.
     let mut d_hidden = hidden;
-    walk.linear_input(weights, weight, dy, low_rank, d_hidden.view_mut(), false)?;
+    walk.linear_input(weights, weight, dy, low_rank, d_hidden.view_mut())?;
     let mut d_up = walk.alloc(up.extent(), up.cols(), walk.dtype)?;
     if mlp.gated {
         ops::gated_backward(walk.device, mlp.activation, up.view(), d_hidden.view(), d_up.view_mut())?;
@@ -51,7 +62,15 @@ pub(super) fn backward(
     }
     drop((up, d_hidden));
     let (weight, bias) = (ParamKind::UpWeight, ParamKind::UpBias);
-    let low_rank =
-        walk.linear_gradients(weights, gradients, weight, bias, input, reduced.up.take(), d_up.view())?;
-    walk.linear_input(weights, weight, d_up.view(), low_rank, d_input, false)
+    let low_rank = walk.linear_gradients(
+        weights,
+        gradients,
+        weight,
+        bias,
+        input,
+        reduced.up.take(),
+        d_up.view(),
+        shares,
+    )?;
+    walk.linear_input(weights, weight, d_up.view(), low_rank, d_input)
 }

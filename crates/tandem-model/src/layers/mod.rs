@@ -34,7 +34,7 @@ pub(crate) use attention::{AttentionKernel, Heads};
 pub(crate) use block::{Block, SavePolicy};
 pub(crate) use linear_attention::Recurrence;
 pub use rows::BatchCapacity;
-pub use split::TensorParallelOps;
+pub use split::{RankOrder, TensorParallelOps};
 pub use stage::Gradient;
 pub use streams::PolicyAndReferenceScores;
 
@@ -49,7 +49,7 @@ use crate::weights::{LayerWeights, WeightSource};
 use block::SavedBlock;
 use head::SavedHead;
 use picked::SelectedRows;
-use rows::{SequenceParallelRows, SomeRows};
+use rows::SomeRows;
 use streams::StreamWeights;
 
 /// Activations that a block's forward keeps for backward. Gradients are the same bits in every
@@ -223,32 +223,7 @@ impl LayerExecutor<'_> {
         x: View,
     ) -> Result<(Tensor, Option<Tensor>)> {
         let mut y = self.alloc(x.extent(), weights.require(weight)?.rows(), self.dtype)?;
-        let reduced = self.linear_into(weights, (weight, weights.get(bias)), x, None, &mut y)?;
-        Ok((y, reduced))
-    }
-
-    /// Computes this rank's term of `x · wᵀ (+ bias) (+ residual)`, f32, and returns it with the
-    /// result of [`LayerExecutor::linear_into`]. `residual` is a term of all rows, or this rank's rows of
-    /// the stream.
-    fn linear_term(
-        &self,
-        weights: &LayerWeights,
-        weight: ParamKind,
-        bias: ParamKind,
-        x: View,
-        residual: Option<View>,
-        shares: &SequenceParallelRows,
-    ) -> Result<(Tensor, Option<Tensor>)> {
-        let bias = weights.get(bias).filter(|_| self.leads());
-        let mut y = self.alloc(x.extent(), weights.require(weight)?.rows(), DType::F32)?;
-        let (of_all, own) = match residual {
-            Some(residual) if residual.rows() == y.rows() => (Some(residual), None),
-            own => (None, own),
-        };
-        let reduced = self.linear_into(weights, (weight, bias), x, of_all, &mut y)?;
-        if let Some(residual) = own {
-            ops::add(self.device, residual, y.view_mut().row_range(shares.own()))?;
-        }
+        let reduced = self.linear_into(weights, (weight, weights.get(bias)), x, &mut y)?;
         Ok((y, reduced))
     }
 

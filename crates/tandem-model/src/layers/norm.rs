@@ -1,10 +1,12 @@
 //! Norm over the hidden dimension, forward and backward. A rank normalises its own rows and gathers
 //! the others'.
 
-use tandem_kernels::{DType, Extent, MemoryKind, Tensor, View, ViewMut, ops};
+use std::ops::Range;
 
-use super::LayerExecutor;
+use tandem_kernels::{DType, Extent, Tensor, View, ViewMut, ops};
+
 use super::rows::SequenceParallelRows;
+use super::{LayerExecutor, RankOrder};
 use crate::Result;
 use crate::layout::ParamKind;
 use crate::spec::NormKind;
@@ -119,7 +121,7 @@ pub(crate) fn restore(
 }
 
 /// Adds into `dx` f32 and into the gradients of weight and bias; `x`, `dy` and `dx` are this rank's
-/// rows.
+/// rows, of which `blocks` are summed apart.
 pub(crate) fn norm_backward(
     walk: &LayerExecutor,
     weights: &LayerWeights,
@@ -127,38 +129,56 @@ pub(crate) fn norm_backward(
     x: View,
     normed: &Normed,
     dy: View,
-    dx: ViewMut,
+    mut dx: ViewMut,
+    blocks: &[Range<usize>],
     gradients: &mut LayerGradients,
 ) -> Result<()> {
     let Some(statistics) = &normed.statistics else { return Ok(ops::add(walk.device, dy, dx)?) };
     let statistics = statistics.view();
     let weight = weights.require(parts.0)?;
-    // A rank's rows give a term of the gradient of weights that every rank holds.
-    let mut terms = match walk.split {
-        Some(_) if gradients.trains(parts.0) => {
-            let num_parts = 1 + usize::from(parts.1 != parts.0 && gradients.trains(parts.1));
-            Some(walk.device.zeros(MemoryKind::Activations, num_parts, x.cols(), DType::F32)?)
-        }
-        _ => None,
-    };
-    let (dw, db) = match &mut terms {
-        Some(terms) => {
-            let [dw, db] = terms.view_mut().split_rows(1);
-            (Some(dw), Some(db).filter(|db| db.rows() > 0))
-        }
-        None if parts.0 == parts.1 => (gradients.get_mut(parts.0), None),
-        None => gradients.each_mut(parts.0, parts.1),
-    };
+    let num_parts =
+        usize::from(gradients.trains(parts.0)) + usize::from(parts.1 != parts.0 && gradients.trains(parts.1));
+    if !walk.sums_terms() || !gradients.trains(parts.0) {
+        let (dw, db) = match parts.0 == parts.1 {
+            true => (gradients.get_mut(parts.0), None),
+            false => gradients.each_mut(parts.0, parts.1),
+        };
+        return rows_backward(walk, weight, statistics, (x, dy, dx), (dw, db));
+    }
+    // A block's rows give a term of the gradient of weights that every rank holds.
+    let mut terms = walk.terms(num_parts, x.cols())?;
+    for (block, rows) in blocks.iter().enumerate() {
+        let own = terms.view_mut().row_range(block * num_parts..(block + 1) * num_parts);
+        let [dw, db] = own.split_rows(1);
+        let statistics = match walk.decoder.spec().norm.kind {
+            NormKind::Rms { .. } => statistics.col_range(rows.clone()),
+            NormKind::Layer { .. } => statistics.row_range(rows.clone()),
+        };
+        let (x, dy) = (x.row_range(rows.clone()), dy.row_range(rows.clone()));
+        let dx = dx.reborrow().row_range(rows.clone());
+        let of_weights = (Some(dw), Some(db).filter(|db| db.rows() > 0));
+        rows_backward(walk, weight, statistics, (x, dy, dx), of_weights)?;
+    }
+    walk.add_terms(terms, &[parts.0, parts.1], RankOrder::TokenParts, gradients)
+}
+
+/// Adds the gradient of the norm of some rows.
+fn rows_backward(
+    walk: &LayerExecutor,
+    w: View,
+    statistics: View,
+    (x, dy, dx): (View, View, ViewMut),
+    (dw, db): (Option<ViewMut>, Option<ViewMut>),
+) -> Result<()> {
     match walk.decoder.spec().norm.kind {
         NormKind::Rms { offset } => {
-            let call = ops::RmsNormBackward { x, w: weight, offset, inverse_rms: statistics, dy, dx, dw };
-            ops::rms_norm_backward(walk.device, call)?;
+            let call = ops::RmsNormBackward { x, w, offset, inverse_rms: statistics, dy, dx, dw };
+            Ok(ops::rms_norm_backward(walk.device, call)?)
         }
         NormKind::Layer { .. } => {
             let dw_db = dw.map(|dw| (dw, db));
-            let call = ops::LayerNormBackward { x, w: weight, mean_inverse: statistics, dy, dx, dw_db };
-            ops::layer_norm_backward(walk.device, call)?;
+            let call = ops::LayerNormBackward { x, w, mean_inverse: statistics, dy, dx, dw_db };
+            Ok(ops::layer_norm_backward(walk.device, call)?)
         }
     }
-    terms.map_or(Ok(()), |terms| walk.add_terms(terms, &[parts.0, parts.1], gradients))
 }

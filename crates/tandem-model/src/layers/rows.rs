@@ -1,7 +1,7 @@
 //! Division of the residual stream's rows over tensor-parallel ranks.
 //!
 //! Between the sharded regions a rank holds contiguous tokens, as many as any other rank but for
-//! one. Of the rows that the last block computes after attention it holds those of its tokens, so
+//! one ([`TensorParallelShard::token_part`]). Of the rows that the last block computes after attention it holds those of its tokens, so
 //! no row travels; it may hold none.
 
 use std::ops::Range;
@@ -21,14 +21,17 @@ pub struct BatchCapacity {
     pub scored: usize,
 }
 
-/// Rows of a matrix by rank, contiguous and in the order of ranks.
+/// Rows of a matrix by rank, contiguous and in the order of the ranks' parts.
 pub(crate) struct SequenceParallelRows {
     all: Extent,
     own: Range<usize>,
     /// Capacity of this rank's rows.
     own_room: usize,
-    /// Rows of each rank; empty without tensor parallelism.
+    /// Rows of each part of the tokens; empty without tensor parallelism.
     counts: Vec<usize>,
+    /// Blocks of this rank's rows, counted from the first of them, over which the gradients of norms are
+    /// summed.
+    blocks: Vec<Range<usize>>,
 }
 
 impl SequenceParallelRows {
@@ -49,6 +52,11 @@ impl SequenceParallelRows {
 
     pub(super) fn counts(&self) -> &[usize] {
         &self.counts
+    }
+
+    /// Returns the blocks of this rank's rows.
+    pub(super) fn blocks(&self) -> &[Range<usize>] {
+        &self.blocks
     }
 
     /// Views this rank's rows of the whole matrix.
@@ -112,7 +120,7 @@ impl LayerExecutor<'_> {
     pub(super) fn shares_of(&self, rows: &[u32], num_tokens: usize) -> SequenceParallelRows {
         debug_assert!(self.split.is_none() || rows.is_sorted(), "rows of one rank follow one another");
         let room = self.room.scored;
-        if self.split.is_none() {
+        if !rows.is_sorted() {
             return self.divide(rows.len(), room, |end| end);
         }
         self.divide(num_tokens, room, |end| rows.partition_point(|&row| (row as usize) < end))
@@ -121,9 +129,15 @@ impl LayerExecutor<'_> {
     /// Divides rows: a rank's end where `end` maps the end of its tokens. `room` is the capacity of
     /// all ranks together.
     fn divide(&self, num_tokens: usize, room: usize, end: impl Fn(usize) -> usize) -> SequenceParallelRows {
-        let TensorParallelShard { index, count } = self.decoder.slice();
+        let (slice, blocks) = (self.decoder.slice(), self.decoder.sum_blocks());
+        let (part, count) = (slice.token_part(), slice.count);
         let tokens = |index| TensorParallelShard { index, count }.range(num_tokens);
-        let own = end(tokens(index).start)..end(tokens(index).end);
+        let own = end(tokens(part).start)..end(tokens(part).end);
+        let rows = |tokens: Range<usize>| end(tokens.start) - own.start..end(tokens.end) - own.start;
+        let blocks = match blocks.of_tokens(part, num_tokens) {
+            Some(blocks) => blocks.into_iter().map(rows).collect(),
+            None => std::iter::once(0..own.len()).collect(),
+        };
         let counts = if count == 1 {
             Vec::new()
         } else {
@@ -131,7 +145,7 @@ impl LayerExecutor<'_> {
         };
         // All scored rows may be of one rank's tokens.
         let own_room = if count == 1 { room } else { room.min(self.room.tokens.div_ceil(count)) };
-        SequenceParallelRows { all: Extent::new(end(num_tokens), room), own, own_room, counts }
+        SequenceParallelRows { all: Extent::new(end(num_tokens), room), own, own_room, counts, blocks }
     }
 
     /// Returns the rows of a block over `num_tokens` tokens, of which `rows`, or all, go on after

@@ -11,7 +11,7 @@
 use std::borrow::Cow;
 
 use tandem_kernels::ops::ELSEWHERE;
-use tandem_kernels::{DType, Device, Tensor, View, ops};
+use tandem_kernels::{DType, Device, MemoryKind, Tensor, View, ops};
 
 use super::LayerExecutor;
 use super::rows::SequenceParallelRows;
@@ -21,20 +21,37 @@ use crate::{ModelError, Result};
 
 /// Collectives over the tensor-parallel ranks of a decoder. All ranks make the same calls in the
 /// same order.
+///
+/// In a group that [keeps bits](crate::TensorParallelShard::keeps_bits), sums have the order of a binary
+/// tree, neighbours first.
 pub trait TensorParallelOps {
-    /// All-reduces `x`, f32: the same bits on each rank.
-    fn sum(&self, device: &Device, x: &mut Tensor) -> Result<()>;
+    /// All-reduces `x`, f32, where neighbours are as `order` says: the same bits on each rank.
+    fn sum(&self, device: &Device, x: &mut Tensor, order: RankOrder) -> Result<()>;
 
     /// All-gathers the rows of `x`, of which rank `r` has written its `counts[r]`, in the order of
     /// ranks.
     fn gather_rows(&self, device: &Device, x: &mut Tensor, counts: &[usize]) -> Result<()>;
 
-    /// Reduce-scatters `x`, f32: this rank's rows become the sum over ranks. The other rows are
-    /// unspecified afterwards.
-    fn sum_rows(&self, device: &Device, x: &mut Tensor, counts: &[usize]) -> Result<()>;
+    /// All-gathers the rows of `x` in the order of the ranks'
+    /// [parts of the tokens](crate::TensorParallelShard::token_part): `counts[p]` are of part `p`.
+    fn gather_tokens(&self, device: &Device, x: &mut Tensor, counts: &[usize]) -> Result<()>;
+
+    /// Reduce-scatters `x`, f32, whose rows are divided as in [`TensorParallelOps::gather_tokens`]: this
+    /// rank's rows become the sum over ranks, neighbours first. The other rows are unspecified
+    /// afterwards.
+    fn sum_tokens(&self, device: &Device, x: &mut Tensor, counts: &[usize]) -> Result<()>;
 
     /// All-gathers `numbers`, an equal part of each rank.
     fn gather(&self, numbers: &mut [f64]) -> Result<()>;
+}
+
+/// Order of ranks in a sum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RankOrder {
+    /// By rank: sums over heads, channels and tokens of the vocabulary.
+    Ranks,
+    /// By part of the tokens: sums over rows.
+    TokenParts,
 }
 
 impl LayerExecutor<'_> {
@@ -58,12 +75,12 @@ impl LayerExecutor<'_> {
 
     /// Gathers the other ranks' rows into `x`, of which this rank has written its own.
     pub(super) fn gather_rows(&self, x: &mut Tensor, shares: &SequenceParallelRows) -> Result<()> {
-        self.split.map_or(Ok(()), |split| split.gather_rows(self.device, x, shares.counts()))
+        self.split.map_or(Ok(()), |split| split.gather_tokens(self.device, x, shares.counts()))
     }
 
     /// Replaces this rank's rows of `x` by the sum of all ranks'.
     pub(super) fn sum_rows(&self, x: &mut Tensor, shares: &SequenceParallelRows) -> Result<()> {
-        self.split.map_or(Ok(()), |split| split.sum_rows(self.device, x, shares.counts()))
+        self.split.map_or(Ok(()), |split| split.sum_tokens(self.device, x, shares.counts()))
     }
 
     /// Returns this rank's rows of the sum of all ranks' terms: `term` itself without tensor
@@ -95,17 +112,42 @@ impl LayerExecutor<'_> {
         Ok(Some(whole))
     }
 
-    /// Adds the sum of all ranks' terms, a row for each part, to the gradients of parts that every
-    /// rank holds. Terms are summed before they are added, since earlier gradients are complete on
-    /// every rank.
+    /// Returns whether gradients of `parts` that every rank holds whole are summed over blocks or ranks.
+    pub(super) fn sums_terms(&self) -> bool {
+        self.split.is_some() || self.decoder.sum_blocks().num_own() > 1
+    }
+
+    /// Allocates terms for [`LayerExecutor::add_terms`]: for each block a row of zeros for each part.
+    pub(super) fn terms(&self, num_parts: usize, cols: usize) -> Result<Tensor> {
+        let rows = self.decoder.sum_blocks().num_own() * num_parts;
+        Ok(self.device.zeros(MemoryKind::Activations, rows, cols, DType::F32)?)
+    }
+
+    /// Adds the sum of all blocks' terms to the gradients of parts that every rank holds: `terms` has, for
+    /// each block of this rank, a row for each part. Terms are summed before they are added, since
+    /// earlier gradients are complete on every rank.
     pub(super) fn add_terms(
         &self,
         mut terms: Tensor,
         parts: &[ParamKind],
+        order: RankOrder,
         gradients: &mut LayerGradients,
     ) -> Result<()> {
-        self.split.map_or(Ok(()), |split| split.sum(self.device, &mut terms))?;
-        for (row, &part) in parts.iter().enumerate().take(terms.rows()) {
+        let num_blocks = self.decoder.sum_blocks().num_own();
+        let num_parts = terms.rows() / num_blocks;
+        let mut step = 1;
+        while step < num_blocks {
+            for left in (0..num_blocks).step_by(2 * step) {
+                let [left_rows, right] = terms.view_mut().split_rows((left + step) * num_parts);
+                let right = right.row_range(0..num_parts);
+                let left_rows = left_rows.row_range(left * num_parts..(left + 1) * num_parts);
+                ops::add(self.device, right.view(), left_rows)?;
+            }
+            step *= 2;
+        }
+        terms.truncate_rows(num_parts);
+        self.split.map_or(Ok(()), |split| split.sum(self.device, &mut terms, order))?;
+        for (row, &part) in parts.iter().enumerate().take(num_parts) {
             if let Some(dw) = gradients.get_mut(part) {
                 ops::add(self.device, terms.view().row_range(row..row + 1), dw)?;
             }

@@ -1,5 +1,6 @@
 //! Layout of a layer's parameters in its flat buffer, and the shards of a decoder.
 
+pub(crate) mod blocks;
 pub(crate) mod slice;
 mod stage;
 
@@ -298,6 +299,12 @@ impl ParamKind {
             Self::DeltaOutLoraB => "delta_out_lora_b",
             Self::DeltaOutMagnitude => "delta_out_magnitude",
         }
+    }
+
+    /// Returns whether tensor parallelism divides a matrix by columns: a projection back to the residual
+    /// stream.
+    pub(crate) fn is_divided_by_columns(self) -> bool {
+        matches!(self, Self::OutWeight | Self::DownWeight | Self::DeltaOutWeight)
     }
 
     /// Returns whether this is an operand of a product (or the token table) and so has a copy in

@@ -30,20 +30,29 @@ impl TensorParallelShard {
         len * self.index / self.count..len * (self.index + 1) / self.count
     }
 
+    /// Returns whether the ranks of the group hold blocks of a model's sums, so that the group computes
+    /// the bits of one rank.
+    pub fn keeps_bits(self) -> bool {
+        matches!(self.count, 1 | 2 | 4 | 8)
+    }
+
+    /// Returns which part of the tokens this rank holds between sharded regions. Ranks that keep bits
+    /// hold parts in bit-reversed order: a sum by pairs of ranks, neighbours first, then halves a
+    /// contiguous range of tokens at each level.
+    pub fn token_part(self) -> usize {
+        if self.keeps_bits() && self.count > 1 {
+            self.index.reverse_bits() >> (usize::BITS - self.count.ilog2())
+        } else {
+            self.index
+        }
+    }
+
     /// Returns the shard's spec: fewer heads, channels and tokens.
     ///
     /// # Errors
-    /// If key/value heads cannot be divided evenly, there are fewer channels or tokens than ranks,
-    /// or the head scores sequences.
+    /// If key/value heads cannot be divided evenly, or there are fewer channels or tokens than ranks.
     pub fn spec(self, whole: &DecoderSpec) -> Result<DecoderSpec> {
         let count = self.count;
-        if count > 1 && whole.head.is_score() {
-            return Err(ModelError::Invalid(
-                "a reward model cannot be divided among tensor-parallel ranks: leave compute.tensor out, and use compute.sharding \
-                 or compute.pipeline"
-                    .to_owned(),
-            ));
-        }
         let (heads, kv_heads) = (whole.attention.heads, whole.attention.kv_heads);
         let linear_heads = whole.linear_attention.as_ref().map(|linear| linear.shape.key_heads);
         let divides = |n: usize| {

@@ -8,8 +8,9 @@ use crate::support::{
 };
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Forest, MemoryKind, Prediction, Segment, Tensor};
+use tandem_model::spec::QkNorm;
 use tandem_model::{
-    BatchCapacity, Checkpointing, Decoder, FlatWeights, LayerExecutor, LayerId, ModelError,
+    BatchCapacity, Checkpointing, Decoder, FlatWeights, LayerExecutor, LayerId, ModelError, RankOrder,
     ResidentGradients, ResidentWeights, Result, TensorParallelOps, TensorParallelShard, init,
 };
 
@@ -29,10 +30,24 @@ fn split_over(
     forest: &Forest,
     d_log_prob: &[f32],
 ) -> (HeadScores, FlatWeights) {
-    let table = Table::new(count);
     let whole = Arc::new(golden.decoder.clone());
+    let read = |shard| read_shard(golden, &whole, shard);
+    split_whole(&whole, count, dtype, mode, forest, d_log_prob, &read)
+}
+
+/// As [`split`], of any decoder.
+fn split_whole(
+    whole: &Arc<Decoder>,
+    count: usize,
+    dtype: DType,
+    mode: Checkpointing,
+    forest: &Forest,
+    d_log_prob: &[f32],
+    read: &(dyn Fn(TensorParallelShard) -> (Device, Arc<Decoder>, FlatWeights) + Sync),
+) -> (HeadScores, FlatWeights) {
+    let table = Table::new(count);
     let rank = |index: usize| {
-        let (device, decoder, weights) = read_shard(golden, &whole, TensorParallelShard { index, count });
+        let (device, decoder, weights) = read(TensorParallelShard { index, count });
         let copy = (dtype != DType::F32)
             .then(|| weights.compute_copy(&decoder, &device, MemoryKind::Weights, dtype).unwrap());
         let mut source = ResidentWeights::new(&decoder, &weights, copy.as_ref());
@@ -44,15 +59,15 @@ fn split_over(
         (scores, flat)
     };
     let found = on_ranks(0..count, rank);
-    assert!(found.iter().all(|(scores, _)| *scores == found[0].0), "{}: ranks differ", golden.name);
-    let decoder = Decoder::sliced(&whole, TensorParallelShard { index: 0, count }).unwrap();
+    assert!(found.iter().all(|(scores, _)| *scores == found[0].0), "ranks of {count} differ");
+    let decoder = Decoder::sliced(whole, TensorParallelShard { index: 0, count }).unwrap();
     let device = Device::cpu(1, 64 << 20).unwrap();
-    let mut joined = FlatWeights::zeros(&whole, &device, MemoryKind::Gradients).unwrap();
+    let mut joined = FlatWeights::zeros(whole, &device, MemoryKind::Gradients).unwrap();
     for (layer, flat) in whole.layers().into_iter().zip(&mut joined.layers) {
         let index = whole.index(layer);
         let parts: Vec<f32> = found.iter().flat_map(|(_, layers)| layers[index].clone()).collect();
         decoder.join(layer, &parts, flat.view_mut().into_slice());
-        same_where_not_split(&whole, layer, &found.iter().map(|(_, l)| &l[index][..]).collect::<Vec<_>>());
+        same_where_not_split(whole, layer, &found.iter().map(|(_, l)| &l[index][..]).collect::<Vec<_>>());
     }
     (found[0].0.clone(), joined)
 }
@@ -117,10 +132,76 @@ fn a_split_decoder_scores_and_trains_like_the_whole_one() {
             let (scores, found) = split(&golden, count, DType::F32, Checkpointing::None);
             let what = format!("{name} on {count}");
             same_numbers(decoder, (&scores, &found), (&expected, &gradients), 0.0, &what);
+            if (TensorParallelShard { index: 0, count }).keeps_bits() {
+                assert_eq!(scores, expected, "{what}");
+                assert!(bits(&found) == bits(&gradients), "{what}: gradients differ");
+            }
             checked.push((name, count));
         }
     }
     assert!(checked.len() >= 9, "{checked:?}");
+}
+
+/// The golden's architecture with eight key/value heads, and weights drawn at random.
+fn with_eight_heads(golden: &Golden) -> Arc<Decoder> {
+    let mut spec = golden.decoder.spec().clone();
+    let attention = &mut spec.attention;
+    attention.heads = 8 * (attention.heads / attention.kv_heads);
+    attention.kv_heads = 8;
+    let (queries, keys) = (attention.query_width(), attention.kv_width());
+    if let Some(QkNorm::Full { .. }) = attention.qk_norm {
+        attention.qk_norm = Some(QkNorm::Full { queries, keys });
+    }
+    if let Some(linear) = &mut spec.linear_attention {
+        let shape = &mut linear.shape;
+        shape.value_heads = 8 * (shape.value_heads / shape.key_heads);
+        shape.key_heads = 8;
+    }
+    // Numbers that eight does not divide.
+    spec.mlp.width += 3;
+    spec.vocab_size += 5;
+    Arc::new(Decoder::new(spec, golden.decoder.positions()).unwrap())
+}
+
+#[test]
+fn any_number_of_ranks_that_keeps_bits_computes_those_of_one() {
+    for &name in all() {
+        let golden = Golden::new(name);
+        let whole = with_eight_heads(&golden);
+        let device = support::cpu();
+        let weights = init::init(&whole, &device, MemoryKind::Master, 3).unwrap();
+        let forest = golden.forest();
+        let d_log_prob = golden.forest_weights(&forest);
+        for dtype in [DType::F32, DType::Bf16] {
+            let mode = Checkpointing::Selective;
+            let (expected, gradients) = train(&device, &whole, &weights, dtype, mode, &forest, &d_log_prob);
+            for count in [2, 4, 8] {
+                let cut = |decoder: &Arc<Decoder>, device: &Device| {
+                    let mut part = FlatWeights::zeros(decoder, device, MemoryKind::Master).unwrap();
+                    for (layer, part) in decoder.layers().into_iter().zip(&mut part.layers) {
+                        let all = weights.layers[whole.index(layer)].view().as_slice();
+                        decoder.cut(layer, all, part.view_mut().into_slice());
+                    }
+                    part
+                };
+                let read = |shard| {
+                    let device = Device::cpu(1, 64 << 20).unwrap();
+                    let decoder = Decoder::sliced(&whole, shard).unwrap();
+                    let weights = cut(&decoder, &device);
+                    (device, decoder, weights)
+                };
+                let (scores, found) = split_whole(&whole, count, dtype, mode, &forest, &d_log_prob, &read);
+                let what = format!("{name} {dtype} on {count}");
+                assert_eq!(scores, expected, "{what}");
+                for ((tensor, found), (_, expected)) in
+                    tensors(&whole, &found).into_iter().zip(tensors(&whole, &gradients))
+                {
+                    let same = found.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
+                    assert!(same, "{what}: gradient of {tensor}");
+                }
+            }
+        }
+    }
 }
 
 /// A rank may hold no token, or none of those that are scored; or nothing may be.
@@ -147,6 +228,9 @@ fn tokens_need_not_divide_evenly() {
                     let what = format!("{name} on {count}, {len} tokens, {scored:?} of them scored");
                     // Where a token sees itself alone, the gradient of queries and keys is rounding.
                     same_numbers(decoder, (&scores, &found), (&expected, &gradients), 0.01, &what);
+                    if (TensorParallelShard { index: 0, count }).keeps_bits() {
+                        assert!(scores == expected && bits(&found) == bits(&gradients), "{what}");
+                    }
                 }
             }
         }
@@ -157,7 +241,7 @@ fn tokens_need_not_divide_evenly() {
 struct Dry;
 
 impl TensorParallelOps for Dry {
-    fn sum(&self, _: &Device, _: &mut Tensor) -> Result<()> {
+    fn sum(&self, _: &Device, _: &mut Tensor, _: RankOrder) -> Result<()> {
         Ok(())
     }
 
@@ -165,7 +249,11 @@ impl TensorParallelOps for Dry {
         Ok(())
     }
 
-    fn sum_rows(&self, _: &Device, _: &mut Tensor, _: &[usize]) -> Result<()> {
+    fn gather_tokens(&self, _: &Device, _: &mut Tensor, _: &[usize]) -> Result<()> {
+        Ok(())
+    }
+
+    fn sum_tokens(&self, _: &Device, _: &mut Tensor, _: &[usize]) -> Result<()> {
         Ok(())
     }
 

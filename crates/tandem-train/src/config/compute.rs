@@ -46,6 +46,11 @@ keys! {
         /// Sum of gradients over micro-batches and ranks. `"exact"`: in fixed point, with the same
         /// bits on any number of ranks. `"fast"`: in f32, with half the memory and traffic.
         reduction: SumForm = choice(SumForm::NAMES).or(SumForm::Exact),
+        /// Sums over heads, channels and vocabulary in the blocks and the order that give the same
+        /// bits for `tensor` of 1, 2, 4 and 8. `false` spares some percent of a step of models with
+        /// an even number of key/value heads: see
+        /// [ranks.md](ranks.md#the-same-bits-with-slices). Runs with an adapter use no blocks.
+        sum_blocks: bool = boolean().or(true),
         /// State divided among the ranks. `"ddp"`: none. `"zero1"`: optimiser states. `"zero2"`:
         /// these and gradients. `"zero3"`: these and weights. The numbers are the same.
         sharding: Sharding = choice(Sharding::NAMES).or(Sharding::Ddp).free(),
@@ -55,9 +60,9 @@ keys! {
         replicate: usize = integer(1..=1 << 20).or(1).free(),
         /// Tensor parallelism: neighbouring ranks that split heads, feed-forward channels and
         /// vocabulary of one model, and between these its tokens. It must divide the number of
-        /// ranks and the model's key/value heads. Loss and gradient norm are within 1e-5 of one
-        /// rank's (with `train.optimizer_state = "f32"`), not bit-equal: see
-        /// [ranks.md](ranks.md#slices-of-a-model).
+        /// ranks and the model's key/value heads. 2, 4 and 8 give the bits of one rank (with
+        /// `reduction = "exact"`, `sum_blocks` and states in f32 or bf16, on CPUs); other numbers give
+        /// loss and gradient norm within 1e-5: see [ranks.md](ranks.md#slices-of-a-model).
         tensor: usize = integer(1..=MAX_RANKS as u64)
             .unless(|tensor: &usize| (*tensor > 1 && has_adapter).then(|| {
                 "adapters do not support tensor parallelism yet; use compute.sharding or compute.pipeline".to_owned()

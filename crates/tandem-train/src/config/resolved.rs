@@ -4,8 +4,11 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::Config;
+use tandem_kernels::StateForm;
+use tandem_model::TensorParallelShard;
+
 use super::keys::{Keys, Resume, Table, Written};
+use super::{Config, SumForm};
 
 /// First line of the `config.toml` of a run. Only a file with this line may use former names of keys,
 /// so that a run of an older version can be resumed.
@@ -67,6 +70,7 @@ impl Config {
         let value = |config: &BTreeMap<String, Written>, key: &String| {
             config.get(key).map(|written| written.value.to_string())
         };
+        let slices_keep_bits = [self, saved].iter().all(|config| config.slices_keep_bits());
         let change = |key: &String| Change {
             key: key.clone(),
             saved: value(&old, key),
@@ -74,9 +78,19 @@ impl Config {
             alters_run: [&old, &new]
                 .iter()
                 .filter_map(|config| config.get(key))
-                .all(|w| w.resume == Resume::Alters),
+                .all(|w| w.resume == Resume::Alters)
+                && !(key == "compute.tensor" && slices_keep_bits),
         };
         keys.into_iter().map(change).filter(|change| change.saved != change.now).collect()
+    }
+
+    /// Returns whether the bits of the run are those of one tensor-parallel rank.
+    fn slices_keep_bits(&self) -> bool {
+        let shard = TensorParallelShard { index: 0, count: self.compute.tensor };
+        shard.keeps_bits()
+            && self.compute.reduction == SumForm::Exact
+            && self.compute.sum_blocks
+            && self.train.optimizer_state != StateForm::EightBit
     }
 
     fn flat(&self) -> BTreeMap<String, Written> {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use tandem_comm::{CollectiveBuffer, ProcessGroup, Reduction};
 use tandem_kernels::exact::{FixedPointSum, limit};
-use tandem_kernels::ops::{Gradient, SQUARES_BLOCK};
+use tandem_kernels::ops::Gradient;
 use tandem_kernels::{DType, Device, MemoryKind, Tensor, ops};
 use tandem_model::{
     Decoder, GradientSink, LayerGradients, LayerId, LayerLayout, ParamSpec, Result as ModelResult,
@@ -46,8 +46,6 @@ pub struct Accumulator {
     limit: f32,
     /// Per layer: elements whose squares this rank sums for the norm.
     counted: Vec<Vec<Range<usize>>>,
-    /// Sums of squares of every block of every layer.
-    squares: Vec<f64>,
 }
 
 pub(super) enum Sums {
@@ -99,7 +97,7 @@ impl Accumulator {
         let sharded = sharded.filter(|group| group.size() > 1);
         let layers = 0..partition.num_layers();
         let lengths = layers.clone().map(|layer| partition.len(layer));
-        let longest = lengths.clone().max().unwrap_or(0);
+        let longest = lengths.max().unwrap_or(0);
         let held = layers.map(|layer| match sharded {
             Some(_) => partition.owned(layer).len(),
             None => partition.len(layer),
@@ -127,7 +125,6 @@ impl Accumulator {
         };
         let sharded = sharded.map(reducer).transpose()?;
         let begun = vec![false; partition.num_layers()];
-        let squares = vec![0.0; lengths.map(|len| len.div_ceil(SQUARES_BLOCK)).sum()];
         let (device, home) = (device.clone(), home.clone());
         let counted = decoder.layers().into_iter().map(|layer| counted(&decoder, layer)).collect();
         Ok(Self {
@@ -142,7 +139,6 @@ impl Accumulator {
             begun,
             limit: 0.0,
             counted,
-            squares,
         })
     }
 
@@ -212,48 +208,19 @@ impl Accumulator {
         if self.sharded.is_some() { held } else { held.range(self.partition.owned(index)) }
     }
 
-    fn norm(&mut self, mesh: &mut DeviceMesh) -> Result<f64> {
-        let mut squares = std::mem::take(&mut self.squares);
-        squares.fill(0.0);
-        let (mut parts, mut places, mut first) = (Vec::new(), Vec::new(), 0);
-        for index in 0..self.begun.len() {
-            for range in &self.counted[index] {
-                self.cut(index, range, |part, block| {
-                    places.extend((0..part.len().div_ceil(SQUARES_BLOCK)).map(|next| first + block + next));
-                    parts.push(part);
-                });
+    fn norm(&self, mesh: &mut DeviceMesh) -> Result<f64> {
+        let mut parts = Vec::new();
+        for (index, ranges) in self.counted.iter().enumerate() {
+            let (owned, gradient) = (self.partition.owned(index), self.owned(index));
+            for range in ranges {
+                let (start, end) = (range.start.max(owned.start), range.end.min(owned.end));
+                if start < end {
+                    parts.push(gradient.range(start - owned.start..end - owned.start));
+                }
             }
-            first += self.partition.len(index).div_ceil(SQUARES_BLOCK);
         }
-        let mut blocks = vec![0.0; places.len()];
-        ops::block_squares(&self.home, &parts, &mut blocks)?;
-        for (place, block) in places.into_iter().zip(blocks) {
-            squares[place] += block;
-        }
-        if self.partition.is_divided() {
-            mesh.shard().all_reduce(&mut squares, Reduction::Sum)?;
-        }
-        let sum = match mesh.stages() {
-            Some(stages) => stages.sum_in_order(squares.iter().copied())?,
-            None => squares.iter().sum(),
-        };
-        self.squares = squares;
-        Ok(mesh.sum_of_slices(sum)?.sqrt())
-    }
-
-    /// Calls `each` with this rank's parts of a range, cut at block borders, and their first block,
-    /// so that sums do not depend on ownership.
-    fn cut<'a>(&'a self, index: usize, range: &Range<usize>, mut each: impl FnMut(Gradient<'a>, usize)) {
-        let owned = self.partition.owned(index);
-        let gradient = self.owned(index);
-        let (mut start, end) = (range.start.max(owned.start), range.end.min(owned.end));
-        while start < end {
-            let (block, whole_blocks) = (start / SQUARES_BLOCK, end / SQUARES_BLOCK * SQUARES_BLOCK);
-            let is_whole = start.is_multiple_of(SQUARES_BLOCK) && start < whole_blocks;
-            let stop = if is_whole { whole_blocks } else { end.min((block + 1) * SQUARES_BLOCK) };
-            each(gradient.range(start - owned.start..stop - owned.start), block);
-            start = stop;
-        }
+        let own = ops::block_squares(&self.home, &parts)?;
+        Ok(mesh.sum_squares(own, self.partition.is_divided())?.value().sqrt())
     }
 }
 
@@ -261,8 +228,8 @@ impl Accumulator {
 pub struct ReducedGradients<'a>(&'a mut Accumulator);
 
 impl ReducedGradients<'_> {
-    /// The gradient's global L2 norm; not finite if an element is not. The blocks are added in one
-    /// order on every rank, from stage to stage, then the slices.
+    /// The gradient's global L2 norm; not finite if an element is not. Squares are added as integers, so
+    /// the bits do not depend on the division of the gradient.
     pub fn norm(self, mesh: &mut DeviceMesh) -> Result<f64> {
         self.0.norm(mesh)
     }

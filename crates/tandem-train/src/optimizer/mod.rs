@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use tandem_kernels::ops::{self, AdamW, RmsProp};
-use tandem_kernels::{AdamMoment, Device, MemoryKind, States, StochasticRounding};
+use tandem_kernels::{AdamMoment, Device, MemoryKind, StateForm, States, StochasticRounding};
 use tandem_model::{Decoder, LayerId, LayerLayout, ParamKind, ParamSpec};
 
 use crate::Result;
@@ -41,8 +41,11 @@ struct Run {
     range: Range<usize>,
     layer: LayerId,
     part: ParamKind,
-    /// The first one's place in the parameter.
+    /// The first one's place in the whole parameter.
     first: usize,
+    /// Of a tensor-parallel shard by columns: their number, the whole matrix's, and the elements of the
+    /// shard before the first one; `first` is then the shard's first.
+    columns: Option<[usize; 3]>,
     decays: bool,
 }
 
@@ -54,7 +57,11 @@ impl Run {
             LayerId::Head => 1,
             LayerId::Block(index) => 2 + index as u64,
         };
-        StochasticRounding::new(&[update, layer, self.part as u64, moment as u64], self.first)
+        let dither = StochasticRounding::new(&[update, layer, self.part as u64, moment as u64], self.first);
+        match self.columns {
+            Some([width, stride, skipped]) => dither.in_columns(width, stride, skipped),
+            None => dither,
+        }
     }
 }
 
@@ -83,7 +90,13 @@ impl Optimizer {
             },
             second: zeros(AdamMoment::Second)?,
             runs: layers
-                .map(|(index, layer)| runs(layer, decoder.trained(layer), &partition.owned(index)))
+                .map(|(index, layer)| {
+                    let owned = partition.owned(index);
+                    match config.optimizer_state {
+                        StateForm::Bf16 => runs_of_whole(decoder, layer, &owned),
+                        StateForm::F32 | StateForm::EightBit => runs(layer, decoder.trained(layer), &owned),
+                    }
+                })
                 .collect(),
             partition,
         })
@@ -190,8 +203,41 @@ fn runs(layer: LayerId, layout: &LayerLayout, owned: &Range<usize>) -> Vec<Run> 
             layer,
             part: param.part,
             first: start - param.offset,
+            columns: None,
             decays: param.decay,
         })
     };
     layout.params.iter().filter_map(run).collect()
+}
+
+/// [`runs`] that know their places in the whole parameters, of which a tensor-parallel shard has some
+/// rows or columns.
+fn runs_of_whole(decoder: &Decoder, layer: LayerId, owned: &Range<usize>) -> Vec<Run> {
+    let mut runs = Vec::new();
+    for (whole, own) in decoder.whole().trained(layer).params.iter().zip(&decoder.trained(layer).params) {
+        let mut add = |place: Range<usize>, first: usize, columns: Option<[usize; 2]>| {
+            let (start, end) = (place.start.max(owned.start), place.end.min(owned.end));
+            if start < end {
+                let skipped = start - place.start;
+                runs.push(Run {
+                    range: start..end,
+                    layer,
+                    part: own.part,
+                    first: if columns.is_some() { first } else { first + skipped },
+                    columns: columns.map(|[width, stride]| [width, stride, skipped]),
+                    decays: own.decay,
+                });
+            }
+        };
+        let columns = decoder.columns(whole);
+        if columns.len() < whole.cols {
+            add(own.range(), columns.start, Some([columns.len(), whole.cols]));
+            continue;
+        }
+        for run in decoder.runs(whole) {
+            let start = own.offset + run.start;
+            add(start..start + run.whole.len(), run.whole.start, None);
+        }
+    }
+    runs
 }

@@ -10,15 +10,22 @@ use tandem_kernels::{DType, Device, Remote, Tensor, bf16};
 
 /// A whole tensor of `device`'s.
 pub fn tensor<'a>(device: &'a Device, x: &'a mut Tensor) -> CollectiveBuffer<'a> {
-    let (len, dtype) = (x.view().len(), x.dtype());
+    let all = 0..x.rows();
+    rows(device, x, all)
+}
+
+/// Neighbouring rows of a tensor of `device`'s.
+pub(crate) fn rows<'a>(device: &'a Device, x: &'a mut Tensor, rows: Range<usize>) -> CollectiveBuffer<'a> {
+    let dtype = x.dtype();
+    let view = x.view_mut().row_range(rows);
     let kind = match dtype {
         DType::F32 => ElementKind::F32,
         DType::Bf16 => ElementKind::Bf16,
     };
     match (device, dtype) {
-        (Device::Cpu(_), DType::F32) => x.view_mut().into_slice::<f32>().into(),
-        (Device::Cpu(_), DType::Bf16) => x.view_mut().into_slice::<bf16>().into(),
-        _ => elsewhere(kind, len, Remote::from_view(device, x.view_mut())),
+        (Device::Cpu(_), DType::F32) => view.into_slice::<f32>().into(),
+        (Device::Cpu(_), DType::Bf16) => view.into_slice::<bf16>().into(),
+        _ => elsewhere(kind, view.len(), Remote::from_view(device, view)),
     }
 }
 

@@ -8,19 +8,15 @@
 //! shard groups that hold the same part are its *replicas*. Without a tensor or pipeline axis all
 //! ranks are one data group, and without a replicate axis a data group is one shard group.
 
-use std::cell::RefCell;
 use std::sync::Arc;
 
 use tandem_comm::{ProcessGroup, Reduction};
-use tandem_kernels::{Device, Tensor};
-use tandem_model::{
-    Decoder, LayerId, ModelFolder, PipelineStage, Result as ModelResult, TensorParallelOps,
-    TensorParallelShard,
-};
+use tandem_kernels::SquareSum;
+use tandem_model::{Decoder, LayerId, ModelFolder, PipelineStage, TensorParallelOps, TensorParallelShard};
 
 use crate::config::{ComputeConfig, Config};
-use crate::error::lost;
-use crate::parallel::{PipelineGroup, collective_buffer};
+use crate::parallel::PipelineGroup;
+use crate::parallel::tensor_group::TensorGroup;
 use crate::{Result, TrainError, recipe};
 
 /// All ranks, and this one's groups among them.
@@ -46,9 +42,6 @@ struct Hybrid {
     replicas: ProcessGroup,
 }
 
-/// The ranks that hold the slices of one stage of a model.
-struct TensorGroup(RefCell<ProcessGroup>);
-
 impl DeviceMesh {
     /// Divides the ranks as `compute` says: `tensor` neighbours hold the slices of a stage,
     /// `pipeline` times as many a model, and there are `replicate` times as many models in parts.
@@ -63,10 +56,9 @@ impl DeviceMesh {
             None
         } else {
             let data = world.split_by(|rank| rank % of_model)?;
-            let tensor = if slices > 1 { Some(world.split_by(|rank| rank / slices)?) } else { None };
+            let tensor = if slices > 1 { Some(TensorGroup::new(&mut world, slices)?) } else { None };
             let pipeline = |rank: usize| rank / of_model * slices + rank % slices;
             let stages = if stages > 1 { Some(PipelineGroup::new(world.split_by(pipeline)?)) } else { None };
-            let tensor = tensor.map(|group| TensorGroup(RefCell::new(group)));
             Some(Axes { data, tensor, stages })
         };
         let mut mesh = Self { world, axes, hybrid: None };
@@ -164,10 +156,7 @@ impl DeviceMesh {
 
     /// Which slice this rank holds.
     pub fn slice(&self) -> TensorParallelShard {
-        self.tensor().map_or(TensorParallelShard::WHOLE, |tensor| {
-            let tensor = tensor.0.borrow();
-            TensorParallelShard { index: tensor.rank(), count: tensor.size() }
-        })
+        self.tensor().map_or(TensorParallelShard::WHOLE, TensorGroup::shard)
     }
 
     /// Which stage this rank holds.
@@ -189,15 +178,24 @@ impl DeviceMesh {
         self.slice().index == 0 && self.stage().is_last()
     }
 
-    /// Sums a value over the tensor group in the order of slices: the same bits on all
-    /// of them.
-    pub fn sum_of_slices(&self, own: f64) -> Result<f64> {
-        let Some(split) = self.split() else { return Ok(own) };
-        let TensorParallelShard { index, count } = self.slice();
-        let mut each = vec![0.0; count];
-        each[index] = own;
-        split.gather(&mut each)?;
-        Ok(each.iter().sum())
+    /// Sums squares over the ranks that hold parts of a model: those of a shard group if that is
+    /// divided, the stages, and the slices.
+    pub fn sum_squares(&mut self, own: SquareSum, is_divided: bool) -> Result<SquareSum> {
+        let (mut integers, mut large) = (own.to_integers(), [own.large()]);
+        if is_divided {
+            let shard = self.shard();
+            shard.all_reduce(&mut integers, Reduction::Sum)?;
+            shard.all_reduce(&mut large, Reduction::Sum)?;
+        }
+        if let Some(stages) = self.stages() {
+            stages.all_reduce(&mut integers)?;
+            stages.all_reduce(&mut large)?;
+        }
+        if let Some(tensor) = self.tensor() {
+            tensor.all_reduce(&mut integers)?;
+            tensor.all_reduce(&mut large)?;
+        }
+        Ok(SquareSum::from_integers(integers, large[0]))
     }
 
     /// The fingerprint of a whole model from those of the layers that this rank owns: the same for
@@ -213,14 +211,14 @@ impl DeviceMesh {
         let own = blake3::hash(&layers);
         let Some(tensor) = self.tensor() else { return Ok(own) };
         let counts = vec![EACH; self.slice().count];
-        Ok(blake3::hash(&tensor.0.borrow_mut().gather(own.as_bytes(), &counts)?))
+        Ok(blake3::hash(&tensor.gather_all(own.as_bytes(), &counts)?))
     }
 
     /// A whole layer, in place of this rank's slice of it. The ranks of a tensor group call this
     /// together.
     pub fn join(&self, decoder: &Decoder, layer: LayerId, flat: &mut Vec<f32>) -> Result<()> {
         let Some(tensor) = self.tensor() else { return Ok(()) };
-        let parts = tensor.0.borrow_mut().gather(flat, &decoder.slice_lengths(layer))?;
+        let parts = tensor.gather_all(flat, &decoder.slice_lengths(layer))?;
         flat.clear();
         flat.resize(decoder.whole().layout(layer).len, 0.0);
         decoder.join(layer, &parts, flat);
@@ -232,39 +230,6 @@ impl DeviceMesh {
     pub fn sends_to_rank_zero(&self) -> bool {
         self.world.rank() < self.slice().count * self.stage().count
     }
-}
-
-impl TensorParallelOps for TensorGroup {
-    fn sum(&self, device: &Device, x: &mut Tensor) -> ModelResult<()> {
-        self.0
-            .borrow_mut()
-            .all_reduce_numbers(collective_buffer::tensor(device, x), Reduction::Sum)
-            .map_err(lost)
-    }
-
-    fn gather_rows(&self, device: &Device, x: &mut Tensor, counts: &[usize]) -> ModelResult<()> {
-        let counts = elements(x, counts);
-        self.0.borrow_mut().all_gather_numbers(collective_buffer::tensor(device, x), &counts).map_err(lost)
-    }
-
-    fn sum_rows(&self, device: &Device, x: &mut Tensor, counts: &[usize]) -> ModelResult<()> {
-        let (counts, sum) = (elements(x, counts), Reduction::Sum);
-        self.0
-            .borrow_mut()
-            .reduce_scatter_numbers(collective_buffer::tensor(device, x), &counts, sum)
-            .map_err(lost)
-    }
-
-    fn gather(&self, numbers: &mut [f64]) -> ModelResult<()> {
-        let mut group = self.0.borrow_mut();
-        let counts = vec![numbers.len() / group.size(); group.size()];
-        group.all_gather(numbers, &counts).map_err(lost)
-    }
-}
-
-/// How many elements of `x` each rank has, by how many rows.
-fn elements(x: &Tensor, rows: &[usize]) -> Vec<usize> {
-    rows.iter().map(|rows| rows * x.cols()).collect()
 }
 
 /// Refuses ranks that cannot be divided as the config asks, and a model whose layers cannot be:

@@ -3,13 +3,14 @@
 //!
 //! [`mesh`] divides the ranks into process groups. [`Partition`] says which part of a layer a rank
 //! owns. `stages` carries the residual stream between pipeline stages; `pipeline` is the order
-//! of their micro-batches. [`collective_buffer`] hands device memory to collectives.
+//! of their micro-batches. `tensor_group` sums over the slices. [`collective_buffer`] hands device memory to collectives.
 
 pub mod collective_buffer;
 pub mod mesh;
 mod partition;
 pub(crate) mod pipeline;
 pub(crate) mod stages;
+mod tensor_group;
 
 pub use mesh::DeviceMesh;
 pub use partition::Partition;

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::ops::AddAssign;
 
-use tandem_comm::{Element, ElementKind, ProcessGroup};
+use tandem_comm::{Element, ElementKind, ProcessGroup, Reduction};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Extent, Forest, MemoryKind, Tensor};
 use tandem_model::{
@@ -78,21 +78,9 @@ impl PipelineGroup {
         Ok(())
     }
 
-    /// The sum of numbers that the stages hold, added one by one in the order of stages: the same
-    /// bits as if one rank held them all, on every stage.
-    pub fn sum_in_order(&self, numbers: impl Iterator<Item = f64>) -> Result<f64> {
-        let PipelineStage { index, count } = self.own();
-        let mut group = self.0.borrow_mut();
-        let mut sum = [0.0];
-        if index > 0 {
-            group.recv(index - 1, &mut sum)?;
-        }
-        sum = [numbers.fold(sum[0], |sum, number| sum + number)];
-        if index + 1 < count {
-            group.send(index + 1, &sum)?;
-        }
-        group.broadcast(&mut sum, count - 1)?;
-        Ok(sum[0])
+    /// Sums over all stages numbers whose sum has no order.
+    pub fn all_reduce<T: Element>(&self, numbers: &mut [T]) -> Result<()> {
+        Ok(self.0.borrow_mut().all_reduce(numbers, Reduction::Sum)?)
     }
 
     /// Broadcasts from the last stage.

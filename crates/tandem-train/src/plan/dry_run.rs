@@ -73,7 +73,9 @@ pub fn reference_pass(
 
 /// Collective calls of rank `rank` of `num_ranks` in the first step: group index and call. Group 0
 /// is the world. With a tensor or pipeline axis, group 1 is the data group. With a tensor axis,
-/// [`TENSOR_GROUP`] is the tensor group; the next is the pipeline group, if that axis exists.
+/// [`TENSOR_GROUP`] is the tensor group. Groups of more than two slices that [keep
+/// bits](tandem_model::TensorParallelShard::keeps_bits) have a group of two ranks for each level of
+/// their sums. The next is the pipeline group, if that axis exists.
 /// Further groups divide the data group: with a replicate axis first the shard group and the
 /// replicas.
 pub fn calls(

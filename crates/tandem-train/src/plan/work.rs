@@ -43,9 +43,14 @@ impl StepCost {
         let sent = |(group, call): (usize, Call)| {
             let members = log.members(group);
             let (first, last) = (members[0], members[members.len() - 1]);
+            // The tensor group, and the pairs of ranks within it.
+            let of_slices = || {
+                let tensor = log.members(TENSOR_GROUP);
+                group >= TENSOR_GROUP && members.len() > 1 && members.iter().all(|rank| tensor.contains(rank))
+            };
             let (span, to) = match call.operation {
                 Operation::Send { to } => ((rank.min(members[to]), rank.max(members[to])), Topology::Stages),
-                _ if has_slices && group == TENSOR_GROUP => ((first, last), Topology::Slices),
+                _ if has_slices && of_slices() => ((first, last), Topology::Slices),
                 _ => ((first, last), Topology::Data),
             };
             Sent { bytes: call.bytes_sent(members.len()), span, beside: log.is_apart(group), to }

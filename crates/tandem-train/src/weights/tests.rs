@@ -292,11 +292,8 @@ fn a_reduction_is_under_way_until_the_next_layer_and_a_lost_rank_is_missed_there
         for sums in &mut both {
             assert!(sums.reduce(&mut DeviceMesh::alone()).is_ok());
             for (index, found) in found.iter_mut().enumerate() {
-                let mut squares = vec![0.0; decoder.layout(layers[index]).len];
-                let blocks =
-                    &mut squares[..sums.owned(index).len().div_ceil(tandem_kernels::ops::SQUARES_BLOCK)];
-                tandem_kernels::ops::block_squares(&device, &[sums.owned(index)], blocks).unwrap();
-                *found += blocks.iter().sum::<f64>();
+                let squares = tandem_kernels::ops::block_squares(&device, &[sums.owned(index)]).unwrap();
+                *found += squares.value();
             }
         }
         let of = |layer, value: f64| decoder.layout(layer).params[0].len() as f64 * value * value;

@@ -72,7 +72,7 @@ impl<'a> Tiles<'a> {
 
 /// Computes the gradients; `sums` is `[parts · T, 2·K·d]` f32.
 pub(crate) fn backward(cpu: &Cpu, call: AttentionBackward, mut sums: ViewMut) {
-    let AttentionBackward { q, k, v, out, log_sum_exp, d_out, forest, shape, dq, dk, dv } = call;
+    let AttentionBackward { q, k, v, out, log_sum_exp, d_out, forest, shape, dq, dk, dv, .. } = call;
     let on_tiles = cpu.isa().has_tiles_of(q.dtype());
     let layout = Layout::new(shape, on_tiles);
     let len = match on_tiles {

@@ -155,6 +155,10 @@ impl Pending {
                         second = _mm512_add_ps(second, upper);
                     }
                 }
+                for add in tile.more.of_row(row) {
+                    first = _mm512_add_ps(first, _mm512_maskz_loadu_ps(left, add));
+                    second = _mm512_add_ps(second, _mm512_maskz_loadu_ps(right, add.wrapping_add(SIDE)));
+                }
                 if !tile.bias.is_null() {
                     let bias = tile.bias;
                     first = _mm512_add_ps(first, _mm512_maskz_loadu_ps(left, bias));

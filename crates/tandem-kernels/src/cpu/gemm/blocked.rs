@@ -15,6 +15,7 @@ use super::kernel::{Add, Kernel, Out, Panels, Tile};
 use super::level::Level;
 use super::{Product, Term};
 use crate::cpu::{Cpu, scratch};
+use crate::ops::gemm::Addends;
 use crate::{DType, bf16};
 
 /// Words of the second factor packed at once, for the last-level cache.
@@ -74,6 +75,16 @@ impl Depth {
         let (lanes, tail) = (lanes(elements), lanes(tail));
         let blocks = if lanes <= K::WHOLE { 1 } else { lanes.div_ceil(K::BLOCK) };
         Self { lanes, blocks, block: lanes.div_ceil(blocks).next_multiple_of(K::GROUP), tail }
+    }
+
+    /// Divides k as [`Depth::new`], into ranges of elements that are one block each.
+    pub(super) fn pieces<K: Kernel>(elements: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+        let depth = Self::new::<K>(elements.len(), 0);
+        (0..depth.blocks).map(move |block| {
+            let lanes = depth.lanes(block..block + 1);
+            let at = |lane: usize| elements.end.min(elements.start + lane * K::DEPTH);
+            at(lanes.start)..at(lanes.end)
+        })
     }
 
     pub(super) fn lanes(&self, blocks: Range<usize>) -> Range<usize> {
@@ -346,11 +357,13 @@ impl Task<'_> {
             }
         };
         let bias = if is_first { product.bias_at(result_column) } else { std::ptr::null() };
+        let more = if is_first { product.addends.at(result_row, result_column) } else { Addends::NONE };
         Tile {
             rows: K::ROWS.min(self.rows.len() - row),
             cols: K::COLUMNS.min(self.columns.end - column),
             add,
             add_stride,
+            more,
             bias,
             out,
             out_stride,

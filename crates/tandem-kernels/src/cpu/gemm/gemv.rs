@@ -171,6 +171,9 @@ unsafe fn put(product: &Product, row: usize, column: usize, dot: f32) {
             Add::F32(add) => sum += *add,
             Add::Bf16(add) => sum += Element::to_f32(*add),
         }
+        for add in product.addends.at(row, column).of_row(0) {
+            sum += *add;
+        }
         if !bias.is_null() {
             sum += *bias;
         }

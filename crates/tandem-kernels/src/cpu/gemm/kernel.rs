@@ -8,6 +8,7 @@ use super::Operand;
 use super::lanes::Lanes;
 use super::pack::pack;
 use crate::cpu::vector::Vector;
+use crate::ops::gemm::Addends;
 use crate::{Element, bf16};
 
 /// Panels to pack: a part of a factor, and its destination.
@@ -162,6 +163,8 @@ pub(super) struct Tile {
     /// Added to the tile: the old result or the residual. Rows are `add_stride` apart.
     pub add: Add,
     pub add_stride: usize,
+    /// Partial sums added in turn after `add`.
+    pub more: Addends,
     /// One number per column, added to every row, if not null.
     pub bias: *const f32,
     pub out: Out,
@@ -262,9 +265,15 @@ impl Tile {
         if let Add::F32(add) = self.add
             && !std::ptr::addr_eq(add, out)
         {
-            for i in rows {
+            for i in rows.clone() {
                 prefetch(add.wrapping_add(i * self.add_stride).cast());
                 prefetch(add.wrapping_add(i * self.add_stride + self.cols - 1).cast());
+            }
+        }
+        for i in rows {
+            for add in self.more.of_row(i) {
+                prefetch(add.cast());
+                prefetch(add.wrapping_add(self.cols - 1).cast());
             }
         }
     }
@@ -290,6 +299,9 @@ impl Tile {
         unsafe {
             // Never read if nothing is added.
             let none = std::ptr::null::<f32>();
+            if !self.more.is_empty() {
+                return self.write_sums::<V, E>(values, out);
+            }
             match (self.add, !self.bias.is_null()) {
                 (Add::Nothing, false) => self.write::<V, E, f32, false, false>(values, none, out),
                 (Add::Nothing, true) => self.write::<V, E, f32, false, true>(values, none, out),
@@ -297,6 +309,28 @@ impl Tile {
                 (Add::F32(add), true) => self.write::<V, E, f32, true, true>(values, add, out),
                 (Add::Bf16(add), false) => self.write::<V, E, bf16, true, false>(values, add, out),
                 (Add::Bf16(add), true) => self.write::<V, E, bf16, true, true>(values, add, out),
+            }
+        }
+    }
+
+    /// Computes `out = values + more … + bias`.
+    #[inline(always)]
+    unsafe fn write_sums<V: Lanes, E: Element>(&self, values: *const f32, out: *mut E) {
+        debug_assert!(matches!(self.add, Add::Nothing), "partial sums are all addends");
+        for i in 0..self.rows {
+            for first in (0..self.cols).step_by(V::LANES) {
+                let count = V::LANES.min(self.cols - first);
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let mut sum = V::load(values.add(i * MOST_COLUMNS + first), V::LANES);
+                    for add in self.more.of_row(i) {
+                        sum = sum.add(V::load(add.add(first), count));
+                    }
+                    if !self.bias.is_null() {
+                        sum = sum.add(V::load(self.bias.add(first), count));
+                    }
+                    sum.put(out.add(i * self.out_stride + first), count);
+                }
             }
         }
     }

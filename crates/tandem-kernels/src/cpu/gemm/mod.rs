@@ -3,7 +3,7 @@
 //! [`gemv`] takes few rows (decoding), limited by reading the matrix, on devices made for that: its
 //! sums have another order. [`skinny`] takes GEMMs with a dimension as short as an adapter's rank.
 //! [`blocked`] takes the rest, limited by arithmetic. In the last two, the bits of a row do not
-//! depend on the number of rows.
+//! depend on the number of rows. [`tree`] cuts a sum into blocks of k that ranks can divide.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -16,6 +16,7 @@ mod pack;
 mod skinny;
 #[cfg(target_arch = "x86_64")]
 mod skinny_tiles;
+mod tree;
 
 use super::convert::accumulate;
 use super::rows::RowsMut;
@@ -48,7 +49,7 @@ impl Product<'_> {
             return;
         }
         let is_of_few_rows = cpu.for_few_rows && gemv::takes(&self);
-        if !is_of_few_rows && skinny::run(cpu, &mut self) {
+        if !is_of_few_rows && self.divided().is_none() && skinny::run(cpu, &mut self) {
             return;
         }
         match (cpu.isa(), self.a.dtype()) {
@@ -69,6 +70,13 @@ impl Product<'_> {
     }
 
     fn run_on<L: level::Level>(&self, cpu: &Cpu, is_of_few_rows: bool) {
+        match self.divided() {
+            Some(tree) => tree::run::<L>(cpu, self, tree, is_of_few_rows),
+            None => self.run_undivided::<L>(cpu, is_of_few_rows),
+        }
+    }
+
+    fn run_undivided<L: level::Level>(&self, cpu: &Cpu, is_of_few_rows: bool) {
         if is_of_few_rows {
             gemv::run::<L>(cpu, self);
         } else {

@@ -44,7 +44,8 @@ impl SkinnyAxis {
         let (m, n) = product.c.shape();
         let k = product.a.depth();
         let (a, b) = (product.a.is_transposed(), product.b.is_transposed());
-        if product.bias.is_some() || product.residual.is_some() || k == 0 {
+        // A sharded matrix may be short on one rank and long on another.
+        if product.is_sharded || product.bias.is_some() || product.residual.is_some() || k == 0 {
             return None;
         }
         let of_pairs = product.a.dtype() == DType::Bf16 && isa >= Isa::Avx512Bf16;
@@ -84,7 +85,7 @@ pub(super) fn run(cpu: &Cpu, product: &mut Product) -> bool {
     }));
     if let Some(Term { a, b }) = product.term {
         let c = product.c.reborrow();
-        Product { a, b, term: None, c, accumulate: true, bias: None, residual: None }.run(cpu);
+        Product::plain(a, b, c, true).run(cpu);
     }
     true
 }

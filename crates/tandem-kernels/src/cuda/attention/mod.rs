@@ -102,7 +102,7 @@ pub(crate) fn forward(cuda: &Cuda, operands: Attention) -> Result<()> {
 }
 
 pub(crate) fn backward(cuda: &Cuda, operands: AttentionBackward, scratch: ViewMut) -> Result<()> {
-    let AttentionBackward { q, k, v, out, log_sum_exp, d_out, forest, shape, dq, dk, dv } = operands;
+    let AttentionBackward { q, k, v, out, log_sum_exp, d_out, forest, shape, dq, dk, dv, .. } = operands;
     let call = Call::new(cuda, q, forest, shape)?;
     let (delta, dq, dk, dv) = (scratch.view(), dq.view(), dk.view(), dv.view());
     sums_of_rows(cuda, out, d_out, shape, delta)?;

@@ -127,6 +127,11 @@ __device__ __forceinline__ double warp_sum(double x) {
     for (int by = WARP / 2; by > 0; by /= 2) x += __shfl_xor_sync(ALL, x, by);
     return x;
 }
+__device__ __forceinline__ long long warp_sum(long long x) {
+#pragma unroll
+    for (int by = WARP / 2; by > 0; by /= 2) x += __shfl_xor_sync(ALL, x, by);
+    return x;
+}
 __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
     for (int by = WARP / 2; by > 0; by /= 2) x = fmaxf(x, __shfl_xor_sync(ALL, x, by));

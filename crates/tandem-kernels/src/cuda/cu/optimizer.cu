@@ -146,11 +146,14 @@ __device__ __forceinline__ void rmsprop(const float *grad, const int64_t *sums, 
 #define ADAMW(name, M, V)                                                                                               \
     KERNEL_BOUNDS(name, THREADS, 4, const float *grad, const int64_t *sums, float grad_scale, float *master,            \
                   float *f32_copy, bf16 *bf16_copy, void *m, float *m_scales, uint32_t m_key, uint32_t m_first,         \
-                  void *v, float *v_scales, uint32_t v_key, uint32_t v_first, float decay, float one_minus_beta1,       \
+                  uint32_t m_width, uint32_t m_stride, uint32_t m_skipped, void *v, float *v_scales, uint32_t v_key,    \
+                  uint32_t v_first, uint32_t v_width, uint32_t v_stride, uint32_t v_skipped, float decay,               \
+                  float one_minus_beta1,                                                                                \
                   float beta2, float one_minus_beta2, float root_correction2, float eps, float minus_step_size,         \
                   long long n) {                                                                                        \
-        adamw<M, V>(grad, sums, grad_scale, {master, f32_copy, bf16_copy}, {m, m_scales, nullptr, m_key, m_first},      \
-                    {v, v_scales, nullptr, v_key, v_first},                                                             \
+        adamw<M, V>(grad, sums, grad_scale, {master, f32_copy, bf16_copy},                                              \
+                    {m, m_scales, nullptr, m_key, m_first, m_width, m_stride, m_skipped},                               \
+                    {v, v_scales, nullptr, v_key, v_first, v_width, v_stride, v_skipped},                               \
                     {decay, one_minus_beta1, beta2, one_minus_beta2, root_correction2, eps, minus_step_size}, n);       \
     }
 ADAMW(adamw_f32_f32, F32, F32)
@@ -166,21 +169,34 @@ ADAMW(adamw_8bit_8bit, SIGNED, UNSIGNED)
 #define RMSPROP(name, V)                                                                                                \
     KERNEL_BOUNDS(name, THREADS, 4, const float *grad, const int64_t *sums, float grad_scale, float *master,            \
                   float *f32_copy, bf16 *bf16_copy, void *v, float *v_scales, uint32_t v_key, uint32_t v_first,         \
+                  uint32_t v_width, uint32_t v_stride, uint32_t v_skipped,                                              \
                   float weight_decay, float alpha, float one_minus_alpha, float eps, float minus_learning_rate,         \
                   long long n) {                                                                                        \
-        rmsprop<V>(grad, sums, grad_scale, {master, f32_copy, bf16_copy}, {v, v_scales, nullptr, v_key, v_first},       \
+        rmsprop<V>(grad, sums, grad_scale, {master, f32_copy, bf16_copy},                                               \
+                   {v, v_scales, nullptr, v_key, v_first, v_width, v_stride, v_skipped},                                \
                    {weight_decay, alpha, one_minus_alpha, eps, minus_learning_rate}, n);                                \
     }
 RMSPROP(rmsprop_f32, F32)
 RMSPROP(rmsprop_bf16, BF16)
 RMSPROP(rmsprop_8bit, UNSIGNED)
 
-// Σ x² of each 16384 elements, in f64: a block of threads for each.
-KERNEL_BOUNDS(block_squares, THREADS, 4, const float *x, const int64_t *sums, double *squares, long long n) {
+// The nearest integer of a number below 2⁵¹; its bits, less the rounder's, are added to `sum`.
+__device__ __forceinline__ double to_integer(double x, long long &sum) {
+    constexpr double ROUNDER = 6755399441055744.0;
+    const double nearest = (x + ROUNDER) - ROUNDER;
+    sum += (long long)nearest;
+    return nearest;
+}
+
+// Σ x² of each 16384 elements: a block of threads for each. A square is cut into multiples of 2⁻¹⁰, 2⁻⁵⁰
+// and 2⁻⁹⁰, which are summed as integers; squares from 2³⁸ on, and NaN, are summed in f64. All products
+// below are exact.
+KERNEL_BOUNDS(block_squares, THREADS, 4, const float *x, const int64_t *sums, long long *squares, long long n) {
     constexpr int SQUARES_BLOCK = 1 << 14;
     const bool wide = is_aligned<VECTOR>(x) && is_aligned<2>(sums);
     const size_t start = size_t(blockIdx.x) * SQUARES_BLOCK;
-    double sum[VECTOR] = {};
+    long long parts[3] = {};
+    double large = 0;
 #pragma unroll 4
     for (int first = 0; first < SQUARES_BLOCK; first += VECTOR * THREADS) {
         const size_t at = start + first + VECTOR * threadIdx.x;
@@ -195,10 +211,23 @@ KERNEL_BOUNDS(block_squares, THREADS, 4, const float *x, const int64_t *sums, do
 #pragma unroll
             for (int i = 0; i < VECTOR; i++) values[i] = i < count ? x[at + i] : 0.0f;
         }
-        // Squares of f32 are exact in f64.
 #pragma unroll
-        for (int i = 0; i < VECTOR; i++) sum[i] += double(values[i]) * double(values[i]);
+        for (int i = 0; i < VECTOR; i++) {
+            const double square = double(values[i]) * double(values[i]);
+            const bool is_small = square < 0x1p38;
+            if (!is_small) large += square;
+            const double small = is_small ? square : 0.0;
+            const double high = to_integer(small * 0x1p10, parts[0]);
+            const double rest = (small - high * 0x1p-10) * 0x1p50;
+            const double middle = to_integer(rest, parts[1]);
+            to_integer((rest - middle) * 0x1p40, parts[2]);
+        }
     }
-    const double total = block_sum<THREADS>((sum[0] + sum[1]) + (sum[2] + sum[3]));
-    if (threadIdx.x == 0) squares[blockIdx.x] = total;
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+        const long long total = block_sum<THREADS>(parts[i]);
+        if (threadIdx.x == 0) squares[size_t(4) * blockIdx.x + i] = total;
+    }
+    const double of_large = block_sum<THREADS>(large);
+    if (threadIdx.x == 0) reinterpret_cast<double *>(squares)[size_t(4) * blockIdx.x + 3] = of_large;
 }

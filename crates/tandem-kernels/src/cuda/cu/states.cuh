@@ -160,8 +160,14 @@ template <int FORM> struct States {
     // Of 8-bit states.
     float *scales;
     const float *values;
-    // Of bf16.
-    uint32_t key, first;
+    // Of bf16. Without columns elements have the indices of a row; else they are `width` columns of rows
+    // `stride` apart, `skipped` elements after the first.
+    uint32_t key, first, width, stride, skipped;
+
+    __device__ __forceinline__ uint32_t index(uint32_t at) const {
+        const uint32_t place = skipped + at;
+        return first + (width ? place / width * stride + place % width : place);
+    }
 
     // Reads the lane's states as f32.
     __device__ __forceinline__ void load_states(const LaneRange &range, LaneValues &x) const {
@@ -208,7 +214,7 @@ template <int FORM> struct States {
             uint32_t bits[VECTOR];
 #pragma unroll
             for (int i = 0; i < VECTOR; i++) {
-                bits[i] = rounded(x[vec][i], random_bits(key, first + uint32_t(range.at(vec)) + i));
+                bits[i] = rounded(x[vec][i], random_bits(key, index(uint32_t(range.at(vec)) + i)));
             }
             if (range.is_whole(vec)) {
                 *reinterpret_cast<uint2 *>(at) = make_uint2(bits[0] | bits[1] << 16, bits[2] | bits[3] << 16);

@@ -140,6 +140,7 @@ fn run_behind(
         d_out: d_of,
         forest,
         shape,
+        model_kv_heads: shape.kv_heads,
         dq,
         dk,
         dv,

@@ -4,6 +4,7 @@ mod backward;
 mod bits;
 mod forward;
 mod short;
+mod tree;
 
 use crate::support::{F32_ROUNDOFF, Matrix, Place, assert_close, devices, roundoff};
 use tandem_kernels::{Backend, DType, Device, KernelError, MemoryKind, ops};

@@ -85,6 +85,7 @@ fn the_example_arrives_whole() {
             tf32: false,
             threads: Some(2),
             reduction: SumForm::Exact,
+            sum_blocks: true,
             sharding: Sharding::Ddp,
             replicate: 1,
             tensor: 1,

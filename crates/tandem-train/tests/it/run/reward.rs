@@ -262,11 +262,19 @@ fn a_language_model_scores_nothing_and_a_reward_model_predicts_nothing() {
     let model = format!("model={}", small.path("model").display());
     let error = small.run("run", RunDirPolicy::Fresh, None, &[&model]).1.unwrap_err().to_string();
     assert!(error.contains("this is a reward model"), "{error}");
+}
+
+/// Each rank scores whole sequences from its part of the model.
+#[test]
+fn a_sharded_reward_model_trains_to_the_bits_of_a_whole_one() {
     let small = Small::new("reward");
-    let tensor = ["compute.devices=cpu:2", "compute.tensor=2"];
-    let error = small.run("run", RunDirPolicy::Fresh, None, &tensor).1.unwrap_err().to_string();
-    assert!(error.contains("compute.tensor = 2 does not fit"), "{error}");
-    assert!(error.contains("leave compute.tensor out"), "{error}");
+    for dtype in [&[][..], &["compute.dtype=bf16"]] {
+        small.finish("one", RunDirPolicy::Overwrite, dtype);
+        let tensor = [&["compute.devices=cpu:4", "compute.tensor=2", "compute.sharding=zero3"][..], dtype];
+        small.finish("two", RunDirPolicy::Overwrite, &tensor.concat());
+        assert_eq!(log(&small, "two"), log(&small, "one"));
+        assert!(small.weights("two") == small.weights("one"), "the final weights");
+    }
 }
 
 /// From a language model's folder, the head is initialised at random, and the run says so.

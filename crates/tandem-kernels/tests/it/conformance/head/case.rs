@@ -121,7 +121,7 @@ impl Case {
         ops::linear(device, hidden.view(), w.view(), bias, None, logits.view_mut()).unwrap();
         let targets = Targets { rows: &self.rows, targets: &self.targets };
         let mut scores = HeadScores::default();
-        ops::score_logits(device, logits.view_mut(), targets, &self.shape, &mut scores).unwrap();
+        ops::score_logits(device, logits.view_mut(), targets, &self.shape, &[], &mut scores).unwrap();
         scores
     }
 

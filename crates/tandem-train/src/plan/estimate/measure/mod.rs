@@ -224,6 +224,7 @@ fn attention_rate(device: &Device, sizes: &Sizes) -> Result<f64> {
             d_out,
             forest: &forest,
             shape: &heads,
+            model_kv_heads: heads.kv_heads,
             dq,
             dk,
             dv,
