@@ -39,6 +39,9 @@ fn child() {
                 "ok".to_owned()
             }
             "floats" => floats(&mut group),
+            "gathers once" => {
+                outcome(group.gather(&[group.rank() as u8], &vec![1; group.size()]).map(|_| ()))
+            }
             "killed while others wait" => {
                 group.barrier().unwrap();
                 role.store.add("ready", 1).unwrap();
@@ -124,6 +127,15 @@ fn the_conformance_suite_passes_on_1_to_8_processes() {
 #[test]
 fn a_hundred_megabytes_are_reduced() {
     assert_eq!(all("hundred megabytes", 3, DEADLINE), ["ok"; 3]);
+}
+
+/// Ranks that end at different moments: what one of them sent before it left is not lost, however late its
+/// connection is accepted.
+#[test]
+fn ranks_that_leave_after_a_call_fail_nobody() {
+    for _ in 0..5 {
+        assert_eq!(all("gathers once", 24, DEADLINE), vec!["ok"; 24]);
+    }
 }
 
 /// Sums whose last bits depend on the order.

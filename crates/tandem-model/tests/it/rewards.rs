@@ -8,10 +8,7 @@ use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Forest, MemoryKind, Prediction, Segment};
-use tandem_model::{
-    Checkpointing, Decoder, FlatWeights, LayerExecutor, ModelFolder, ResidentWeights, Save,
-    TensorParallelShard,
-};
+use tandem_model::{Checkpointing, Decoder, FlatWeights, LayerExecutor, ModelFolder, ResidentWeights, Save};
 use tempfile::TempDir;
 
 const ALL: [&str; 6] = ["llama", "gpt2", "gpt-neox", "phi", "qwen3", "gemma"];
@@ -215,10 +212,6 @@ fn what_is_no_reward_model_is_refused() {
     std::fs::write(path.join("config.json"), config.to_string()).unwrap();
     let text = error(ModelFolder::open_reward(path, 0));
     assert!(text.contains("known: LlamaForSequenceClassification, MistralFor"), "{text}");
-
-    let slice = TensorParallelShard { index: 0, count: 2 };
-    let text = slice.spec(golden.decoder.spec()).unwrap_err().to_string();
-    assert!(text.contains("leave compute.tensor out"), "{text}");
 }
 
 /// The head of a classifier is not drawn: what lacks it is no reward model.

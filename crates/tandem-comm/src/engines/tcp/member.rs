@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
@@ -24,6 +24,8 @@ const REPORTS: Duration = Duration::from_secs(5);
 const COMPARISON: Duration = Duration::from_secs(10);
 /// Time for the ranks of a stuck group to notice it, one after another.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Time for the last connection of a rank that has left to arrive.
+pub(super) const ON_ITS_WAY: Duration = Duration::from_secs(1);
 /// Key of the rank that compares the calls of all.
 const COMPARER: &str = "comparer";
 
@@ -45,8 +47,8 @@ pub(super) struct Member {
     pub(super) outbox: Outbox,
     arrivals: Mutex<Vec<(Purpose, Arc<Connection>)>>,
     connections: Mutex<Vec<Arc<Connection>>>,
-    /// Ranks that have left or are lost.
-    gone: Mutex<Vec<usize>>,
+    /// Ranks that have left or are lost, and since when.
+    gone: Mutex<Vec<(usize, Instant)>>,
     is_anyone_gone: AtomicBool,
     /// Whether no call can succeed any more.
     is_over: AtomicBool,
@@ -131,18 +133,25 @@ impl Member {
     }
 
     fn note_gone(&self, rank: usize) {
-        lock(&self.gone).push(rank);
+        lock(&self.gone).push((rank, Instant::now()));
         self.is_anyone_gone.store(true, Ordering::Release);
     }
 
     /// Returns whether a rank has left or is lost.
     pub(super) fn is_gone(&self, rank: usize) -> bool {
-        self.is_anyone_gone.load(Ordering::Acquire) && lock(&self.gone).contains(&rank)
+        self.is_anyone_gone.load(Ordering::Acquire) && lock(&self.gone).iter().any(|(gone, _)| *gone == rank)
+    }
+
+    /// Returns whether nothing more can arrive from a rank. One that has left in order may have connected
+    /// just before, and what it sent may still be on its way.
+    pub(super) fn is_silent(&self, rank: usize) -> bool {
+        let has_waited = |since: &Instant| since.elapsed() >= ON_ITS_WAY.min(self.deadline / 2);
+        self.is_gone(rank) && lock(&self.gone).iter().any(|(gone, since)| *gone == rank && has_waited(since))
     }
 
     /// Returns a rank that has left or is lost.
     pub(super) fn first_gone(&self) -> Option<usize> {
-        lock(&self.gone).first().copied()
+        lock(&self.gone).first().map(|(rank, _)| *rank)
     }
 
     /// Returns whether calls must end.

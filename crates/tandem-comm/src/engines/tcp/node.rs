@@ -181,7 +181,7 @@ impl Poller {
             let members: Vec<Arc<Member>> = {
                 let mut state = self.shared.lock();
                 if state.closing {
-                    return;
+                    break;
                 }
                 self.watched.append(&mut state.new);
                 state.groups.iter().filter_map(|(_, member)| member.upgrade()).collect()
@@ -192,14 +192,18 @@ impl Poller {
             }
             // Dropped before the next poll: the last owner of a group must not be this thread.
             drop(members);
-            for &i in ready.ended.iter().rev() {
-                bury(&self.watched.swap_remove(i));
-            }
-            if ready.accepts {
+            // A rank connects before it leaves: what it sent is taken in before its end.
+            if ready.accepts || !ready.ended.is_empty() {
                 self.accept();
             }
             self.advance();
+            for &i in ready.ended.iter().rev() {
+                bury(&self.watched.swap_remove(i));
+            }
         }
+        // A rank that has just connected learns that this one has left, and is not lost.
+        self.accept();
+        self.advance();
     }
 
     fn poll(&self, members: &[Arc<Member>]) -> Ready {

@@ -9,7 +9,7 @@ use super::Fault;
 use super::engine::left;
 use super::handshake::Purpose;
 use super::mail::Inbox;
-use super::member::Member;
+use super::member::{Member, ON_ITS_WAY};
 use super::node::Node;
 use super::wire::sleep;
 use crate::error::CommError;
@@ -94,10 +94,10 @@ impl Post {
         if let Some(i) = find(&self.inboxes) {
             return Ok(Some(i));
         }
-        let was_gone = member.is_gone(from);
+        let was_silent = member.is_silent(from);
         member.take_arrivals(Purpose::Messages, |connection| self.inboxes.push(Inbox::new(connection)));
         match find(&self.inboxes) {
-            None if was_gone => Err(Fault::Gone(from)),
+            None if was_silent => Err(Fault::Gone(from)),
             found => Ok(found),
         }
     }
@@ -126,6 +126,9 @@ fn wait_until(member: &Member, done: impl Fn() -> bool) -> Result<(), Fault> {
 /// Waits until bytes or connections may have arrived.
 fn rest(member: &Member, inbox: Option<&Inbox>, since: Instant, from: usize) -> Result<(), Fault> {
     let fd = inbox.map(|inbox| (inbox.as_fd(), PollFlags::IN));
-    sleep(member, [fd, None], left(member.deadline, since.elapsed()))?;
+    // A rank that has left is waited for a little, and nothing wakes this one then.
+    let pause = left(member.deadline, since.elapsed());
+    let pause = if inbox.is_none() { pause.min(ON_ITS_WAY / 2) } else { pause };
+    sleep(member, [fd, None], pause)?;
     if since.elapsed() >= member.deadline { Err(Fault::Late(from)) } else { Ok(()) }
 }

@@ -60,7 +60,14 @@ pub fn advise(
         let plan = RunPlan::sketch(&config, outline, num_ranks, device).ok()?;
         Some(Advice { changes: changes.to_vec(), overrides, plan })
     };
-    let fitting = |advice: &Advice| advice.plan.fit().fits();
+    // One rank of each stage tells what does not fit. Of what seems to, the others may need a little more.
+    let fitting = |advice: &Advice| {
+        let every_rank = || {
+            let config = config.with(&advice.overrides).ok()?;
+            RunPlan::make(&config, outline, num_ranks, device).ok()
+        };
+        advice.plan.fit().fits() && (num_ranks == 1 || every_rank().is_some_and(|plan| plan.fit().fits()))
+    };
     let alone = |some: &[&'static Change]| some.iter().find_map(|c| plan_with(&[c]).filter(fitting));
     let heaped = |count: usize| {
         let mut found = plan_with(&possible[..count]).filter(fitting)?;
