@@ -91,6 +91,17 @@ impl LayerExecutor<'_> {
             ops::sharded_linear(self.device, x, w, tree, bias, residual, y.view_mut())?;
             return Ok((y, None));
         }
+        if let Some(term) = term.as_ref().filter(|term| term.magnitude.is_none())
+            && self.split.is_none()
+            && tree.is_none()
+        {
+            // One pass over the result for all of its terms.
+            let hidden = self.divided_hidden(term, weight, x, shares)?;
+            let spread = self.spread_b(term, w.rows())?;
+            let low_rank = ops::LowRank { h: hidden.view(), b: spread.as_ref().map_or(term.b, Tensor::view) };
+            ops::linear_low_rank(self.device, x, w, low_rank, bias, residual, y.view_mut())?;
+            return Ok((y, Some(hidden)));
+        }
         ops::sharded_linear(self.device, x, w, tree, None, None, y.view_mut())?;
         let mut y = self.join(y, shares)?;
         let hidden = match &term {
