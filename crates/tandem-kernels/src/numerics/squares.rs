@@ -1,7 +1,7 @@
 //! Sums of squares that do not depend on their order: integers at three scales.
 //!
 //! A square of an f32 is exact in f64. It is cut into multiples of 2⁻¹⁰, 2⁻⁵⁰ and 2⁻⁹⁰, which are summed
-//! as integers; what remains is at most 2⁻⁹¹ per element. Squares beyond [`LARGE`], which no sum in fixed
+//! as integers; what remains is at most 2⁻⁹¹ per element. Squares beyond `LARGE`, which no sum in fixed
 //! point has, are added in f64.
 
 /// Squares from here on are added in f64.

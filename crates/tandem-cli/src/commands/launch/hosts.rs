@@ -79,10 +79,9 @@ fn read_file(path: &Path, ranks: Option<usize>) -> anyhow::Result<Vec<Host>> {
         let line = line.split('#').next().unwrap_or_default().trim();
         let mut words = line.split_whitespace();
         let Some(name) = words.next() else { continue };
-        let slots = match words.next() {
-            None => None,
-            Some(word) => Some(word.strip_prefix("slots=").and_then(|n| n.parse().ok()).filter(|&n| n > 0)),
-        };
+        let number =
+            |word: &str| word.strip_prefix("slots=")?.parse().ok().filter(|&number: &usize| number > 0);
+        let slots = words.next().map(number);
         let place = || format!("{}:{}", path.display(), index + 1);
         let ranks = match (slots, ranks) {
             (Some(None), _) => {
