@@ -8,11 +8,11 @@ use tandem_kernels::{Bytes, BytesMut, DType, Device, Format, MemoryKind, ops};
 use tandem_model::adapter::{self, AdapterFiles, PeftFolder};
 use tandem_model::{Decoder, FlatWeights, LayerId, ModelFolder, WeightFiles, WeightSource, init};
 
-use crate::Result;
 use crate::config::{Config, Weights};
 use crate::parallel::Partition;
 use crate::placement::{MemoryPlacement, OffloadedStorage};
 use crate::weights::{FrozenWeights, Packings, Policy, ReplicatedWeights, ShardedWeights, Trained};
+use crate::{Result, TrainError};
 
 /// Initial weights of a run.
 pub struct InitialWeights {
@@ -159,7 +159,16 @@ impl InitialWeights {
         see: Option<LoadObserver<'_>>,
     ) -> Result<Box<FrozenWeights>> {
         let dtype = config.compute.compute_type();
-        let packings = Packings::new(decoder, self.frozen_format(config), dtype);
+        let format = self.frozen_format(config);
+        if decoder.slice().count > 1 && matches!(format, Format::Int8 | Format::Nf4) {
+            return Err(TrainError::Mismatch {
+                reason: format!(
+                    "the base is quantised as {format}, which compute.tensor does not support yet; set \
+                     compute.format to \"bf16\", or use compute.sharding or compute.pipeline"
+                ),
+            });
+        }
+        let packings = Packings::new(decoder, format, dtype);
         let divides = config.compute.sharded().weights && shard.size() > 1;
         let group = if divides { Some(shard.split(0)?) } else { None };
         let place = if divides { (shard.rank(), shard.size()) } else { (0, 1) };
