@@ -25,7 +25,7 @@
 mod packing;
 mod resident;
 
-pub use packing::{PackedLayer, PackedMatrix, Packing};
+pub use packing::{PackedLayer, PackedMatrix, Packing, WholeMatrix};
 pub use resident::{FlatWeights, ResidentGradients, ResidentWeights};
 
 use tandem_kernels::{View, ViewMut};

@@ -64,7 +64,6 @@ keys! {
         /// `reduction = "exact"`, `sum_blocks` and states in f32 or bf16, on CPUs); other numbers give
         /// loss and gradient norm within 1e-5: see [ranks.md](ranks.md#slices-of-a-model).
         tensor: usize = integer(1..=MAX_RANKS as u64)
-            .unless(|tensor: &usize| refuse_tensor(*tensor, format))
             .or(1),
         /// Pipeline parallelism: stages that hold the layers of one model, front to back. A stage is
         /// one rank, or `tensor` ranks. The number of ranks must be a multiple of `tensor` ×
@@ -295,14 +294,6 @@ fn refuse_format(format: Option<Format>, has_adapter: bool) -> Option<String> {
     Some(format!(
         "full training changes every weight, and {format} is for frozen weights; add an [adapter] table, or \
          remove compute.format"
-    ))
-}
-
-fn refuse_tensor(tensor: usize, format: Option<Format>) -> Option<String> {
-    let format = format.filter(|format| tensor > 1 && matches!(format, Format::Int8 | Format::Nf4))?;
-    Some(format!(
-        "frozen weights in {format} do not support tensor parallelism yet; set compute.format to \"bf16\", or use \
-         compute.sharding or compute.pipeline"
     ))
 }
 

@@ -1,9 +1,14 @@
 //! Adapters over tensor-parallel ranks: the bits of the same run on one.
 
+use std::sync::atomic::AtomicBool;
+
+use serde_json::Value;
 use tandem_train::Config;
+use tandem_train::config::Weights;
 use tandem_train::events::Silent;
 use tandem_train::inputs::RunInputs;
 use tandem_train::run::run_dir::RunDirPolicy;
+use tandem_train::run::spawn;
 
 use super::ranks::{held_out, log};
 use super::tensor::{config_of, eight_heads, finish, is_close, is_same, on, strings, write_model};
@@ -107,6 +112,56 @@ fn an_adapter_goes_on_with_another_number_of_slices_and_starts_another_run() {
     is_same(&small, "second, sliced", "second");
 }
 
+/// A model whose shards have whole units of 16,384 weights: rows of a head, and of an eighth of the channels.
+fn wide() -> Value {
+    let mut config = config_of("llama");
+    for (key, value) in
+        [("hidden_size", 256), ("head_dim", 64), ("num_key_value_heads", 8), ("intermediate_size", 512)]
+    {
+        config[key] = value.into();
+    }
+    config
+}
+
+/// A shard has the codes and scales of the whole matrix, drawn or read.
+#[test]
+fn quantised_weights_are_cut_to_the_bits_of_one_rank() {
+    let small = Small::new("dpo");
+    let model = write_model(&small, "wide", &wide());
+    let short = strings(&["train.steps=2", "train.warmup_steps=0"]);
+    finish(&small, "base", RunDirPolicy::Fresh, &[std::slice::from_ref(&model), &short]);
+    let read = format!("model={}", small.path("base/final").display());
+    for (format, model, weights) in
+        [("nf4", &model, Weights::Random), ("int8", &model, Weights::Random), ("nf4", &read, Weights::Folder)]
+    {
+        let format = format!("compute.format={format}");
+        let common = [settings(model, &[&format]), short.clone()].concat();
+        let train = |name: &str, more: &[String]| {
+            let settings = [&common[..], more].concat();
+            let settings: Vec<_> = settings.iter().map(String::as_str).collect();
+            let config = Config { weights: weights.clone(), ..small.config(name, &settings) };
+            let stop = AtomicBool::new(false);
+            spawn::train(&config, RunDirPolicy::Overwrite, &mut Silent, &stop).unwrap();
+        };
+        train("one", &[]);
+        for (ranks, tensor, sharding) in [(2, 2, "ddp"), (4, 2, "zero3"), (4, 4, "ddp")] {
+            train("sliced", &on(ranks, tensor, sharding));
+            is_same(&small, "sliced", "one");
+        }
+    }
+}
+
+/// A unit of nf4 that would lie on two ranks.
+#[test]
+fn a_boundary_within_a_unit_is_refused_by_tensor() {
+    let small = Small::new("dpo");
+    let model = write_model(&small, "eight", &eight_heads());
+    let settings = [settings(&model, &["compute.format=nf4"]), on(2, 2, "ddp")].concat();
+    let settings: Vec<_> = settings.iter().map(String::as_str).collect();
+    let error = small.run("run", RunDirPolicy::Fresh, None, &settings).1.unwrap_err().to_string();
+    assert!(error.contains("q_proj.weight [64, 48] in nf4 cannot be divided among 2 ranks"), "{error}");
+}
+
 #[test]
 fn three_slices_train_an_adapter_as_one_rank_does() {
     let small = Small::new("dpo");
@@ -136,7 +191,7 @@ fn adapters_that_cannot_be_sliced_are_refused_before_any_rank_starts() {
     for (more, expected) in [
         ("adapter.kind=dora", "a row's length is a sum over ranks"),
         ("adapter.targets=[\"q_proj\", \"lm_head\"]", "names the token table or the head"),
-        ("compute.format=nf4", "frozen weights in nf4 do not support tensor parallelism yet"),
+        ("adapter.targets=[\"embed_tokens\"]", "names the token table or the head"),
     ] {
         let settings = [settings(&model, &[more]), on(2, 2, "ddp")].concat();
         let settings: Vec<_> = settings.iter().map(String::as_str).collect();
