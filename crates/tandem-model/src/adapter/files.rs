@@ -20,7 +20,7 @@ pub struct AdapterFiles {
     layers: Vec<Vec<Source>>,
     heads: usize,
     /// The decoder, if it is a tensor-parallel shard.
-    shard: Option<Decoder>,
+    shard: Option<Box<Decoder>>,
     /// Copies of the base's weights in the file, with their possible names in the base.
     copies: Vec<(String, Vec<String>)>,
 }
@@ -86,7 +86,7 @@ impl AdapterFiles {
         let layers =
             decoder.layers().into_iter().map(|layer| held(layer).into_iter().map(Source::from).collect());
         let layers = layers.collect();
-        let shard = (decoder.slice().count > 1).then(|| decoder.clone());
+        let shard = (decoder.slice().count > 1).then(|| Box::new(decoder.clone()));
         Ok(Self { archive, layers, heads: whole.spec().attention.heads, shard, copies })
     }
 

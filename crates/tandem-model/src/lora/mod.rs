@@ -222,7 +222,8 @@ impl Adapter {
             [parts.a, parts.b].contains(&param.part).then_some((adapted, parts))
         })?;
         let of_matrix = slice.block(whole, &ParamSpec { part: adapted.part, ..*param });
-        let all = Block { rows: vec![0..param.rows], cols: vec![0..param.cols] };
+        let (rows, cols) = (0..param.rows, 0..param.cols);
+        let all = Block { rows: vec![rows], cols: vec![cols] };
         let is_a = param.part == parts.a;
         if slice.count == 1 || adapted.part.is_divided_by_columns() != is_a {
             return Some(all);

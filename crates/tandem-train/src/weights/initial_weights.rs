@@ -28,9 +28,9 @@ enum Source {
     /// Files on disk.
     Files {
         /// Of the decoder, which may be a shard.
-        own: WeightFiles,
+        own: Box<WeightFiles>,
         /// Of the whole decoder, which quantised weights are cut from.
-        whole: Option<WeightFiles>,
+        whole: Option<Box<WeightFiles>>,
     },
     /// A seed.
     Random(u64),
@@ -69,8 +69,8 @@ impl InitialWeights {
     /// Weights of a folder.
     pub fn from_folder(folder: &ModelFolder, decoder: &Decoder) -> Result<Self> {
         let is_cut = decoder.slice().count > 1 && decoder.adapter().is_some();
-        let whole = if is_cut { Some(folder.weights(decoder.whole())?) } else { None };
-        let own = folder.weights(decoder)?;
+        let whole = if is_cut { Some(Box::new(folder.weights(decoder.whole())?)) } else { None };
+        let own = Box::new(folder.weights(decoder)?);
         Ok(Self { source: Source::Files { own, whole }, quantised: folder.quantised() })
     }
 
@@ -236,9 +236,9 @@ impl InitialWeights {
                 }
                 let (flat, rows, cols) = tensor_of(piece);
                 let (files, index, drawn) = match (&self.source, &piece.whole) {
-                    (Source::Files { own, .. }, None) => (Some(own), index, &drawn),
+                    (Source::Files { own, .. }, None) => (Some(&**own), index, &drawn),
                     (Source::Files { whole, .. }, Some(_)) => {
-                        (whole.as_ref(), decoder.whole().index(layer), &drawn)
+                        (whole.as_deref(), decoder.whole().index(layer), &drawn)
                     }
                     (Source::Random(_), None) => (None, index, &drawn),
                     (Source::Random(_), Some(_)) => (None, index, &drawn_whole),
@@ -269,7 +269,9 @@ impl InitialWeights {
                     let mut whole = Bytes::new(scratch, MemoryKind::Scratch, len)?;
                     pack(whole.view_mut())?;
                     let mut start = piece.bytes.start;
-                    for kept in piece.whole.as_ref().map_or(&[0..len][..], |whole| &whole.kept) {
+                    let all = 0..len;
+                    let kept = piece.whole.as_ref().map(|whole| &whole.kept[..]);
+                    for kept in kept.unwrap_or(std::slice::from_ref(&all)) {
                         let here = part.start.max(start)..part.end.min(start + kept.len());
                         if !here.is_empty() {
                             let of_whole = kept.start + here.start - start..kept.start + here.end - start;
