@@ -1,5 +1,5 @@
 //! Cost of sums in blocks on one device: `cargo bench -p tandem-model --bench sum_blocks -- MODEL [--repeats 9]
-//! [--tokens 2048] [--sequences 8]`
+//! [--tokens 2048] [--sequences 8] [--rank 0]`
 //!
 //! Forward and backward passes over random tokens, half of which are scored, with and without blocks in
 //! turns, on one thread. A line of JSON for each type: seconds of this thread on its processor, the median
@@ -11,8 +11,9 @@ use serde_json::json;
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Forest, MemoryKind, Prediction, Segment};
 use tandem_model::{
-    Checkpointing, Decoder, Gradient, LayerExecutor, ModelFolder, PolicyAndReferenceScores,
-    ResidentGradients, ResidentWeights, Result, init,
+    Adapter, AdapterConfig, AdapterKind, AdapterWeights, Checkpointing, Decoder, FlatLayer, FlatWeights,
+    Gradient, LayerExecutor, LayerId, LayerWeights, ModelFolder, PolicyAndReferenceScores, ResidentGradients,
+    ResidentWeights, Result, Targets, WeightSource, init,
 };
 
 struct Arguments {
@@ -20,6 +21,34 @@ struct Arguments {
     repeats: usize,
     tokens: usize,
     sequences: usize,
+    /// Rank of a LoRA adapter of all linear layers; full training if 0.
+    rank: usize,
+}
+
+/// A base, with an adapter beside it if one trains.
+struct Weights<'a> {
+    base: ResidentWeights<'a>,
+    decoder: &'a Decoder,
+    adapter: &'a FlatWeights,
+    copy: Option<&'a FlatWeights>,
+}
+
+impl WeightSource for Weights<'_> {
+    fn prefetch(&mut self, _: LayerId) -> Result<()> {
+        Ok(())
+    }
+
+    fn fetch(&mut self, layer: LayerId) -> Result<LayerWeights<'_>> {
+        let index = self.decoder.index(layer);
+        let own = self.decoder.adapter().map(|adapter| {
+            let copy = self.copy.map(|copy| copy.layers[index].view());
+            let (layout, flat) = (self.decoder.trained(layer), self.adapter.layers[index].view());
+            AdapterWeights { adapter, layer, weights: FlatLayer::new(layout, flat, copy) }
+        });
+        Ok(self.base.fetch(layer)?.with_adapter(own))
+    }
+
+    fn release(&mut self, _: LayerId) {}
 }
 
 fn main() -> Result<()> {
@@ -36,13 +65,14 @@ fn main() -> Result<()> {
 impl Arguments {
     /// Nothing if there is no model, as where all benches are run.
     fn read(all: impl Iterator<Item = String>) -> Option<Self> {
-        let mut found = Self { model: PathBuf::new(), repeats: 9, tokens: 2048, sequences: 8 };
+        let mut found = Self { model: PathBuf::new(), repeats: 9, tokens: 2048, sequences: 8, rank: 0 };
         let mut all = all.filter(|argument| argument != "--bench");
         while let Some(argument) = all.next() {
             let place = match &argument[..] {
                 "--repeats" => &mut found.repeats,
                 "--tokens" => &mut found.tokens,
                 "--sequences" => &mut found.sequences,
+                "--rank" => &mut found.rank,
                 _ => {
                     found.model = argument.into();
                     continue;
@@ -75,21 +105,45 @@ fn forest(tokens: usize, sequences: usize, vocabulary: usize) -> Forest {
 fn run(arguments: &Arguments, dtype: DType) -> Result<()> {
     let spec = ModelFolder::open(&arguments.model)?.spec().clone();
     let device = Device::cpu(1, 1 << 40)?;
-    let blocks = Decoder::new(spec.clone(), arguments.tokens)?;
-    let one = Decoder::new(spec, arguments.tokens)?.without_sum_blocks();
+    let decoder = |decoder: Decoder| -> Result<Decoder> {
+        if arguments.rank == 0 {
+            return Ok(decoder);
+        }
+        let config = AdapterConfig {
+            kind: AdapterKind::Lora,
+            rank: arguments.rank,
+            alpha: 1.0,
+            rank_stabilized: false,
+            dropout: 0.0,
+            targets: Targets::AllLinear,
+            modules_to_save: Vec::new(),
+        };
+        let adapter = Adapter::new(config, decoder.spec())?;
+        Ok(decoder.with_adapter(adapter))
+    };
+    let blocks = decoder(Decoder::new(spec.clone(), arguments.tokens)?)?;
+    let one = decoder(Decoder::new(spec, arguments.tokens)?.without_sum_blocks())?;
     let forest = forest(arguments.tokens, arguments.sequences, one.spec().vocab_size);
     let weights = init::init(&one, &device, MemoryKind::Master, 1)?;
-    let copy = match dtype {
-        DType::F32 => None,
-        DType::Bf16 => Some(weights.compute_copy(&one, &device, MemoryKind::Weights, dtype)?),
+    let base = one.without_adapter();
+    let adapter = match one.adapter() {
+        Some(_) => FlatWeights::zeros(&one, &device, MemoryKind::Master)?,
+        None => FlatWeights::default(),
     };
+    let copy_of = |weights: &FlatWeights, decoder: &Decoder| match dtype {
+        DType::F32 => Ok(None),
+        DType::Bf16 => weights.compute_copy(decoder, &device, MemoryKind::Weights, dtype).map(Some),
+    };
+    let (copy, copy_of_adapter) = (copy_of(&weights, &base)?, copy_of(&adapter, &one)?);
     let d_log_prob = vec![1e-3; forest.predictions.len()];
     let mut sink = ResidentGradients::zeros(&one, &device)?;
     let mut seconds = [Vec::new(), Vec::new()];
     for repeat in 0..=arguments.repeats {
         for (decoder, seconds) in [&one, &blocks].into_iter().zip(&mut seconds) {
             let walk = LayerExecutor::new(decoder, &device, dtype, Checkpointing::None);
-            let mut source = ResidentWeights::new(decoder, &weights, copy.as_ref());
+            let base = ResidentWeights::new(decoder, &weights, copy.as_ref());
+            let copy = copy_of_adapter.as_ref();
+            let mut source = Weights { base, decoder, adapter: &adapter, copy };
             let began = thread_seconds();
             let mut scores = HeadScores::default();
             let of_scores = PolicyAndReferenceScores::one(&mut scores);

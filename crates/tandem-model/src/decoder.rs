@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::layout::PipelineStage;
 use crate::layout::blocks::Blocks;
 use crate::layout::slice::{self, Run, TensorParallelShard};
-use crate::layout::{LayerId, LayerLayout, ParamSpec};
+use crate::layout::{Block, LayerId, LayerLayout, ParamKind, ParamSpec};
 use crate::lora::Adapter;
 use crate::spec::{DecoderSpec, Rope, RotarySpec};
 use crate::{ModelError, Result};
@@ -85,6 +85,10 @@ impl Decoder {
     #[must_use]
     pub fn with_adapter(self, adapter: Adapter) -> Self {
         assert!(self.whole.is_none(), "a decoder gets its adapter before it is divided");
+        self.adapted(adapter)
+    }
+
+    fn adapted(self, adapter: Adapter) -> Self {
         let layout = |layer, base| adapter.layout(&self.spec, layer, base);
         let adapted = Adapted {
             embedding: layout(LayerId::Embedding, &self.embedding),
@@ -129,14 +133,12 @@ impl Decoder {
         if slice.count == 1 {
             return Ok(whole.clone());
         }
-        if whole.adapter.is_some() {
-            return Err(ModelError::Invalid(
-                "adapters are not supported with compute.tensor; use compute.sharding or compute.pipeline"
-                    .to_owned(),
-            ));
-        }
         let spec = slice.spec(&whole.spec)?;
-        Ok(Arc::new(Self {
+        let adapter = match whole.adapter() {
+            Some(adapter) => Some(whole.adapter_of(adapter, slice)?),
+            None => None,
+        };
+        let part = Self {
             embedding: LayerLayout::from_spec(&spec, LayerId::Embedding),
             block_layouts: block_layouts(&spec, |index| LayerLayout::from_spec(&spec, LayerId::Block(index))),
             head: LayerLayout::from_spec(&spec, LayerId::Head),
@@ -154,7 +156,17 @@ impl Decoder {
             slice,
             stage: whole.stage,
             whole: Some(whole.clone()),
+        };
+        Ok(Arc::new(match adapter {
+            Some(adapter) => part.adapted(adapter),
+            None => part,
         }))
+    }
+
+    /// Cuts this whole decoder's adapter.
+    fn adapter_of(&self, adapter: &Adapter, slice: TensorParallelShard) -> Result<Adapter> {
+        let param = |part| self.layers.iter().find_map(|&layer| self.layout(layer).param(part).copied());
+        adapter.sliced(slice, &self.spec, &param)
     }
 
     /// Makes a pipeline stage of a decoder or of a tensor-parallel shard. Layers keep their names.
@@ -274,44 +286,73 @@ impl Decoder {
     /// Returns the runs of a whole parameter that this shard holds, in the order of its own
     /// parameter. `param` is of the [`Decoder::whole`]'s layout.
     pub fn runs(&self, param: &ParamSpec) -> Vec<Run> {
-        slice::runs(self.slice, &self.whole().spec, param)
+        slice::runs(&self.block(self.slice, param), param.cols)
     }
 
     /// Returns the shard's columns of a whole parameter that is divided by columns; else all
     /// columns.
     pub fn columns(&self, param: &ParamSpec) -> Range<usize> {
-        self.slice.columns(&self.whole().spec, param)
+        let is_factor =
+            matches!(param.part, ParamKind::OutLoraA | ParamKind::DownLoraA | ParamKind::DeltaOutLoraA);
+        match &self.block(self.slice, param).cols[..] {
+            [columns] if is_factor || param.part.is_divided_by_columns() => columns.clone(),
+            _ => 0..param.cols,
+        }
     }
 
-    /// Returns the elements of a layer's flat buffer, by tensor-parallel rank.
+    /// Returns the block of a whole parameter, of the base or the adapter, that a shard holds.
+    fn block(&self, slice: TensorParallelShard, param: &ParamSpec) -> Block {
+        let whole = self.whole();
+        let of_adapter = whole.adapter().and_then(|adapter| adapter.block(slice, &whole.spec, param));
+        of_adapter.unwrap_or_else(|| slice.block(&whole.spec, param))
+    }
+
+    /// Returns the elements of the flat buffer of a layer's trained parameters, by tensor-parallel rank.
     pub fn slice_lengths(&self, layer: LayerId) -> Vec<usize> {
-        self.slices().map(|(_, spec)| LayerLayout::from_spec(&spec, layer).len).collect()
+        self.slices(layer).map(|(_, layout)| layout.len).collect()
     }
 
-    /// Copies this shard of a layer out of the whole layer's flat buffer; padding becomes zero.
+    /// Copies this shard of a layer's own parameters out of the whole layer's flat buffer; padding
+    /// becomes zero.
     pub fn cut(&self, layer: LayerId, whole: &[f32], part: &mut [f32]) {
         let layouts = (self.whole().layout(layer), self.layout(layer));
-        slice::copy_out(self.slice, &self.whole().spec, layouts, whole, part);
+        slice::copy_out(|param| self.block(self.slice, param), layouts, whole, part);
     }
 
-    /// Joins the flat buffers of all shards of a layer, one after another in `parts`, into the
-    /// whole layer's. Of parameters that every rank holds whole, the last copy stays.
+    /// Copies this shard of a layer's trained parameters, as [`Decoder::cut`].
+    pub fn cut_trained(&self, layer: LayerId, whole: &[f32], part: &mut [f32]) {
+        let layouts = (self.whole().trained(layer), self.trained(layer));
+        slice::copy_out(|param| self.block(self.slice, param), layouts, whole, part);
+    }
+
+    /// Joins the flat buffers of all shards of a layer's trained parameters, one after another in
+    /// `parts`, into the whole layer's. Of parameters that every rank holds whole, the last copy stays.
     pub fn join(&self, layer: LayerId, parts: &[f32], whole: &mut [f32]) {
         let mut rest = parts;
-        for (slice, spec) in self.slices() {
-            let layout = LayerLayout::from_spec(&spec, layer);
+        for (slice, layout) in self.slices(layer) {
             let (part, after) = rest.split_at(layout.len);
-            let both = (self.whole().layout(layer), &layout);
-            slice::copy_in(slice, &self.whole().spec, both, part, whole);
+            let both = (self.whole().trained(layer), &layout);
+            slice::copy_in(|param| self.block(slice, param), both, part, whole);
             rest = after;
         }
     }
 
-    /// Lists every tensor-parallel shard with its spec.
-    fn slices(&self) -> impl Iterator<Item = (TensorParallelShard, DecoderSpec)> {
-        (0..self.slice.count).map(|index| {
+    /// Lists every tensor-parallel shard with the layout of a layer's trained parameters.
+    fn slices(&self, layer: LayerId) -> impl Iterator<Item = (TensorParallelShard, LayerLayout)> {
+        let whole = self.whole();
+        (0..self.slice.count).map(move |index| {
             let slice = TensorParallelShard { index, ..self.slice };
-            (slice, slice.spec(&self.whole().spec).expect("this slice was made"))
+            let spec = slice.spec(&whole.spec).expect("this slice was made");
+            let base = LayerLayout::from_spec(&spec, layer);
+            let layout = match whole.adapter() {
+                None => base,
+                Some(adapter) if slice.count == 1 => adapter.layout(&spec, layer, &base),
+                Some(adapter) => {
+                    let own = whole.adapter_of(adapter, slice).expect("this slice was made");
+                    own.layout(&spec, layer, &base)
+                }
+            };
+            (slice, layout)
         })
     }
 

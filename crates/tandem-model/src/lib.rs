@@ -53,8 +53,8 @@ pub use layout::{LayerId, LayerLayout, ParamKind, ParamSpec, PipelineStage, Tens
 pub use lora::{Adapter, AdapterConfig, AdapterKind, Targets};
 pub use spec::{Config, DecoderSpec};
 pub use weights::{
-    AdapterWeights, FlatLayer, FlatWeights, GradientSink, LayerGradients, LayerWeights, PackedLayer, Packing,
-    ResidentGradients, ResidentWeights, WeightSource,
+    AdapterWeights, FlatLayer, FlatWeights, GradientSink, LayerGradients, LayerWeights, PackedLayer,
+    PackedMatrix, Packing, ResidentGradients, ResidentWeights, WeightSource, WholeMatrix,
 };
 
 /// Result of an operation on a model.

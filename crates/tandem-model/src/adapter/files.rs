@@ -19,6 +19,8 @@ pub struct AdapterFiles {
     /// Trained tensors of each layer by [`Decoder::index`], under their names in the file.
     layers: Vec<Vec<Source>>,
     heads: usize,
+    /// The decoder, if it is a tensor-parallel shard.
+    shard: Option<Box<Decoder>>,
     /// Copies of the base's weights in the file, with their possible names in the base.
     copies: Vec<(String, Vec<String>)>,
 }
@@ -84,12 +86,21 @@ impl AdapterFiles {
         let layers =
             decoder.layers().into_iter().map(|layer| held(layer).into_iter().map(Source::from).collect());
         let layers = layers.collect();
-        Ok(Self { archive, layers, heads: whole.spec().attention.heads, copies })
+        let shard = (decoder.slice().count > 1).then(|| Box::new(decoder.clone()));
+        Ok(Self { archive, layers, heads: whole.spec().attention.heads, shard, copies })
     }
 
     /// Fills the flat buffer of a layer's trained parameters (`trained(layer).len` elements);
-    /// padding becomes zero. `index` is [`Decoder::index`].
+    /// padding becomes zero. `index` is [`Decoder::index`]. A tensor-parallel shard is cut from the whole
+    /// layer.
     pub fn read_layer(&self, index: usize, flat: &mut [f32]) {
+        if let Some(decoder) = &self.shard {
+            let layer = decoder.layers()[index];
+            let mut all = vec![0.0; decoder.whole().trained(layer).len];
+            read_sources(&self.archive, &self.layers[index], self.heads, 0..all.len(), &mut all);
+            decoder.cut_trained(layer, &all, flat);
+            return;
+        }
         read_sources(&self.archive, &self.layers[index], self.heads, 0..flat.len(), flat);
     }
 

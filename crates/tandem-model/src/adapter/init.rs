@@ -14,7 +14,7 @@ use crate::layout::{LayerId, ParamKind};
 use crate::random::mix;
 
 /// Fills the flat buffer of a layer's trained parameters with fresh weights. Padding, magnitudes
-/// and modules that train whole become zero: the latter two follow from the base.
+/// and modules that train whole become zero: the latter two follow from the base. A tensor-parallel shard is cut from the whole layer.
 ///
 /// # Panics
 /// If the decoder has no adapter, or the buffer is not of the layer's length.
@@ -22,6 +22,13 @@ pub fn init_layer(decoder: &Decoder, layer: LayerId, seed: u64, flat: &mut [f32]
     let adapter = decoder.adapter().expect("a decoder with an adapter");
     let layout = decoder.trained(layer);
     assert_eq!(flat.len(), layout.len, "the {layer}'s buffer of what trains");
+    if decoder.slice().count > 1 {
+        let whole = decoder.whole();
+        let mut all = vec![0.0; whole.trained(layer).len];
+        init_layer(whole, layer, seed, &mut all);
+        decoder.cut_trained(layer, &all, flat);
+        return;
+    }
     flat.fill(0.0);
     let index = decoder.whole().index(layer) as u64;
     let stream = |part: ParamKind, site: u64| mix(mix(mix(seed) ^ (index << 32 | part as u64)) ^ site);

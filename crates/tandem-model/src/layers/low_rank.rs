@@ -5,6 +5,8 @@
 //! column: `y = g ⊙ z` with `g = m / ‖W + s B A‖` by row of the matrix. The norm is a constant in
 //! backward, as in `peft`.
 
+use std::ops::Range;
+
 use tandem_kernels::{DType, MemoryKind, Tensor, View, ViewMut, ops};
 
 use super::LayerExecutor;
@@ -206,7 +208,17 @@ impl LayerExecutor<'_> {
     pub(super) fn dropped(&self, term: &LowRank, x: View) -> Result<Option<Tensor>> {
         let Some(key) = self.drops(term) else { return Ok(None) };
         let mut dropped = self.alloc(x.extent(), x.cols(), x.dtype())?;
-        ops::dropout(self.device, x, dropped.view_mut(), key ^ term.place, term.dropout)?;
+        let Some((columns, num_columns)) = term.columns else {
+            ops::dropout(self.device, x, dropped.view_mut(), key ^ term.place, term.dropout)?;
+            return Ok(Some(dropped));
+        };
+        // A mask follows an element's place in the whole activation.
+        let mut whole = self.alloc(x.extent(), *num_columns, x.dtype())?;
+        ops::fill_zero(self.device, whole.view_mut())?;
+        ops::cast(self.device, x, whole.view_mut().col_range(columns.clone()))?;
+        let mut of_whole = self.alloc(x.extent(), *num_columns, x.dtype())?;
+        ops::dropout(self.device, whole.view(), of_whole.view_mut(), key ^ term.place, term.dropout)?;
+        ops::cast(self.device, of_whole.view().col_range(columns.clone()), dropped.view_mut())?;
         Ok(Some(dropped))
     }
 
@@ -404,7 +416,21 @@ impl LayerExecutor<'_> {
         dx: &mut Tensor,
     ) -> Result<()> {
         let Some((term, dh)) = weights.low_rank(weight).zip(low_rank.dh) else { return Ok(()) };
+        if self.drops(&term).is_some() && self.split.is_some() {
+            return self.dropped_input(&term, dh.view(), shares.own(), dx.view_mut());
+        }
         self.low_rank_input(&term, shares.own_of(dh.view()), dx.view_mut().row_range(shares.own()))
+    }
+
+    /// Adds the terms' gradient to rows `own` of `dx`, of which this rank holds the sum; `dh` has all rows.
+    /// All rows are computed, since a mask follows an element's place among them.
+    fn dropped_input(&self, term: &LowRank, dh: View, own: Range<usize>, mut dx: ViewMut) -> Result<()> {
+        let key = self.drops(term).expect("asked for with dropout") ^ term.place;
+        let mut dropped = self.alloc(dh.extent(), dx.cols(), self.dtype)?;
+        ops::fill_zero(self.device, dropped.view_mut())?;
+        let of_own = dropped.view_mut().row_range(own.clone());
+        ops::linear_backward_input(self.device, dh.row_range(own), term.a, of_own, false)?;
+        Ok(ops::dropout_backward_add(self.device, dropped.view(), dx.reborrow(), key, term.dropout)?)
     }
 
     /// Returns the dropout key, if the terms have dropout.
@@ -419,6 +445,19 @@ impl LayerExecutor<'_> {
         };
         let mut dropped = self.alloc(dh.extent(), dx.cols(), self.dtype)?;
         ops::linear_backward_input(self.device, dh, term.a, dropped.view_mut(), false)?;
+        if let Some((columns, num_columns)) = term.columns {
+            // A mask follows an element's place in the whole activation.
+            let mut whole = self.alloc(dh.extent(), *num_columns, self.dtype)?;
+            ops::fill_zero(self.device, whole.view_mut())?;
+            ops::cast(self.device, dropped.view(), whole.view_mut().col_range(columns.clone()))?;
+            let mut sums = self.alloc(dh.extent(), *num_columns, dx.dtype())?;
+            ops::fill_zero(self.device, sums.view_mut())?;
+            let mut dx = dx;
+            ops::cast(self.device, dx.view(), sums.view_mut().col_range(columns.clone()))?;
+            let key = key ^ term.place;
+            ops::dropout_backward_add(self.device, whole.view(), sums.view_mut(), key, term.dropout)?;
+            return Ok(ops::cast(self.device, sums.view().col_range(columns.clone()), dx.reborrow())?);
+        }
         Ok(ops::dropout_backward_add(self.device, dropped.view(), dx, key ^ term.place, term.dropout)?)
     }
 }

@@ -89,7 +89,18 @@ impl TensorParallelShard {
 
     /// Returns whether ranks hold different parts of a parameter, rather than all of it each.
     pub fn splits(self, part: ParamKind) -> bool {
+        // Of a matrix that is divided by rows `B` is divided, of one by columns `A`.
+        let is_whole_factor = matches!(
+            part,
+            ParamKind::QkvLoraA
+                | ParamKind::OutLoraB
+                | ParamKind::UpLoraA
+                | ParamKind::DownLoraB
+                | ParamKind::DeltaInLoraA
+                | ParamKind::DeltaOutLoraB
+        );
         self.count > 1
+            && !is_whole_factor
             && (part.is_matrix()
                 || matches!(
                     part,
@@ -100,17 +111,6 @@ impl TensorParallelShard {
                         | ParamKind::DeltaDecayLog
                         | ParamKind::DeltaDecayBias
                 ))
-    }
-
-    /// Returns the shard's columns of a whole parameter that is divided by columns; else all
-    /// columns.
-    pub(crate) fn columns(self, whole: &DecoderSpec, param: &ParamSpec) -> Range<usize> {
-        match (param.part, &self.block(whole, param).cols[..]) {
-            (ParamKind::OutWeight | ParamKind::DownWeight | ParamKind::DeltaOutWeight, [columns]) => {
-                columns.clone()
-            }
-            _ => 0..param.cols,
-        }
     }
 
     /// Returns the shard's rows and columns of a whole parameter.
@@ -224,28 +224,27 @@ pub struct Run {
     pub whole: Range<usize>,
 }
 
-/// Lists the runs of one shard's parameter, in order; `param` is the whole one.
-pub(crate) fn runs(slice: TensorParallelShard, whole: &DecoderSpec, param: &ParamSpec) -> Vec<Run> {
+/// Lists the runs of one shard's parameter, in order: of its block of a parameter of `width` columns.
+pub(crate) fn runs(block: &Block, width: usize) -> Vec<Run> {
     let mut start = 0;
-    let block = slice.block(whole, param);
-    let runs = block.runs(param.cols).map(|whole| {
+    let runs = block.runs(width).map(|whole| {
         start += whole.len();
         Run { start: start - whole.len(), whole }
     });
     runs.collect()
 }
 
-/// Copies one shard of a layer's flat buffer out of the whole one; padding becomes zero.
+/// Copies one shard of a layer's flat buffer out of the whole one; padding becomes zero. `block` returns
+/// the shard's block of a whole parameter.
 pub(crate) fn copy_out(
-    slice: TensorParallelShard,
-    spec: &DecoderSpec,
+    block: impl Fn(&ParamSpec) -> Block,
     (whole_layout, layout): (&LayerLayout, &LayerLayout),
     whole: &[f32],
     part: &mut [f32],
 ) {
     part.fill(0.0);
     for (param, own) in whole_layout.params.iter().zip(&layout.params) {
-        for Run { start, whole: run } in runs(slice, spec, param) {
+        for Run { start, whole: run } in runs(&block(param), param.cols) {
             let to = own.offset + start..own.offset + start + run.len();
             part[to].copy_from_slice(&whole[param.offset + run.start..param.offset + run.end]);
         }
@@ -255,14 +254,13 @@ pub(crate) fn copy_out(
 /// Copies a shard back into the whole buffer. Of parameters that every rank holds whole, the last
 /// copy stays.
 pub(crate) fn copy_in(
-    slice: TensorParallelShard,
-    spec: &DecoderSpec,
+    block: impl Fn(&ParamSpec) -> Block,
     (whole_layout, layout): (&LayerLayout, &LayerLayout),
     part: &[f32],
     whole: &mut [f32],
 ) {
     for (param, own) in whole_layout.params.iter().zip(&layout.params) {
-        for Run { start, whole: run } in runs(slice, spec, param) {
+        for Run { start, whole: run } in runs(&block(param), param.cols) {
             let from = own.offset + start..own.offset + start + run.len();
             whole[param.offset + run.start..param.offset + run.end].copy_from_slice(&part[from]);
         }

@@ -18,7 +18,7 @@ use std::ops::Range;
 pub use targets::Targets;
 pub(crate) use targets::peft_names;
 
-use crate::layout::{LayerId, LayerLayout, ParamKind};
+use crate::layout::{Block, LayerId, LayerLayout, ParamKind, ParamSpec, TensorParallelShard};
 use crate::spec::DecoderSpec;
 use crate::{ModelError, Result};
 use targets::{Module, modules};
@@ -71,6 +71,9 @@ pub struct Adapted {
     pub part: ParamKind,
     /// Targeted modules of the matrix, in the order of its rows.
     pub sites: Vec<LoraTarget>,
+    /// Columns that `A` reads of the whole matrix's, and their number, in a tensor-parallel shard of a
+    /// matrix that is divided by columns.
+    pub(crate) columns: Option<(Range<usize>, usize)>,
 }
 
 /// HF module with a low-rank term.
@@ -89,6 +92,12 @@ impl Adapted {
     fn b_rows(&self) -> usize {
         self.sites.last().map_or(0, |site| site.b_rows.end)
     }
+}
+
+/// Lists the parts of `ranges` within `to`.
+fn rows_within(ranges: &[Range<usize>], to: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let clipped = ranges.iter().map(|range| range.start.max(to.start)..range.end.min(to.end));
+    clipped.filter(|range| !range.is_empty())
 }
 
 impl Adapter {
@@ -122,7 +131,7 @@ impl Adapter {
             match matrices.iter_mut().find(|adapted| adapted.part == part) {
                 Some(adapted) => add(adapted),
                 None => {
-                    matrices.push(Adapted { part, sites: Vec::new() });
+                    matrices.push(Adapted { part, sites: Vec::new(), columns: None });
                     matrices.iter_mut().last().map(add);
                 }
             }
@@ -154,6 +163,81 @@ impl Adapter {
     /// Returns the parts of the base that train whole.
     pub fn saved(&self) -> &[ParamKind] {
         &self.saved
+    }
+
+    /// Checks that tensor parallelism can divide the adapter.
+    ///
+    /// # Errors
+    /// If it is of DoRA, or has terms of the token table or the head.
+    pub fn check_tensor_parallel(&self) -> Result<()> {
+        let reason = if self.config.kind == AdapterKind::Dora {
+            "adapter.kind = \"dora\" does not support compute.tensor yet: a row's length is a sum over ranks"
+        } else if self.get(ParamKind::TokenTable).or(self.get(ParamKind::HeadWeight)).is_some() {
+            "adapter.targets names the token table or the head, which compute.tensor does not support yet"
+        } else {
+            return Ok(());
+        };
+        Err(ModelError::Invalid(format!("{reason}; use compute.sharding or compute.pipeline")))
+    }
+
+    /// Returns the adapter of a tensor-parallel shard of a whole decoder: the modules' rows are those of
+    /// the shard. `param` finds a matrix of the whole model.
+    pub(crate) fn sliced(
+        &self,
+        slice: TensorParallelShard,
+        whole: &DecoderSpec,
+        param: &dyn Fn(ParamKind) -> Option<ParamSpec>,
+    ) -> Result<Self> {
+        self.check_tensor_parallel()?;
+        let mut own = self.clone();
+        for adapted in &mut own.matrices {
+            let matrix = param(adapted.part).expect("the adapter was resolved for this model");
+            let Block { rows, cols } = slice.block(whole, &matrix);
+            if adapted.part.is_divided_by_columns() {
+                adapted.columns = cols.first().map(|columns| (columns.clone(), matrix.cols));
+                continue;
+            }
+            let mut start = 0;
+            for site in &mut adapted.sites {
+                let before: usize = rows_within(&rows, &(0..site.rows.start)).map(|rows| rows.len()).sum();
+                let len: usize = rows_within(&rows, &site.rows).map(|rows| rows.len()).sum();
+                (site.rows, site.b_rows) = (before..before + len, start..start + len);
+                start += len;
+            }
+        }
+        Ok(own)
+    }
+
+    /// Returns the block of one of the adapter's whole parameters that a tensor-parallel shard holds:
+    /// `B` has the rows that the shard has of a matrix divided by rows, `A` the columns of one divided by
+    /// columns, and the other factor is whole. `None` for parameters of the base.
+    pub(crate) fn block(
+        &self,
+        slice: TensorParallelShard,
+        whole: &DecoderSpec,
+        param: &ParamSpec,
+    ) -> Option<Block> {
+        let (adapted, parts) = self.matrices.iter().find_map(|adapted| {
+            let parts = adapted.part.low_rank()?;
+            [parts.a, parts.b].contains(&param.part).then_some((adapted, parts))
+        })?;
+        let of_matrix = slice.block(whole, &ParamSpec { part: adapted.part, ..*param });
+        let (rows, cols) = (0..param.rows, 0..param.cols);
+        let all = Block { rows: vec![rows], cols: vec![cols] };
+        let is_a = param.part == parts.a;
+        if slice.count == 1 || adapted.part.is_divided_by_columns() != is_a {
+            return Some(all);
+        }
+        if is_a {
+            return Some(of_matrix);
+        }
+        let mut rows = Vec::new();
+        for site in &adapted.sites {
+            let within = rows_within(&of_matrix.rows, &site.rows);
+            let place = |row: usize| site.b_rows.start + row - site.rows.start;
+            rows.extend(within.map(|rows| place(rows.start)..place(rows.end)));
+        }
+        Some(Block { rows, ..all })
     }
 
     /// Lays out the trained parameters of a layer whose base is laid out as `base`.

@@ -25,7 +25,7 @@
 mod packing;
 mod resident;
 
-pub use packing::{PackedLayer, PackedMatrix, Packing};
+pub use packing::{PackedLayer, PackedMatrix, Packing, WholeMatrix};
 pub use resident::{FlatWeights, ResidentGradients, ResidentWeights};
 
 use tandem_kernels::{View, ViewMut};
@@ -126,6 +126,8 @@ pub(crate) struct LowRank<'a> {
     pub(crate) dropout: f32,
     /// Key of this matrix for dropout, unique in the model.
     pub(crate) place: u64,
+    /// Columns that `A` reads of the whole matrix's, and their number, if it reads some.
+    pub(crate) columns: Option<&'a (std::ops::Range<usize>, usize)>,
     /// `[S·r, in]`.
     pub(crate) a: View<'a>,
     /// `[Σ rows of sites, r]`.
@@ -182,10 +184,11 @@ impl<'a> LayerWeights<'a> {
     /// Returns the low-rank terms of a matrix, if it has some.
     pub(crate) fn low_rank(&self, part: ParamKind) -> Option<LowRank<'a>> {
         let AdapterWeights { adapter, layer, weights } = self.adapter?;
-        let sites = &adapter.get(part)?.sites[..];
+        let adapted = adapter.get(part)?;
         let parts = part.low_rank()?;
         Some(LowRank {
-            sites,
+            sites: &adapted.sites,
+            columns: adapted.columns.as_ref(),
             rank: adapter.config().rank,
             scale: adapter.scale(),
             dropout: adapter.config().dropout as f32,

@@ -7,6 +7,10 @@
 //! stored in another type than the compute type are unpacked into a second buffer before products
 //! read them.
 //!
+//! A tensor-parallel shard has codes and scales of the whole tensor, so that its weights are those of one
+//! rank: of a matrix divided by rows it keeps the units of its rows; one divided by columns it keeps
+//! whole, and products read their columns of it.
+//!
 //! A piece takes whole units, so one of less than 4256 weights takes more bytes in nf4 than in bf16
 //! (8512). Matrices of real models are hundreds of times larger, and a format that depended on the
 //! size would make tiny models another computation than the large ones that they test.
@@ -16,10 +20,10 @@ use std::ops::Range;
 use tandem_kernels::bytes::BytesView;
 use tandem_kernels::{DType, Device, Format, View, ViewMut, ops};
 
-use crate::Result;
 use crate::decoder::Decoder;
-use crate::families::{family_named, pieces};
+use crate::families::{HfTensor, family_named, pieces};
 use crate::layout::{LayerId, LayerLayout, ParamKind, ParamSpec};
+use crate::{ModelError, Result};
 
 /// Layout of a frozen layer's buffer.
 #[derive(Clone, Debug)]
@@ -37,6 +41,8 @@ struct Packed {
     pieces: Vec<PackedMatrix>,
     /// First element in the unpacked buffer, if the parameter is unpacked.
     unpacked: Option<usize>,
+    /// Columns that products read, if `param` is the whole parameter of a shard that has some.
+    columns: Option<Range<usize>>,
 }
 
 /// Rows of a parameter that are quantised together.
@@ -50,8 +56,23 @@ pub struct PackedMatrix {
     pub rows: usize,
     /// Columns.
     pub cols: usize,
-    /// Elements in the layer's flat f32 buffer.
+    /// Elements in the layer's flat f32 buffer; of the whole layer's, if the piece is kept whole.
     pub flat: Range<usize>,
+    /// The whole tensor that a tensor-parallel shard's piece is cut from.
+    pub whole: Option<WholeMatrix>,
+}
+
+/// Whole quantised tensor of which a tensor-parallel shard keeps some units.
+#[derive(Clone, Debug)]
+pub struct WholeMatrix {
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+    /// Elements in the whole layer's flat f32 buffer.
+    pub flat: Range<usize>,
+    /// Bytes that are kept of the packed tensor, in order.
+    pub kept: Vec<Range<usize>>,
 }
 
 /// Alignment of unpacked parameters, in elements: whole cache lines.
@@ -77,8 +98,12 @@ impl Packing {
                 let len = format.packed_len(rows, param.cols);
                 let bytes = packing.len..packing.len + len;
                 packing.len = bytes.end;
-                PackedMatrix { format, bytes, rows, cols: param.cols, flat }
+                PackedMatrix { format, bytes, rows, cols: param.cols, flat, whole: None }
             };
+            if format.dtype().is_none() && decoder.slice().count > 1 {
+                packing.add_cut(decoder, layer, param, format, is_multiplied);
+                continue;
+            }
             let pieces = if format.dtype().is_some() {
                 vec![add(&mut packing, param.rows, param.range())]
             } else {
@@ -90,9 +115,86 @@ impl Packing {
             if unpacks {
                 packing.unpacked_len += param.len().next_multiple_of(ALIGNMENT);
             }
-            packing.params.push(Packed { param, pieces, unpacked });
+            packing.params.push(Packed { param, pieces, unpacked, columns: None });
         }
         packing
+    }
+
+    /// Adds the quantised parameter of a tensor-parallel shard.
+    fn add_cut(
+        &mut self,
+        decoder: &Decoder,
+        layer: LayerId,
+        own: ParamSpec,
+        format: Format,
+        is_multiplied: bool,
+    ) {
+        let mut pieces = Vec::new();
+        let mut first = own.offset;
+        let columns = own.part.is_divided_by_columns();
+        let whole_param = *decoder.whole().layout(layer).param(own.part).expect("every shard has it");
+        for (tensor, rows) in cut_tensors(decoder, layer, own.part) {
+            let (unit, unit_len) = (format.unit_weights(tensor.cols), format.unit_len(tensor.cols));
+            let (kept, rows, flat) = if columns {
+                let all = std::iter::once(0..format.packed_len(tensor.rows, tensor.cols)).collect();
+                (all, tensor.rows, tensor.range.clone())
+            } else {
+                let units = |rows: &Range<usize>| {
+                    let end = (rows.end * tensor.cols).div_ceil(unit);
+                    rows.start * tensor.cols / unit * unit_len..end * unit_len
+                };
+                let num_rows: usize = rows.iter().map(Range::len).sum();
+                let flat = first..first + num_rows * tensor.cols;
+                first = flat.end;
+                (rows.iter().map(units).collect::<Vec<_>>(), num_rows, flat)
+            };
+            let bytes = self.len..self.len + kept.iter().map(Range::len).sum::<usize>();
+            self.len = bytes.end;
+            let (cols, whole) = (tensor.cols, (tensor.rows, tensor.range));
+            let whole = Some(WholeMatrix { rows: whole.0, cols, flat: whole.1, kept });
+            pieces.push(PackedMatrix { format, bytes, rows, cols, flat, whole });
+        }
+        let param = if columns { whole_param } else { own };
+        let unpacked = is_multiplied.then_some(self.unpacked_len);
+        if is_multiplied {
+            self.unpacked_len += param.len().next_multiple_of(ALIGNMENT);
+        }
+        let columns = columns.then(|| decoder.columns(&whole_param));
+        self.params.push(Packed { param, pieces, unpacked, columns });
+    }
+
+    /// Checks that a tensor-parallel shard's rows of every quantised matrix are whole units of its
+    /// format.
+    ///
+    /// # Errors
+    /// If a unit would be cut.
+    pub fn check_cut(decoder: &Decoder, format: Format) -> Result<()> {
+        if decoder.slice().count == 1 || format.dtype().is_some() {
+            return Ok(());
+        }
+        for layer in decoder.layers() {
+            let params = decoder.layout(layer).params.iter();
+            for param in params.filter(|param| format_of(param.part, format) == format) {
+                if param.part.is_divided_by_columns() {
+                    continue;
+                }
+                for (tensor, rows) in cut_tensors(decoder, layer, param.part) {
+                    let unit = format.unit_weights(tensor.cols);
+                    let is_cut = |row: usize| row < tensor.rows && !(row * tensor.cols).is_multiple_of(unit);
+                    if rows.iter().any(|rows| is_cut(rows.start) || is_cut(rows.end)) {
+                        return Err(ModelError::Invalid(format!(
+                            "{} {:?} in {format} cannot be divided among {} ranks: {unit} weights share their \
+                             scales, and a boundary between ranks would lie within them; set compute.format \
+                             to \"bf16\" or \"int8\", or use compute.sharding or compute.pipeline",
+                            tensor.name,
+                            [tensor.rows, tensor.cols],
+                            decoder.slice().count
+                        )));
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Returns the bytes of the buffer.
@@ -131,7 +233,7 @@ impl Packing {
 
     /// Unpacks the matrices of `bytes` into `unpacked` `[1, unpacked_len]` in the compute type.
     pub fn unpack(&self, device: &Device, bytes: BytesView, mut unpacked: ViewMut) -> Result<()> {
-        for Packed { param, pieces, unpacked: place } in &self.params {
+        for Packed { param, pieces, unpacked: place, .. } in &self.params {
             let Some(start) = *place else { continue };
             for piece in pieces {
                 let first = start + piece.flat.start - param.offset;
@@ -146,6 +248,24 @@ impl Packing {
     fn find(&self, part: ParamKind) -> Option<&Packed> {
         self.params.iter().find(|packed| packed.param.part == part)
     }
+}
+
+/// Lists the whole tensors of a parameter, with the rows of each that a tensor-parallel shard has: all, if
+/// the parameter is divided by columns.
+fn cut_tensors(decoder: &Decoder, layer: LayerId, part: ParamKind) -> Vec<(HfTensor, Vec<Range<usize>>)> {
+    let whole = decoder.whole();
+    let family = family_named(whole.spec().family).expect("specs come from families");
+    let layout = whole.layout(layer);
+    let param = layout.param(part).expect("every shard has the whole's parameters");
+    let block = decoder.slice().block(whole.spec(), param);
+    let one = LayerLayout { params: vec![*param], ..layout.clone() };
+    let tensors = pieces(family, whole.spec(), layer, &one).into_iter();
+    let rows_of = |tensor: HfTensor| {
+        let first = (tensor.range.start - param.offset) / param.cols;
+        let rows = block.within(&(first..first + tensor.rows), &(0..param.cols)).rows;
+        (tensor, rows)
+    };
+    tensors.map(rows_of).collect()
 }
 
 /// Returns whether the part is a table that no product reads.
@@ -186,11 +306,12 @@ impl<'a> PackedLayer<'a> {
 
     /// Returns a parameter, in the compute type if products read it.
     pub(crate) fn get(&self, part: ParamKind) -> Option<View<'a>> {
-        let Packed { param, pieces, unpacked } = self.packing.find(part)?;
+        let Packed { param, pieces, unpacked, columns } = self.packing.find(part)?;
         Some(match unpacked {
             Some(start) => {
                 let all = self.unpacked.expect("a layer that has something to unpack was unpacked");
-                all.col_range(*start..start + param.len()).reshape(param.rows, param.cols)
+                let all = all.col_range(*start..start + param.len()).reshape(param.rows, param.cols);
+                columns.as_ref().map_or(all, |columns| all.col_range(columns.clone()))
             }
             None => {
                 let piece = &pieces[0];

@@ -49,7 +49,7 @@ keys! {
         /// Sums over heads, channels and vocabulary in the blocks and the order that give the same
         /// bits for `tensor` of 1, 2, 4 and 8. `false` spares some percent of a step of models with
         /// an even number of key/value heads: see
-        /// [ranks.md](ranks.md#the-same-bits-with-slices). Runs with an adapter use no blocks.
+        /// [ranks.md](ranks.md#the-same-bits-with-slices).
         sum_blocks: bool = boolean().or(true),
         /// State divided among the ranks. `"ddp"`: none. `"zero1"`: optimiser states. `"zero2"`:
         /// these and gradients. `"zero3"`: these and weights. The numbers are the same.
@@ -64,9 +64,6 @@ keys! {
         /// `reduction = "exact"`, `sum_blocks` and states in f32 or bf16, on CPUs); other numbers give
         /// loss and gradient norm within 1e-5: see [ranks.md](ranks.md#slices-of-a-model).
         tensor: usize = integer(1..=MAX_RANKS as u64)
-            .unless(|tensor: &usize| (*tensor > 1 && has_adapter).then(|| {
-                "adapters do not support tensor parallelism yet; use compute.sharding or compute.pipeline".to_owned()
-            }))
             .or(1),
         /// Pipeline parallelism: stages that hold the layers of one model, front to back. A stage is
         /// one rank, or `tensor` ranks. The number of ranks must be a multiple of `tensor` ×

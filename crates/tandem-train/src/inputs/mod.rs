@@ -55,13 +55,15 @@ impl ModelSpecs {
     /// # Errors
     /// An adapter's folder cannot be read or does not fit the model.
     pub fn from_config(config: &Config, plain: &Decoder) -> Result<Self> {
-        // Adapters do not support tensor parallelism: blocks would cost time for nothing.
-        let plain = &match config.compute.sum_blocks && config.adapter.is_none() {
+        let plain = &match config.compute.sum_blocks {
             true => plain.clone(),
             false => plain.clone().without_sum_blocks(),
         };
         let adapted = |adapter: AdapterConfig| -> Result<_> {
             let adapter = Adapter::new(adapter, plain.spec())?;
+            if config.compute.tensor > 1 {
+                adapter.check_tensor_parallel()?;
+            }
             Ok(Arc::new(plain.clone().with_adapter(adapter)))
         };
         let reference = match &config.reference.adapter {

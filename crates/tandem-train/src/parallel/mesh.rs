@@ -220,7 +220,7 @@ impl DeviceMesh {
         let Some(tensor) = self.tensor() else { return Ok(()) };
         let parts = tensor.gather_all(flat, &decoder.slice_lengths(layer))?;
         flat.clear();
-        flat.resize(decoder.whole().layout(layer).len, 0.0);
+        flat.resize(decoder.whole().trained(layer).len, 0.0);
         decoder.join(layer, &parts, flat);
         Ok(())
     }

@@ -1,12 +1,15 @@
 //! The weights that a run starts from, and where it puts them.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tandem_comm::ProcessGroup;
 use tandem_kernels::{Bytes, BytesMut, DType, Device, Format, MemoryKind, ops};
 use tandem_model::adapter::{self, AdapterFiles, PeftFolder};
-use tandem_model::{Decoder, FlatWeights, LayerId, ModelFolder, WeightFiles, WeightSource, init};
+use tandem_model::{
+    Decoder, FlatWeights, LayerId, ModelFolder, PackedMatrix, Packing, WeightFiles, WeightSource, init,
+};
 
 use crate::Result;
 use crate::config::{Config, Weights};
@@ -23,7 +26,12 @@ pub struct InitialWeights {
 
 enum Source {
     /// Files on disk.
-    Files(WeightFiles),
+    Files {
+        /// Of the decoder, which may be a shard.
+        own: Box<WeightFiles>,
+        /// Of the whole decoder, which quantised weights are cut from.
+        whole: Option<Box<WeightFiles>>,
+    },
     /// A seed.
     Random(u64),
 }
@@ -60,7 +68,10 @@ impl InitialWeights {
 
     /// Weights of a folder.
     pub fn from_folder(folder: &ModelFolder, decoder: &Decoder) -> Result<Self> {
-        Ok(Self { source: Source::Files(folder.weights(decoder)?), quantised: folder.quantised() })
+        let is_cut = decoder.slice().count > 1 && decoder.adapter().is_some();
+        let whole = if is_cut { Some(Box::new(folder.weights(decoder.whole())?)) } else { None };
+        let own = Box::new(folder.weights(decoder)?);
+        Ok(Self { source: Source::Files { own, whole }, quantised: folder.quantised() })
     }
 
     /// The format that [`InitialWeights::frozen`] keeps matrices in.
@@ -113,8 +124,8 @@ impl InitialWeights {
         }
         let files = PeftFolder::open(folder)?.weights(decoder)?;
         // Random weights carry no adapter.
-        if let Source::Files(base) = &self.source {
-            files.check_base(base)?;
+        if let Source::Files { own, .. } = &self.source {
+            files.check_base(own)?;
         }
         Ok(AdapterStart::Files(files))
     }
@@ -159,7 +170,9 @@ impl InitialWeights {
         see: Option<LoadObserver<'_>>,
     ) -> Result<Box<FrozenWeights>> {
         let dtype = config.compute.compute_type();
-        let packings = Packings::new(decoder, self.frozen_format(config), dtype);
+        let format = self.frozen_format(config);
+        Packing::check_cut(decoder, format)?;
+        let packings = Packings::new(decoder, format, dtype);
         let divides = config.compute.sharded().weights && shard.size() > 1;
         let group = if divides { Some(shard.split(0)?) } else { None };
         let place = if divides { (shard.rank(), shard.size()) } else { (0, 1) };
@@ -194,12 +207,13 @@ impl InitialWeights {
         mut see: Option<LoadObserver<'_>>,
     ) -> Result<Vec<Bytes>> {
         let layers = decoder.layers();
-        let lengths =
-            layers.iter().flat_map(|&layer| packings.packing(layer).pieces().map(|piece| piece.flat.len()));
+        let lengths = layers
+            .iter()
+            .flat_map(|&layer| packings.packing(layer).pieces().map(|piece| tensor_of(piece).0.len()));
         let (scratch, packer, home) =
             (placement.gradient_device(), placement.pack_device(), placement.state());
         let mut values = scratch.alloc(MemoryKind::Scratch, 1, lengths.max().unwrap_or(0), DType::F32)?;
-        let mut drawn = Vec::new();
+        let (mut drawn, mut drawn_whole) = (Vec::new(), Vec::new());
         let mut packed = Vec::with_capacity(layers.len());
         for (index, layer) in layers.into_iter().enumerate() {
             let packing = packings.packing(layer);
@@ -210,42 +224,62 @@ impl InitialWeights {
             if let (Source::Random(seed), false) = (&self.source, packer.is_meta()) {
                 drawn.resize(decoder.layout(layer).len, 0.0);
                 init::init_layer(decoder, layer, *seed, &mut drawn);
+                if packing.pieces().any(|piece| piece.whole.is_some()) {
+                    drawn_whole.resize(decoder.whole().layout(layer).len, 0.0);
+                    init::init_layer(decoder.whole(), layer, *seed, &mut drawn_whole);
+                }
             }
             for piece in packing.pieces() {
                 let part = piece.bytes.start.max(own.start)..piece.bytes.end.min(own.end);
                 if part.is_empty() && see.is_none() {
                     continue;
                 }
-                // Codes and scales that the files hold are taken as they are.
-                let stored = match &self.source {
-                    Source::Files(files) if files.is_stored(index, &piece.flat, piece.format) => Some(files),
-                    _ => None,
+                let (flat, rows, cols) = tensor_of(piece);
+                let (files, index, drawn) = match (&self.source, &piece.whole) {
+                    (Source::Files { own, .. }, None) => (Some(&**own), index, &drawn),
+                    (Source::Files { whole, .. }, Some(_)) => {
+                        (whole.as_deref(), decoder.whole().index(layer), &drawn)
+                    }
+                    (Source::Random(_), None) => (None, index, &drawn),
+                    (Source::Random(_), Some(_)) => (None, index, &drawn_whole),
                 };
-                let mut values = values.view_mut().col_range(0..piece.flat.len());
+                // Codes and scales that the files hold are taken as they are.
+                let stored = files.filter(|files| files.is_stored(index, flat, piece.format));
+                let mut values = values.view_mut().col_range(0..flat.len());
                 if stored.is_none() || see.is_some() {
                     packer.host_write(values.reborrow(), |values| {
-                        match &self.source {
-                            Source::Files(files) => files.read_range(index, piece.flat.clone(), values),
-                            Source::Random(_) => values.copy_from_slice(&drawn[piece.flat.clone()]),
+                        match files {
+                            Some(files) => files.read_range(index, flat.clone(), values),
+                            None => values.copy_from_slice(&drawn[flat.clone()]),
                         }
                         see.iter_mut().for_each(|see| see(layer, values));
                     })?;
                 }
-                let values = values.view().reshape(piece.rows, piece.cols);
+                let values = values.view().reshape(rows, cols);
                 let pack = |packed: BytesMut| -> Result<()> {
                     match stored {
-                        Some(files) => Ok(files.pack_stored(packer, index, &piece.flat, packed)?),
+                        Some(files) => Ok(files.pack_stored(packer, index, flat, packed)?),
                         None => Ok(ops::pack(packer, values, piece.format, packed)?),
                     }
                 };
-                if part == piece.bytes {
+                if part == piece.bytes && piece.whole.is_none() {
                     pack(bytes.range_mut(part.start - own.start..part.end - own.start))?;
                 } else if !part.is_empty() {
-                    let mut whole = Bytes::new(scratch, MemoryKind::Scratch, piece.bytes.len())?;
+                    let len = piece.format.packed_len(rows, cols);
+                    let mut whole = Bytes::new(scratch, MemoryKind::Scratch, len)?;
                     pack(whole.view_mut())?;
-                    let of_piece = part.start - piece.bytes.start..part.end - piece.bytes.start;
-                    let place = part.start - own.start..part.end - own.start;
-                    packer.copy_bytes(whole.range(of_piece), bytes.range_mut(place))?;
+                    let mut start = piece.bytes.start;
+                    let all = 0..len;
+                    let kept = piece.whole.as_ref().map(|whole| &whole.kept[..]);
+                    for kept in kept.unwrap_or(std::slice::from_ref(&all)) {
+                        let here = part.start.max(start)..part.end.min(start + kept.len());
+                        if !here.is_empty() {
+                            let of_whole = kept.start + here.start - start..kept.start + here.end - start;
+                            let place = here.start - own.start..here.end - own.start;
+                            packer.copy_bytes(whole.range(of_whole), bytes.range_mut(place))?;
+                        }
+                        start += kept.len();
+                    }
                 }
             }
             bytes.evict_pages();
@@ -263,7 +297,7 @@ impl InitialWeights {
         see: Option<LoadObserver<'_>>,
     ) -> Result<FlatWeights> {
         let whole = match &self.source {
-            Source::Files(files) => files.load(decoder, device, kind)?,
+            Source::Files { own, .. } => own.load(decoder, device, kind)?,
             Source::Random(seed) => init::init(decoder, device, kind, *seed)?,
         };
         if let Some(see) = see {
@@ -292,7 +326,7 @@ impl InitialWeights {
                 flat.clear();
                 flat.resize(partition.len(index), 0.0);
                 match &self.source {
-                    Source::Files(files) => files.read_layer(index, &mut flat),
+                    Source::Files { own, .. } => own.read_layer(index, &mut flat),
                     Source::Random(seed) => init::init_layer(decoder, layer, *seed, &mut flat),
                 }
                 see.iter_mut().for_each(|see| see(layer, &flat));
@@ -302,6 +336,14 @@ impl InitialWeights {
             layers.push(part);
         }
         Ok(FlatWeights { layers })
+    }
+}
+
+/// Elements of a flat buffer that a piece is packed from, and their rows and columns.
+fn tensor_of(piece: &PackedMatrix) -> (&Range<usize>, usize, usize) {
+    match &piece.whole {
+        Some(whole) => (&whole.flat, whole.rows, whole.cols),
+        None => (&piece.flat, piece.rows, piece.cols),
     }
 }
 

@@ -161,7 +161,6 @@ fn what_a_server_cannot_be_told_is_refused() {
         (&["online.algorithm=nash_md"], "also generates from the reference"),
         (&["online.temperature=0"], "repeats one completion"),
         (&["online.max_batch=3"], "a server limits its own batch"),
-        (&["compute.tensor=2"], "adapters do not support tensor parallelism"),
         (&["online.server.base_url=localhost:8000"], "is no address"),
         (&["online.server.base_url=http://me:secret@host/v1"], "give the key by `online.server.api_key_env`"),
         (&["online.server.model=\"\""], "a name"),

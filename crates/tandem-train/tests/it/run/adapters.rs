@@ -170,14 +170,6 @@ fn a_checkpoint_is_evaluated_with_the_reference_that_it_holds() {
     }
 }
 
-#[test]
-fn slices_of_an_adapted_model_are_refused_before_any_rank_starts() {
-    let small = Small::new("dpo");
-    let settings = with(&["reference.kind=base", "compute.devices=cpu:2", "compute.tensor=2"]);
-    let error = Config::load(&small.file("run"), &settings).unwrap_err().to_string();
-    assert!(error.contains("use compute.sharding or compute.pipeline"), "{error}");
-}
-
 /// Puts `table`, the tensor of a model's file, into an adapter's as `peft` puts its copy of a table that is a target.
 fn put_copy(adapter: &Path, shape: Vec<usize>, table: &[u8]) {
     let file = adapter.join("adapter_model.safetensors");

@@ -25,6 +25,7 @@ mod safety;
 mod server;
 mod server_sglang;
 mod sglang;
+mod sliced_adapters;
 mod states;
 mod tensor;
 mod vllm;

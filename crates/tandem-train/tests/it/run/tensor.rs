@@ -78,7 +78,7 @@ pub fn write_model(small: &Small, name: &str, config: &Value) -> String {
     format!("model={}", folder.display())
 }
 
-fn on(ranks: usize, tensor: usize, sharding: &str) -> Vec<String> {
+pub fn on(ranks: usize, tensor: usize, sharding: &str) -> Vec<String> {
     vec![
         format!("compute.devices=cpu:{ranks}"),
         format!("compute.tensor={tensor}"),
@@ -87,12 +87,12 @@ fn on(ranks: usize, tensor: usize, sharding: &str) -> Vec<String> {
     ]
 }
 
-fn finish(small: &Small, name: &str, start: RunDirPolicy, settings: &[&[String]]) {
+pub fn finish(small: &Small, name: &str, start: RunDirPolicy, settings: &[&[String]]) {
     let settings = settings.concat();
     small.finish(name, start, &settings.iter().map(String::as_str).collect::<Vec<_>>());
 }
 
-fn strings(settings: &[&str]) -> Vec<String> {
+pub fn strings(settings: &[&str]) -> Vec<String> {
     settings.iter().map(|s| (*s).to_owned()).collect()
 }
 
@@ -138,14 +138,14 @@ const WEIGHTS: f64 = 1e-4;
 /// Tensors that hold the biases of keys.
 const KEY_BIASES: [&str; 3] = ["k_proj.bias", "c_attn.bias", "query_key_value.bias"];
 
-fn is_close(small: &Small, run: &str, from: &str) {
+pub fn is_close(small: &Small, run: &str, from: &str) {
     let (logged, weights) = distance(small, run, from);
     assert!(logged <= LOGGED, "{run}: {logged:.1e} from {from}");
     assert!(weights <= WEIGHTS, "{run}: {weights:.1e} from {from}");
 }
 
 /// One run's log and final weights have the bits of another's.
-fn is_same(small: &Small, run: &str, from: &str) {
+pub fn is_same(small: &Small, run: &str, from: &str) {
     assert_eq!(log(small, run), log(small, from), "{run}: the log");
     assert!(small.weights(run) == small.weights(from), "{run}: the final weights");
 }
@@ -172,7 +172,7 @@ fn every_family_trains_to_the_bits_of_one_rank() {
 }
 
 /// A model with as many key/value heads as the most slices.
-fn eight_heads() -> Value {
+pub fn eight_heads() -> Value {
     let mut config = config_of("llama");
     (config["num_key_value_heads"], config["hidden_size"]) = (8.into(), 48.into());
     config

@@ -1,0 +1,203 @@
+//! Adapters over tensor-parallel ranks: the bits of the same run on one.
+
+use std::sync::atomic::AtomicBool;
+
+use serde_json::Value;
+use tandem_train::Config;
+use tandem_train::config::Weights;
+use tandem_train::events::Silent;
+use tandem_train::inputs::RunInputs;
+use tandem_train::run::run_dir::RunDirPolicy;
+use tandem_train::run::spawn;
+
+use super::ranks::{held_out, log};
+use super::tensor::{config_of, eight_heads, finish, is_close, is_same, on, strings, write_model};
+use crate::small::Small;
+
+const LORA: [&str; 4] =
+    ["adapter.rank=4", "train.learning_rate=1e-2", "train.micro_batch_size=2", "reference.kind=base"];
+
+/// Settings of an adapter on a model.
+fn settings(model: &str, more: &[&str]) -> Vec<String> {
+    [strings(&LORA), strings(more), vec![model.to_owned()]].concat()
+}
+
+#[test]
+fn any_number_of_slices_trains_an_adapter_to_the_same_bits() {
+    let small = Small::new("dpo");
+    let model = write_model(&small, "eight", &eight_heads());
+    for dtype in ["f32", "bf16"] {
+        let dtype = format!("compute.dtype={dtype}");
+        let eval = [held_out(&small, "pref_conv.jsonl"), "train.eval_every=3".to_owned()];
+        let common = [&settings(&model, &[&dtype])[..], &eval].concat();
+        let one = format!("{dtype} on one");
+        finish(&small, &one, RunDirPolicy::Fresh, &[&common]);
+        for (ranks, tensor, more) in [
+            (2, 2, "compute.sharding=ddp"),
+            (4, 4, "compute.checkpointing=selective"),
+            (8, 8, "compute.checkpointing=block"),
+            (4, 2, "compute.sharding=zero3"),
+            (4, 2, "compute.pipeline=2"),
+        ] {
+            let name = format!("{dtype}, {ranks} ranks, {tensor} slices, {more}");
+            let own = [on(ranks, tensor, "zero1"), strings(&[more])].concat();
+            finish(&small, &name, RunDirPolicy::Fresh, &[&common, &own]);
+            is_same(&small, &name, &one);
+        }
+    }
+}
+
+/// Masks follow an element's place in the whole activation, for columns and for rows.
+#[test]
+fn inputs_are_dropped_as_on_one_rank() {
+    let small = Small::new("dpo");
+    let model = write_model(&small, "eight", &eight_heads());
+    for dtype in ["f32", "bf16"] {
+        let dtype = format!("compute.dtype={dtype}");
+        let common = settings(&model, &["adapter.dropout=0.3", "adapter.rslora=true", &dtype]);
+        finish(&small, "one", RunDirPolicy::Overwrite, &[&common]);
+        finish(&small, "kept", RunDirPolicy::Overwrite, &[&common, &strings(&["adapter.dropout=0"])]);
+        assert!(log(&small, "one") != log(&small, "kept"), "something is dropped");
+        for tensor in [2, 4, 8] {
+            let name = format!("{tensor} slices, {dtype}");
+            finish(&small, &name, RunDirPolicy::Fresh, &[&common, &on(tensor, tensor, "ddp")]);
+            is_same(&small, &name, "one");
+        }
+    }
+}
+
+/// Fused and interleaved projections, biases, linear attention, some modules, and modules that train whole.
+#[test]
+fn adapters_of_every_family_train_to_the_bits_of_one_rank() {
+    for (family, more) in [
+        ("llama", &["adapter.targets=[\"k_proj\", \"v_proj\", \"up_proj\", \"down_proj\"]"][..]),
+        ("qwen3, tied", &["adapter.modules_to_save=[\"norm\"]"]),
+        ("phi", &["reference.kind=precompute"]),
+        ("gpt2", &["train.optimizer_state=bf16"]),
+        ("gpt-neox", &["reference.kind=sync", "reference.sync_steps=2"]),
+        ("qwen3.5", &[]),
+    ] {
+        let small = Small::new("dpo");
+        let common = settings(&write_model(&small, family, &config_of(family)), more);
+        finish(&small, "one", RunDirPolicy::Fresh, &[&common]);
+        finish(&small, family, RunDirPolicy::Fresh, &[&common, &on(4, 2, "zero3")]);
+        is_same(&small, family, "one");
+    }
+}
+
+#[test]
+fn an_adapter_goes_on_with_another_number_of_slices_and_starts_another_run() {
+    let small = Small::new("dpo");
+    let model = write_model(&small, "eight", &eight_heads());
+    let common = settings(&model, &["adapter.dropout=0.1"]);
+    finish(&small, "whole", RunDirPolicy::Fresh, &[&common]);
+    let go = |start, until, ranks: &[String]| {
+        let settings = [&common[..], ranks].concat();
+        let settings: Vec<_> = settings.iter().map(String::as_str).collect();
+        let (heard, outcome) = small.run("stopped", start, until, &settings);
+        outcome.unwrap_or_else(|e| panic!("{e}"));
+        assert!(heard.warnings.is_empty(), "{:?}", heard.warnings);
+    };
+    go(RunDirPolicy::Fresh, Some(2), &on(2, 2, "zero3"));
+    go(RunDirPolicy::Resume, Some(4), &on(4, 4, "ddp"));
+    go(RunDirPolicy::Resume, None, &on(1, 1, "ddp"));
+    is_same(&small, "stopped", "whole");
+    // A folder is cut as it is read, and is a reference too.
+    let start = format!("adapter.start={}", small.path("whole/final").display());
+    let reference = format!("reference.adapter={}", small.path("whole/final").display());
+    let start = [strings(&[&start, "reference.kind=adapter", &reference, "train.steps=2"]), vec![model]];
+    let start = [&start.concat()[..], &strings(&["train.learning_rate=1e-2"])].concat();
+    finish(&small, "second", RunDirPolicy::Fresh, &[&start]);
+    finish(&small, "second, sliced", RunDirPolicy::Fresh, &[&start, &on(4, 4, "zero3")]);
+    is_same(&small, "second, sliced", "second");
+}
+
+/// A model whose shards have whole units of 16,384 weights: rows of a head, and of an eighth of the channels.
+fn wide() -> Value {
+    let mut config = config_of("llama");
+    for (key, value) in
+        [("hidden_size", 256), ("head_dim", 64), ("num_key_value_heads", 8), ("intermediate_size", 512)]
+    {
+        config[key] = value.into();
+    }
+    config
+}
+
+/// A shard has the codes and scales of the whole matrix, drawn or read.
+#[test]
+fn quantised_weights_are_cut_to_the_bits_of_one_rank() {
+    let small = Small::new("dpo");
+    let model = write_model(&small, "wide", &wide());
+    let short = strings(&["train.steps=2", "train.warmup_steps=0"]);
+    finish(&small, "base", RunDirPolicy::Fresh, &[std::slice::from_ref(&model), &short]);
+    let read = format!("model={}", small.path("base/final").display());
+    for (format, model, weights) in
+        [("nf4", &model, Weights::Random), ("int8", &model, Weights::Random), ("nf4", &read, Weights::Folder)]
+    {
+        let format = format!("compute.format={format}");
+        let common = [settings(model, &[&format]), short.clone()].concat();
+        let train = |name: &str, more: &[String]| {
+            let settings = [&common[..], more].concat();
+            let settings: Vec<_> = settings.iter().map(String::as_str).collect();
+            let config = Config { weights: weights.clone(), ..small.config(name, &settings) };
+            let stop = AtomicBool::new(false);
+            spawn::train(&config, RunDirPolicy::Overwrite, &mut Silent, &stop).unwrap();
+        };
+        train("one", &[]);
+        for (ranks, tensor, sharding) in [(2, 2, "ddp"), (4, 2, "zero3"), (4, 4, "ddp")] {
+            train("sliced", &on(ranks, tensor, sharding));
+            is_same(&small, "sliced", "one");
+        }
+    }
+}
+
+/// A unit of nf4 that would lie on two ranks.
+#[test]
+fn a_boundary_within_a_unit_is_refused_by_tensor() {
+    let small = Small::new("dpo");
+    let model = write_model(&small, "eight", &eight_heads());
+    let settings = [settings(&model, &["compute.format=nf4"]), on(2, 2, "ddp")].concat();
+    let settings: Vec<_> = settings.iter().map(String::as_str).collect();
+    let error = small.run("run", RunDirPolicy::Fresh, None, &settings).1.unwrap_err().to_string();
+    assert!(error.contains("q_proj.weight [64, 48] in nf4 cannot be divided among 2 ranks"), "{error}");
+}
+
+#[test]
+fn three_slices_train_an_adapter_as_one_rank_does() {
+    let small = Small::new("dpo");
+    let mut config = config_of("llama");
+    (config["num_key_value_heads"], config["num_attention_heads"]) = (6.into(), 6.into());
+    let common =
+        [settings(&write_model(&small, "six", &config), &[]), strings(&["train.learning_rate=1e-3"])];
+    finish(&small, "one", RunDirPolicy::Fresh, &[&common[0], &common[1]]);
+    finish(&small, "three", RunDirPolicy::Fresh, &[&common[0], &common[1], &on(3, 3, "ddp")]);
+    is_close(&small, "three", "one");
+}
+
+#[test]
+fn an_adapter_generates_over_slices_as_on_one_rank() {
+    let small = Small::new("online");
+    let model = write_model(&small, "eight", &eight_heads());
+    let common = settings(&model, &[]);
+    finish(&small, "one", RunDirPolicy::Fresh, &[&common]);
+    finish(&small, "two", RunDirPolicy::Fresh, &[&common, &on(2, 2, "ddp")]);
+    is_same(&small, "two", "one");
+}
+
+#[test]
+fn adapters_that_cannot_be_sliced_are_refused_before_any_rank_starts() {
+    let small = Small::new("dpo");
+    let model = write_model(&small, "eight", &eight_heads());
+    for (more, expected) in [
+        ("adapter.kind=dora", "a row's length is a sum over ranks"),
+        ("adapter.targets=[\"q_proj\", \"lm_head\"]", "names the token table or the head"),
+        ("adapter.targets=[\"embed_tokens\"]", "names the token table or the head"),
+    ] {
+        let settings = [settings(&model, &[more]), on(2, 2, "ddp")].concat();
+        let settings: Vec<_> = settings.iter().map(String::as_str).collect();
+        let opened = Config::load(&small.file("run"), &settings).map_err(|e| e.to_string());
+        let opened = opened.and_then(|c| RunInputs::open(&c, &mut Silent).map_err(|e| e.to_string()));
+        let error = opened.err().expect("it is refused");
+        assert!(error.contains(expected), "{error}");
+    }
+}
