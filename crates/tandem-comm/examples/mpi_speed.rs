@@ -45,7 +45,7 @@ fn main() -> Result<(), CommError> {
     Ok(())
 }
 
-/// What sums.
+/// Ways to sum that are compared.
 struct Ways {
     tcp: ProcessGroup,
     mpi: ProcessGroup,

@@ -24,31 +24,27 @@ hosts_file() {
     same hostfile $short
 }
 
-hosts_killed_rank() {
-    configure hosts-killed $long
+# restarted RUN RANKS PROCESSES: a job of 4 ranks on two hosts loses the processes that the command PROCESSES prints, and goes on
+# with so many RANKS.
+restarted() {
+    configure "$1" $long
     on node0 timeout 90 tandem launch -n 2 --hosts node0,node1 --ssh "$CLUSTER/bin/ssh-stand-in" --max-restarts 2 --min-ranks 2 \
-        train hosts-killed.toml >hosts-killed.txt 2>&1 &
+        train "$1.toml" >"$1.txt" 2>&1 &
     local job=$!
-    await_step hosts-killed $((long / 5))
-    kill -KILL "$(ranks_on node1 | tail -n 1)"
-    ended 0 $job || { tail -n 60 hosts-killed.txt; return 1; }
-    says hosts-killed.txt "starting again with --resume, on 4 of 4 ranks"
-    same hosts-killed $long
-    found "started again on 4 of 4 ranks, same bits as one rank"
+    await_step "$1" $((long / 5))
+    kill -KILL $($3)
+    ended 0 $job || { tail -n 60 "$1.txt"; return 1; }
+    says "$1.txt" "starting again with --resume, on $2 of 4 ranks"
+    same "$1" $long
+    found "started again on $2 of 4 ranks, same bits as one rank"
 }
 
-hosts_lost_host() {
-    configure hosts-lost $long
-    on node0 timeout 90 tandem launch -n 2 --hosts node0,node1 --ssh "$CLUSTER/bin/ssh-stand-in" --max-restarts 2 --min-ranks 2 \
-        train hosts-lost.toml >hosts-lost.txt 2>&1 &
-    local job=$!
-    await_step hosts-lost $((long / 5))
-    kill -KILL $(ip netns pids "$prefix-node1")
-    ended 0 $job || { tail -n 60 hosts-lost.txt; return 1; }
-    says hosts-lost.txt "starting again with --resume, on 2 of 4 ranks"
-    same hosts-lost $long
-    found "started again on 2 of 4 ranks, same bits as one rank"
-}
+last_rank_of_node1() { ranks_on node1 | tail -n 1; }
+all_of_node1() { ip netns pids "$prefix-node1"; }
+
+hosts_killed_rank() { restarted hosts-killed 4 last_rank_of_node1; }
+
+hosts_lost_host() { restarted hosts-lost 2 all_of_node1; }
 
 hosts_terminated() {
     configure hosts-terminated $long

@@ -14,7 +14,7 @@ const KEY: &str = "served-for";
 /// Time for an address to answer before the next is tried.
 const TRY: Duration = Duration::from_secs(2);
 
-/// Where and how a store is reached.
+/// Addresses of a store, with a mark that tells it from others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct StoreCard {
     host: String,

@@ -46,12 +46,7 @@ impl Store {
         loop {
             let left = timeout.saturating_sub(began.elapsed());
             let reason = match open(host, port, left) {
-                Ok(stream) => {
-                    let connection = Connection::new(host, port, timeout, stream)
-                        .map_err(|error| lost(&address, "the greeting", &error))?;
-                    let prefix = String::new();
-                    return Ok(Self { connection: Arc::new(Mutex::new(connection)), prefix });
-                }
+                Ok(stream) => return Self::over(stream, host, port, timeout),
                 Err(error) if error.kind() == ErrorKind::InvalidData => {
                     return Err(StoreError::NotAStore { address, found: error.to_string() });
                 }
@@ -97,12 +92,7 @@ impl Store {
         let mut reason = "no attempt has ended yet".to_owned();
         loop {
             match attempts.recv_timeout(meeting.pause()) {
-                Ok(Ok(stream)) => {
-                    let connection = Connection::new(host, port, patience, stream)
-                        .map_err(|error| lost(&address, "the greeting", &error))?;
-                    let prefix = String::new();
-                    return Ok(Self { connection: Arc::new(Mutex::new(connection)), prefix });
-                }
+                Ok(Ok(stream)) => return Ok(Self::over(stream, host, port, patience)?),
                 Ok(Err(error)) if error.kind() == ErrorKind::InvalidData => {
                     return Err(StoreError::NotAStore { address, found: error.to_string() }.into());
                 }
@@ -116,6 +106,13 @@ impl Store {
                 return Err(CommError::Engine { reason: never.to_string() });
             }
         }
+    }
+
+    /// Creates a client over a connection that was greeted.
+    fn over(stream: TcpStream, host: &str, port: u16, timeout: Duration) -> Result<Self, StoreError> {
+        let connection = Connection::new(host, port, timeout, stream)
+            .map_err(|error| lost(&format!("{host}:{port}"), "the greeting", &error))?;
+        Ok(Self { connection: Arc::new(Mutex::new(connection)), prefix: String::new() })
     }
 
     /// Creates a client with the same server and prefix and a connection of its own.

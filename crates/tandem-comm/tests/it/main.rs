@@ -1,6 +1,7 @@
 //! Launch environments, the store, and collectives: on threads and on processes.
 
 mod conformance;
+mod disagreement;
 mod launch;
 mod mpi;
 mod nccl;

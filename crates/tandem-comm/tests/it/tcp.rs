@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::conformance;
+use crate::disagreement::{DIFFERENT_CALLS, different_calls};
 use crate::processes::{DEADLINE, Ranks, Role};
 use tandem_comm::launch::meeting::Meeting;
 use tandem_comm::store::{Store, StoreServer};
@@ -159,36 +160,9 @@ fn sums_of_floats_are_the_same_bits_on_every_rank() {
     assert!(results.iter().all(|result| *result == results[0]), "{results:?}");
 }
 
-fn different_calls(case: usize, group: &mut ProcessGroup) -> String {
-    let first = match (group.rank(), case) {
-        (1, 0) => group.barrier(),
-        (1, 1) => group.all_reduce(&mut [0f32; 5], Reduction::Sum),
-        (1, 2) => group.all_reduce(&mut [0i64; 4], Reduction::Sum),
-        (1, 3) => group.all_reduce(&mut [0f32; 4], Reduction::Max),
-        (1, 4) => group.split(0).map(|_| ()),
-        (1, 5) => group.all_gather(&mut [0f32; 4], &[2, 1, 1]),
-        (_, 5) => group.all_gather(&mut [0f32; 4], &[1, 1, 2]),
-        _ => group.all_reduce(&mut [0f32; 4], Reduction::Sum),
-    };
-    assert_eq!(group.barrier(), first, "a group that failed stays so");
-    match first {
-        Err(CommError::Mismatch { rank: 0, call, other_rank: 1, other_call }) => {
-            format!("{call} / {other_call}")
-        }
-        other => format!("{other:?}"),
-    }
-}
-
 #[test]
 fn different_calls_are_named_on_every_rank_and_nobody_hangs() {
-    let others = [
-        "barrier",
-        "all_reduce(sum) of 5 f32",
-        "all_reduce(sum) of 4 i64",
-        "all_reduce(max) of 4 f32",
-        "split",
-    ];
-    for (case, other) in others.iter().enumerate() {
+    for (case, other) in DIFFERENT_CALLS.iter().enumerate() {
         let expected = format!("all_reduce(sum) of 4 f32 / {other}");
         assert_eq!(all(&case.to_string(), 3, DEADLINE), vec![expected; 3]);
     }

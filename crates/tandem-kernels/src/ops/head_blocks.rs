@@ -17,9 +17,9 @@ pub(super) struct Blocks<'a>(Cow<'a, [Range<usize>]>);
 /// Memory for the partial sums of [`Blocks::backward`], one above another: a chunk's rows for each level
 /// of the tree.
 pub(super) struct PartialSums<'a> {
-    /// Of the gradient of the hidden rows.
+    /// Partial sums of the gradient of the hidden rows.
     pub hidden: ViewMut<'a>,
-    /// Of the gradient of [`LowRank::h`].
+    /// Partial sums of the gradient of [`LowRank::h`].
     pub h: ViewMut<'a>,
 }
 

@@ -43,8 +43,8 @@ struct Run {
     part: ParamKind,
     /// The first one's place in the whole parameter.
     first: usize,
-    /// Of a tensor-parallel shard by columns: their number, the whole matrix's, and the elements of the
-    /// shard before the first one; `first` is then the shard's first.
+    /// Columns of a tensor-parallel shard by columns: their number, the whole matrix's, and the elements of
+    /// the shard before the first one; `first` is then the shard's first.
     columns: Option<[usize; 3]>,
     decays: bool,
 }

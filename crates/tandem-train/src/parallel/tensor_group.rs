@@ -19,8 +19,8 @@ use crate::parallel::collective_buffer;
 /// The ranks that hold the slices of one stage of a model.
 pub(super) struct TensorGroup {
     all: RefCell<ProcessGroup>,
-    /// Of a group of more than two that keeps bits, this rank's pair at each level of the tree,
-    /// neighbours first.
+    /// Pairs of ranks that this rank belongs to, one for each level of the tree, neighbours first; none
+    /// in a group of two or one that does not keep bits.
     pairs: Vec<RefCell<ProcessGroup>>,
 }
 

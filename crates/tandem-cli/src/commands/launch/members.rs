@@ -59,7 +59,7 @@ struct Member {
     killed_at: Option<Instant>,
 }
 
-/// What a launcher is told through its stdin by the one that started it.
+/// Order to a launcher, through its stdin, from the one that started it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Order {
     Pass(Signal),

@@ -69,7 +69,7 @@ impl Place {
     }
 }
 
-/// What is launched.
+/// Command with its ranks and the address of its store.
 struct Job<'a> {
     arguments: &'a LaunchArguments,
     place: Place,

@@ -203,7 +203,7 @@ impl Member {
         };
         // The job is told before connections close. Ranks that wait for this rank in another group
         // then learn which rank is lost, instead of blaming this one.
-        let mut of_job = as_the_job_counts(error.clone(), &self.members);
+        let mut of_job = failure::in_parent(error.clone(), &self.members);
         if !self.path.is_empty() && self.asks_store() {
             of_job = failure::report(&self.job, self.members[self.rank], of_job);
         }
@@ -311,19 +311,4 @@ fn report_key(rank: usize) -> String {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Converts ranks of a group in an error to those of the job.
-fn as_the_job_counts(error: CommError, members: &[usize]) -> CommError {
-    let there = |rank: usize| members.get(rank).copied().unwrap_or(rank);
-    match error {
-        CommError::PeerLost { rank } => CommError::PeerLost { rank: there(rank) },
-        CommError::Aborted { rank, reason } => CommError::Aborted { rank: there(rank), reason },
-        CommError::Deadline { call, missing, deadline } => {
-            let missing = missing.into_iter().map(there).collect();
-            CommError::Deadline { call, missing, deadline }
-        }
-        // A mismatch names the group's own calls; silent ranks are ranks of the job already.
-        other => other,
-    }
 }
