@@ -3,7 +3,7 @@
 use super::Cuda;
 use super::driver::{Arg, Grid, Source};
 use crate::memory::bytes::{BytesMut, BytesView};
-use crate::numerics::exact::{ExactView, FixedPointSum};
+use crate::numerics::exact::ExactView;
 use crate::{Result, View, ViewMut};
 
 /// Embeds a source file of kernels; `not fused` rounds products and sums separately.
@@ -184,11 +184,5 @@ impl From<&BytesMut<'_>> for Arg {
 impl From<ExactView<'_>> for Arg {
     fn from(sums: ExactView<'_>) -> Self {
         Self::address(sums.address())
-    }
-}
-
-impl From<&FixedPointSum> for Arg {
-    fn from(sums: &FixedPointSum) -> Self {
-        sums.view().into()
     }
 }

@@ -7,7 +7,7 @@ use crate::cpu;
 use crate::cuda::Cuda;
 use crate::cuda::bytes::{self, Plain};
 use crate::memory::bytes::{Bytes, BytesMut, BytesView};
-use crate::numerics::exact::FixedPointSum;
+use crate::numerics::exact::{ExactViewMut, FixedPointSum};
 use crate::{Device, Element, Result, States, StatesMut, StatesView, View, ViewMut, bf16};
 
 impl Device {
@@ -207,10 +207,9 @@ impl<'a> Remote<'a> {
         Self::new(device, bytes.view().address(), bytes.len())
     }
 
-    /// Borrows a range of sums, if they are on a GPU.
-    pub fn from_sums(device: &'a Device, sums: &'a mut FixedPointSum, range: Range<usize>) -> Option<Self> {
-        let sums = sums.view().range(range);
-        Self::new(device, sums.address(), size_of::<i64>() * sums.len())
+    /// Borrows sums, if they are on a GPU.
+    pub fn from_sums(device: &'a Device, sums: ExactViewMut<'a>) -> Option<Self> {
+        Self::new(device, sums.view().address(), size_of::<i64>() * sums.len())
     }
 
     /// Returns the number of bytes.
@@ -261,11 +260,11 @@ impl Bytes {
     }
 }
 
-impl FixedPointSum {
+impl ExactViewMut<'_> {
     /// Sets every sum to zero. Does nothing on a dry run.
-    pub fn clear(&mut self, device: &Device) -> Result<()> {
+    pub fn clear(self, device: &Device) -> Result<()> {
         match device {
-            Device::Cpu(_) => self.as_mut_slice().fill(0),
+            Device::Cpu(_) => self.into_slice().fill(0),
             Device::Cuda(cuda) => {
                 let (at, bytes) = (self.view().address(), size_of::<i64>() * self.len());
                 // SAFETY: the sums are borrowed exclusively.
@@ -275,7 +274,9 @@ impl FixedPointSum {
         }
         Ok(())
     }
+}
 
+impl FixedPointSum {
     /// Overwrites all sums. Does nothing on a dry run.
     ///
     /// # Panics

@@ -1,5 +1,7 @@
 //! Order-independent sums: gradients as 64-bit fixed-point numbers.
 
+use std::ops::Range;
+
 use crate::memory::tensor::{Tensor, View, ViewMut};
 use crate::{DType, Device, MemoryKind, Result};
 
@@ -23,6 +25,11 @@ pub struct FixedPointSum {
 #[derive(Clone, Copy)]
 pub struct ExactView<'a> {
     words: View<'a>,
+}
+
+/// A mutably borrowed range of sums.
+pub struct ExactViewMut<'a> {
+    words: ViewMut<'a>,
 }
 
 impl FixedPointSum {
@@ -56,13 +63,44 @@ impl FixedPointSum {
         self.view().as_slice()
     }
 
+    /// Returns a mutable view of all elements.
+    pub fn view_mut(&mut self) -> ExactViewMut<'_> {
+        ExactViewMut { words: self.words.view_mut() }
+    }
+
     /// Returns the integers mutably, on the CPU.
     pub fn as_mut_slice(&mut self) -> &mut [i64] {
-        let len = self.len();
-        let words: ViewMut<'_> = self.words.view_mut();
-        // SAFETY: the exclusively borrowed tensor holds 2·len f32, as wide as len i64, aligned to
-        // 64 bytes; every bit pattern is an i64.
-        unsafe { std::slice::from_raw_parts_mut(words.pointer_of::<f32>().cast(), len) }
+        self.view_mut().into_slice()
+    }
+}
+
+impl<'a> ExactViewMut<'a> {
+    /// Returns the number of sums.
+    pub fn len(&self) -> usize {
+        self.words.cols() / 2
+    }
+
+    /// Returns whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.words.cols() == 0
+    }
+
+    /// Returns sums `range`.
+    #[must_use]
+    pub fn range(self, range: Range<usize>) -> Self {
+        Self { words: self.words.col_range(2 * range.start..2 * range.end) }
+    }
+
+    /// Returns a shared view of the same sums.
+    pub fn view(&self) -> ExactView<'_> {
+        ExactView { words: self.words.view() }
+    }
+
+    /// Returns the integers, on the CPU.
+    pub fn into_slice(self) -> &'a mut [i64] {
+        // SAFETY: the view borrows 2·len f32 exclusively, as wide as len i64. Ranges begin at even
+        // words of a tensor aligned to 64 bytes; every bit pattern is an i64.
+        unsafe { std::slice::from_raw_parts_mut(self.words.pointer_of::<f32>().cast(), self.len()) }
     }
 }
 
@@ -79,7 +117,7 @@ impl<'a> ExactView<'a> {
 
     /// Returns sums `range`.
     #[must_use]
-    pub fn range(self, range: std::ops::Range<usize>) -> Self {
+    pub fn range(self, range: Range<usize>) -> Self {
         Self { words: self.words.col_range(2 * range.start..2 * range.end) }
     }
 

@@ -9,7 +9,8 @@ use tandem_kernels::{Backend, DType, Device, MemoryKind, SquareSum};
 fn sum_of(device: &Device, terms: &[Vec<f32>]) -> FixedPointSum {
     let mut sums = FixedPointSum::new(device, MemoryKind::Gradients, terms[0].len()).unwrap();
     for (i, term) in terms.iter().enumerate() {
-        ops::exact_sum(device, vector(device, term).view(), &mut sums, i > 0, limit(terms.len())).unwrap();
+        ops::exact_sum(device, vector(device, term).view(), sums.view_mut(), i > 0, limit(terms.len()))
+            .unwrap();
     }
     assert!(device.take_in_range().unwrap());
     sums
@@ -67,7 +68,8 @@ fn what_is_out_of_range_is_told() {
             values[39_998] = bad;
             let mut sums = FixedPointSum::new(&device, MemoryKind::Gradients, values.len()).unwrap();
             for add in [false, true] {
-                ops::exact_sum(&device, vector(&device, &values).view(), &mut sums, add, limit(2)).unwrap();
+                ops::exact_sum(&device, vector(&device, &values).view(), sums.view_mut(), add, limit(2))
+                    .unwrap();
                 assert_eq!(device.take_in_range().unwrap(), good, "{bad} on {}", isa.name());
                 assert!(device.take_in_range().unwrap(), "what was told is forgotten");
             }
@@ -141,20 +143,20 @@ fn terms_and_sums_are_read_from_any_element_on() {
             let range = start..start + len;
             let moved = vector(&device, &values[range.clone()]);
             let mut expected = FixedPointSum::new(&device, MemoryKind::Gradients, len).unwrap();
-            ops::exact_sum(&device, moved.view(), &mut expected, false, limit(3)).unwrap();
+            ops::exact_sum(&device, moved.view(), expected.view_mut(), false, limit(3)).unwrap();
             let expected = expected.read(&device).unwrap();
             let mut found = FixedPointSum::new(&device, MemoryKind::Gradients, len).unwrap();
             let terms = x.view().col_range(range.clone());
             for (add, times) in [(false, 1), (true, 2)] {
-                ops::exact_sum(&device, terms, &mut found, add, limit(3)).unwrap();
+                ops::exact_sum(&device, terms, found.view_mut(), add, limit(3)).unwrap();
                 let expected: Vec<i64> = expected.iter().map(|sum| sum * times).collect();
                 assert!(found.read(&device).unwrap() == expected, "{what}, {times} times");
             }
-            ops::exact_merge(&device, all.view().range(range.clone()), &mut found, true).unwrap();
+            ops::exact_merge(&device, all.view().range(range.clone()), found.view_mut(), true).unwrap();
             let sums: Vec<i64> = expected.iter().map(|sum| sum * 3).collect();
             assert!(found.read(&device).unwrap() == sums, "{what}, merged");
             let mut copied = FixedPointSum::new(&device, MemoryKind::Gradients, len).unwrap();
-            ops::exact_merge(&device, all.view().range(range.clone()), &mut copied, false).unwrap();
+            ops::exact_merge(&device, all.view().range(range.clone()), copied.view_mut(), false).unwrap();
             assert!(copied.read(&device).unwrap() == expected, "{what}, copied");
             let squares = |x: Gradient| ops::sum_of_squares(&device, x).unwrap().to_bits();
             let of_terms = squares(moved.view().into());

@@ -138,7 +138,7 @@ fn step_of(
     let (grad, mut w) = (vector(device, &all), vector(device, &numbers(5, start + len)));
     let mut copy = copied.map(|dtype| Matrix::new(device, 6, (1, start + len), dtype, 0));
     let mut sums = FixedPointSum::new(device, MemoryKind::Gradients, start + len).unwrap();
-    ops::exact_sum(device, grad.view(), &mut sums, false, f32::INFINITY).unwrap();
+    ops::exact_sum(device, grad.view(), sums.view_mut(), false, f32::INFINITY).unwrap();
     for step in 1..=2 {
         let grad = || match is_exact {
             true => ops::Gradient::from(sums.view()),
