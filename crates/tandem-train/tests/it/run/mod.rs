@@ -28,4 +28,5 @@ mod sglang;
 mod sliced_adapters;
 mod states;
 mod tensor;
+mod tensor_families;
 mod vllm;
