@@ -21,6 +21,7 @@ use tandem_model::{Decoder, FlatWeights, LayerId, ModelError, ParamSpec, Result 
 
 use crate::checkpoint::state::{CheckpointState, MasterWeights};
 use crate::checkpoint::{Checkpoint, TensorShard, TensorSpec};
+use crate::config::ShardedState;
 use crate::inputs::RunInputs;
 use crate::optimizer::Optimizer;
 use crate::parallel::{DeviceMesh, Partition};
@@ -115,9 +116,9 @@ pub struct CheckpointShard {
 }
 
 impl CheckpointShard {
-    /// Creates the shard of one of several replicas ([`DeviceMesh::share`]).
-    pub fn new(decoder: &Arc<Decoder>, (rank, num_ranks): (usize, usize)) -> Self {
-        let partition = Partition::new(decoder, rank, num_ranks);
+    /// Creates the shard of one of several replicas ([`DeviceMesh::share`]): a part of what it holds.
+    pub fn new(decoder: &Arc<Decoder>, sharded: ShardedState, share: (usize, usize)) -> Self {
+        let partition = Partition::among(sharded, decoder, share);
         let written = |(index, layer): (usize, LayerId)| {
             let owned = partition.owned(index);
             if decoder.owns(layer) { owned } else { owned.start..owned.start }

@@ -46,6 +46,14 @@ keys! {
         /// Sum of gradients over micro-batches and ranks. `"exact"`: in fixed point, with the same
         /// bits on any number of ranks. `"fast"`: in f32, with half the memory and traffic.
         reduction: SumForm = choice(SumForm::NAMES).or(SumForm::Exact),
+        /// Type in which gradients travel between ranks. `"bf16"` halves the traffic of
+        /// `reduction = "fast"` once more, and rounds every sum of two ranks to 8 bits. Fixed-point
+        /// sums travel as they are.
+        reduce_dtype: DType = choice([("f32", DType::F32), ("bf16", DType::Bf16)])
+            .unless(|dtype: &DType| (*dtype != DType::F32 && reduction == SumForm::Exact).then(|| {
+                "fixed-point sums travel as they are; set compute.reduction to \"fast\", or remove this".to_owned()
+            }))
+            .or(DType::F32),
         /// Sums over heads, channels and vocabulary in the blocks and the order that give the same
         /// bits for `tensor` of 1, 2, 4 and 8. `false` spares some percent of a step of models with
         /// an even number of key/value heads: see

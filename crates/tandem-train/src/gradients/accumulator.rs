@@ -5,14 +5,16 @@
 //! the division into ranks nor the engine changes a bit. `fast`: gradients are added in f32 in
 //! place, with half the memory and traffic, but the last bits depend on the division.
 //!
-//! With sharded sums, a layer is reduced when emitted and added when the next one is, so its
-//! reduction overlaps backward.
+//! Layers travel in buckets ([`Partition`]), and reductions overlap backward. Where a rank holds its
+//! part of the sums, the gradient of every micro-batch is reduced, and added when the next bucket
+//! begins. Sums that change no more are reduced during the last backward pass, from the last bucket to
+//! the first: over the data group where ranks hold them whole, and over the replicas of a part.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use tandem_comm::{CollectiveBuffer, ProcessGroup, Reduction};
-use tandem_kernels::exact::{FixedPointSum, limit};
+use tandem_comm::ProcessGroup;
+use tandem_kernels::exact::limit;
 use tandem_kernels::ops::Gradient;
 use tandem_kernels::{DType, Device, MemoryKind, Tensor, ops};
 use tandem_model::{
@@ -21,8 +23,9 @@ use tandem_model::{
 
 use crate::Result;
 use crate::config::SumForm;
-use crate::gradients::reducer::{Buffer, Reducer, Terms};
-use crate::parallel::{DeviceMesh, Partition, collective_buffer};
+use crate::gradients::buffer::{Buffer, Wire};
+use crate::gradients::reducer::{Bucket, MicroBatchReducer, SumReducer};
+use crate::parallel::{DeviceMesh, Partition};
 use crate::placement::MemoryPlacement;
 
 /// Gradient sums, laid out like the weights.
@@ -33,110 +36,94 @@ pub struct Accumulator {
     pub(super) home: Device,
     pub(super) decoder: Arc<Decoder>,
     pub(super) partition: Arc<Partition>,
+    /// A layer's gradient of one micro-batch `[1, N]`; absent where gradients are added in place.
+    layer: Option<Tensor>,
+    /// Per bucket: this rank's part, or all of it; `None` while it is reduced.
+    sums: Vec<Option<Buffer>>,
     /// Present if only this rank's part of the sums is held.
-    pub(super) sharded: Option<Reducer>,
-    pub(super) sums: Sums,
+    of_micro_batch: Option<MicroBatchReducer>,
+    /// Present if sums are reduced once a step.
+    of_sums: Option<SumReducer>,
     /// Layer whose gradient is in the shared buffer.
     open: Option<LayerId>,
     /// Per parameter of that layer: whether the buffer holds values.
     holds: Vec<bool>,
     /// Per layer: whether its sums hold values of this step.
     begun: Vec<bool>,
+    /// In the last backward pass of a step: the first layers, whose sums still change.
+    unfinished: Option<usize>,
+    /// The first buckets, whose reduction has not begun.
+    unreduced: usize,
     /// The largest magnitude that one micro-batch's gradient may have (exact form).
     limit: f32,
     /// Per layer: elements whose squares this rank sums for the norm.
     counted: Vec<Vec<Range<usize>>>,
 }
 
-pub(super) enum Sums {
-    Exact {
-        /// A layer's gradient of one micro-batch `[1, longest layer]`.
-        layer: Tensor,
-        sums: Vec<FixedPointSum>,
-    },
-    Fast {
-        /// Shared buffer; absent where gradients are added in place.
-        layer: Option<Tensor>,
-        sums: Vec<Tensor>,
-    },
-}
-
-impl Sums {
-    /// Range of a layer's held sums.
-    fn range<'a>(
-        &'a mut self,
-        device: &'a Device,
-        index: usize,
-        range: Range<usize>,
-    ) -> CollectiveBuffer<'a> {
-        match self {
-            Self::Exact { sums, .. } => collective_buffer::fixed(device, &mut sums[index], range),
-            Self::Fast { sums, .. } => collective_buffer::floats(device, &mut sums[index], range),
-        }
-    }
-
-    /// Makes a layer zero that nothing was added to; sums in f32 begin so.
-    fn clear(&mut self, device: &Device, index: usize) -> Result<()> {
-        match self {
-            Self::Exact { sums, .. } => Ok(sums[index].clear(device)?),
-            Self::Fast { .. } => Ok(()),
-        }
-    }
+/// Groups of ranks that reduce gradients while others compute, for nothing else.
+pub struct ReductionGroups {
+    /// The ranks that hold parts of the sums, and reduce the gradient of every micro-batch.
+    pub of_parts: Option<ProcessGroup>,
+    /// The ranks that hold all sums, and reduce them once a step.
+    pub of_all: Option<ProcessGroup>,
+    /// The ranks that hold the same part in the end.
+    pub replicas: Option<ProcessGroup>,
 }
 
 impl Accumulator {
     /// Allocates the sums on the placement's device. After reduction this rank holds its shard's;
-    /// with `sharded`, a group of its own, it never holds more.
+    /// if a group holds parts it never holds more. Sums in f32 travel in `wire`.
     pub fn new(
         placement: &MemoryPlacement,
         decoder: Arc<Decoder>,
         partition: Arc<Partition>,
-        sharded: Option<ProcessGroup>,
+        groups: ReductionGroups,
         form: SumForm,
+        wire: DType,
     ) -> Result<Self> {
-        let sharded = sharded.filter(|group| group.size() > 1);
-        let layers = 0..partition.num_layers();
-        let lengths = layers.clone().map(|layer| partition.len(layer));
-        let longest = lengths.max().unwrap_or(0);
-        let held = layers.map(|layer| match sharded {
-            Some(_) => partition.owned(layer).len(),
-            None => partition.len(layer),
+        let with_peers = |group: Option<ProcessGroup>| group.filter(|group| group.size() > 1);
+        let [of_parts, of_all, replicas] = [groups.of_parts, groups.of_all, groups.replicas].map(with_peers);
+        let (device, home) = (placement.device.clone(), placement.gradient_device().clone());
+        let layers = (0..partition.num_layers()).map(|layer| partition.len(layer));
+        let buckets = (0..partition.buckets().len()).map(|bucket| partition.bucket_len(bucket));
+        let (longest, longest_bucket) = (layers.max().unwrap_or(0), buckets.max().unwrap_or(0));
+        let wire = |device: &Device| Wire::new(device, form, wire, longest_bucket);
+        let is_in_place = form == SumForm::Fast && of_parts.is_none() && !placement.is_offloaded();
+        let layer = || device.alloc(MemoryKind::Gradients, 1, longest, DType::F32);
+        let layer = (!is_in_place).then(layer).transpose()?;
+        let held = (0..partition.buckets().len()).map(|bucket| match of_parts {
+            Some(_) => partition.bucket_owned(bucket).len(),
+            None => partition.bucket_len(bucket),
         });
-        let (device, home) = (&placement.device, placement.gradient_device());
-        let floats = |device: &Device, len| device.alloc(MemoryKind::Gradients, 1, len, DType::F32);
-        let fixed = |device: &Device, len| FixedPointSum::new(device, MemoryKind::Gradients, len);
-        let forms_apart = sharded.is_some() || placement.is_offloaded();
-        let sums = match form {
-            SumForm::Fast => Sums::Fast {
-                layer: forms_apart.then(|| floats(device, longest)).transpose()?,
-                sums: held.map(|len| floats(home, len)).collect::<Result<_, _>>()?,
-            },
-            SumForm::Exact => Sums::Exact {
-                layer: floats(device, longest)?,
-                sums: held.map(|len| fixed(home, len)).collect::<Result<_, _>>()?,
-            },
+        let sums = held.map(|len| Buffer::new(&home, form, len).map(Some)).collect::<Result<_>>()?;
+        let of_micro_batch = match of_parts {
+            Some(group) => {
+                let room = Buffer::new(&device, form, longest_bucket)?;
+                let wire = wire(&device)?;
+                Some(MicroBatchReducer::new(&device, partition.clone(), group, wire, room)?)
+            }
+            None => None,
         };
-        let reducer = |group| {
-            let room = match form {
-                SumForm::Fast => Buffer::Floats(floats(device, longest)?),
-                SumForm::Exact => Buffer::Fixed(fixed(device, longest)?),
-            };
-            Reducer::new(device, partition.clone(), group, room)
+        let of_sums = if of_all.is_some() || replicas.is_some() {
+            Some(SumReducer::new(&home, partition.clone(), of_all, replicas, wire(&home)?)?)
+        } else {
+            None
         };
-        let sharded = sharded.map(reducer).transpose()?;
-        let begun = vec![false; partition.num_layers()];
-        let (device, home) = (device.clone(), home.clone());
         let counted = decoder.layers().into_iter().map(|layer| counted(&decoder, layer)).collect();
         Ok(Self {
             device,
             home,
             decoder,
-            partition,
-            sharded,
+            layer,
             sums,
+            of_micro_batch,
+            of_sums,
             open: None,
             holds: Vec::new(),
-            begun,
+            begun: vec![false; partition.num_layers()],
+            unfinished: None,
+            unreduced: partition.buckets().len(),
+            partition,
             limit: 0.0,
             counted,
         })
@@ -148,18 +135,28 @@ impl Accumulator {
     /// The last step was aborted and a rank is lost.
     pub fn begin(&mut self, num_micro_batches: usize) -> Result<()> {
         self.finish_pending()?;
+        self.take_reduced()?;
         self.begun.fill(false);
         self.open = None;
+        self.unfinished = None;
+        self.unreduced = self.partition.buckets().len();
         // A tied table is emitted twice.
         self.limit = limit(2 * num_micro_batches);
         // Pending overflow flag of an earlier step.
         self.device.take_in_range()?;
-        if let Sums::Fast { sums, .. } = &mut self.sums {
-            for layer in sums {
-                ops::fill_zero(&self.home, layer.view_mut())?;
+        if self.layer.is_none() {
+            for bucket in 0..self.unreduced {
+                let all = 0..self.partition.bucket_len(bucket);
+                held(&mut self.sums, bucket).clear(&self.home, all)?;
             }
         }
         Ok(())
+    }
+
+    /// Tells that the next backward pass is this rank's last of the step: a bucket that it completes
+    /// is reduced over ranks while backward goes on.
+    pub fn begin_last_pass(&mut self) {
+        self.unfinished = Some(self.partition.num_layers());
     }
 
     /// Returns whether every gradient since [`Accumulator::begin`] or the last call was finite and
@@ -171,41 +168,41 @@ impl Accumulator {
         Ok(self.device.take_in_range()?)
     }
 
-    /// Reduces the sums over all ranks; afterwards every rank holds its shard's.
-    pub fn reduce(&mut self, mesh: &mut DeviceMesh) -> Result<ReducedGradients<'_>> {
+    /// Begins all reductions that no backward pass of this rank has begun, and waits for none.
+    pub fn begin_reduction(&mut self) -> Result<()> {
         self.finish_pending()?;
-        let (shard, mut replicas) = mesh.reduction_groups();
-        let Self { home, partition, sums, begun, sharded, .. } = self;
-        for (index, begun) in begun.iter().enumerate() {
-            if !begun {
-                sums.clear(home, index)?;
-            }
-            let mut own = 0..partition.owned(index).len();
-            // Sharded sums were reduced when emitted.
-            if sharded.is_none() {
-                let whole = sums.range(home, index, 0..partition.len(index));
-                if partition.is_divided() {
-                    shard.reduce_scatter_numbers(whole, partition.counts(index), Reduction::Sum)?;
-                } else if shard.size() > 1 {
-                    shard.all_reduce_numbers(whole, Reduction::Sum)?;
-                }
-                own = partition.owned(index);
-            }
-            if let Some(replicas) = &mut replicas {
-                replicas.all_reduce_numbers(sums.range(home, index, own), Reduction::Sum)?;
-            }
+        while self.unreduced > 0 {
+            self.reduce_next()?;
         }
+        Ok(())
+    }
+
+    /// Reduces the sums over all ranks; afterwards every rank holds its shard's.
+    pub fn reduce(&mut self, mesh: &DeviceMesh) -> Result<ReducedGradients<'_>> {
+        self.begin_reduction()?;
+        self.take_reduced()?;
         self.join_tied(mesh.stages())?;
         Ok(ReducedGradients(self))
     }
 
     /// The gradient of this rank's part of a layer, by the layer's place in walk order.
     pub fn owned(&self, index: usize) -> Gradient<'_> {
-        let held: Gradient = match &self.sums {
-            Sums::Exact { sums, .. } => sums[index].view().into(),
-            Sums::Fast { sums, .. } => sums[index].view().into(),
-        };
-        if self.sharded.is_some() { held } else { held.range(self.partition.owned(index)) }
+        let bucket = self.sums[self.partition.bucket_of(index)].as_ref().expect(AWAY);
+        bucket.gradient(self.owned_place(index))
+    }
+
+    /// Where this rank's part of a layer is in the sums of the layer's bucket.
+    pub(super) fn owned_place(&self, index: usize) -> Range<usize> {
+        if self.of_micro_batch.is_some() {
+            return self.partition.owned_place(index);
+        }
+        let (start, owned) = (self.partition.place(index).start, self.partition.owned(index));
+        start + owned.start..start + owned.end
+    }
+
+    /// The sums of a layer's bucket.
+    pub(super) fn bucket_of(&mut self, index: usize) -> &mut Buffer {
+        held(&mut self.sums, self.partition.bucket_of(index))
     }
 
     fn norm(&self, mesh: &mut DeviceMesh) -> Result<f64> {
@@ -249,40 +246,83 @@ fn counted(decoder: &Decoder, layer: LayerId) -> Vec<Range<usize>> {
     layout.params.iter().filter(|param| slice.splits(param.part)).map(ParamSpec::range).collect()
 }
 
+/// The sums of a bucket.
+fn held(sums: &mut [Option<Buffer>], bucket: usize) -> &mut Buffer {
+    sums[bucket].as_mut().expect(AWAY)
+}
+
+const AWAY: &str = "sums change and are read only while they are not reduced";
+
 impl Accumulator {
-    /// Starts reducing the shared buffer over all ranks.
-    fn emit_sharded(&mut self, index: usize) -> ModelResult<()> {
-        self.finish_pending()?;
-        let Some(reducer) = &mut self.sharded else { return Ok(()) };
-        match (&mut self.sums, reducer.room()) {
-            (Sums::Exact { layer, .. }, Buffer::Fixed(terms)) => {
-                let gradient = layer.view().col_range(0..self.partition.len(index));
-                ops::exact_sum(&self.device, gradient, terms, false, self.limit)?;
-            }
-            (Sums::Fast { layer: Some(layer), .. }, Buffer::Floats(terms)) => std::mem::swap(layer, terms),
-            _ => unreachable!("{FORMS}"),
+    /// Adds the micro-batch's gradient of a layer to the bucket that is reduced next, and begins with
+    /// the bucket's last layer.
+    fn emit_part(&mut self, index: usize) -> ModelResult<()> {
+        let bucket = self.partition.bucket_of(index);
+        let layers = self.partition.buckets()[bucket].clone();
+        if index + 1 == layers.end {
+            self.finish_pending()?;
         }
-        reducer.begin(index);
+        let (Some(reducer), Some(layer)) = (&mut self.of_micro_batch, &self.layer) else { return Ok(()) };
+        let gradient = layer.view().col_range(0..self.partition.len(index));
+        reducer.room().put(&self.device, gradient, self.partition.place(index), false, self.limit)?;
+        if index == layers.start {
+            reducer.begin(bucket);
+        }
         Ok(())
     }
 
-    /// Waits for the reduction of [`Accumulator::emit_sharded`] and adds this rank's part.
+    /// Waits for the reduction of [`Accumulator::emit_part`] and adds this rank's part.
     fn finish_pending(&mut self) -> ModelResult<()> {
-        let Self { home, partition, sharded: Some(reducer), sums, begun, .. } = self else { return Ok(()) };
-        reducer.end(|Terms { index, buffer }| {
-            let owned = partition.owned(*index);
-            let add = std::mem::replace(&mut begun[*index], true);
-            match (sums, buffer) {
-                (Sums::Exact { sums, .. }, Buffer::Fixed(terms)) => {
-                    ops::exact_merge(home, terms.view().range(owned), &mut sums[*index], add)?;
-                }
-                (Sums::Fast { sums, .. }, Buffer::Floats(terms)) => {
-                    ops::add(home, terms.view().col_range(owned), sums[*index].view_mut())?;
-                }
-                _ => unreachable!("{FORMS}"),
-            }
+        let Self { home, partition, of_micro_batch: Some(reducer), sums, begun, .. } = self else {
+            return Ok(());
+        };
+        let mut reduced = None;
+        reducer.end(|Bucket { index, sums: terms }| {
+            let layers = partition.buckets()[*index].clone();
+            let add = begun[layers.start];
+            held(sums, *index).merge(home, terms, partition.bucket_owned(*index), add)?;
+            begun[layers.clone()].fill(true);
+            reduced = Some(layers);
             Ok(())
-        })
+        })?;
+        reduced.into_iter().flat_map(Range::rev).try_for_each(|index| self.complete(index))
+    }
+
+    /// Notes that a layer's gradient of the micro-batch is added, and begins the reduction of a bucket
+    /// whose sums change no more. A tied table, emitted for the head as well, is completed at the end.
+    fn complete(&mut self, index: usize) -> ModelResult<()> {
+        let Some(unfinished) = &mut self.unfinished else { return Ok(()) };
+        if index + 1 != *unfinished {
+            return Ok(());
+        }
+        *unfinished = index;
+        if self.partition.buckets()[self.unreduced - 1].start == index { self.reduce_next() } else { Ok(()) }
+    }
+
+    /// Begins the reduction of the last bucket that is not reduced yet.
+    fn reduce_next(&mut self) -> ModelResult<()> {
+        self.unreduced -= 1;
+        let index = self.unreduced;
+        let Self { home, partition, of_micro_batch, of_sums, sums, begun, .. } = self;
+        let place = |layer| match of_micro_batch {
+            Some(_) => partition.owned_place(layer),
+            None => partition.place(layer),
+        };
+        for layer in partition.buckets()[index].clone().filter(|&layer| !begun[layer]) {
+            held(sums, index).clear(home, place(layer))?;
+        }
+        if let Some(reducer) = of_sums
+            && partition.bucket_len(index) > 0
+        {
+            reducer.begin(Bucket { index, sums: sums[index].take().expect(AWAY) });
+        }
+        Ok(())
+    }
+
+    /// Waits for all reductions of sums.
+    fn take_reduced(&mut self) -> ModelResult<()> {
+        let Self { of_sums: Some(reducer), sums, .. } = self else { return Ok(()) };
+        reducer.end(|bucket| sums[bucket.index] = Some(bucket.sums))
     }
 }
 
@@ -311,60 +351,47 @@ fn clear(
     Ok(())
 }
 
-const FORMS: &str = "terms are of the form of the sums";
-
 impl GradientSink for Accumulator {
     fn open(&mut self, layer: LayerId) -> ModelResult<LayerGradients<'_>> {
-        let layout = self.decoder.trained(layer);
+        let Self { decoder, partition, sums, holds, .. } = self;
+        let (layout, index) = (decoder.trained(layer), decoder.index(layer));
         // A layer may be opened again before it is emitted, to be added to.
         let is_new = self.open.replace(layer) != Some(layer);
-        match &mut self.sums {
-            Sums::Fast { layer: None, sums } => {
-                Ok(LayerGradients::new(layout, sums[self.decoder.index(layer)].view_mut()))
-            }
-            Sums::Exact { layer: buffer, .. } | Sums::Fast { layer: Some(buffer), .. } => {
-                if is_new {
-                    self.holds.clear();
-                    self.holds.extend(layout.params.iter().map(|param| !param.part.is_written_by_product()));
-                    clear(&self.device, buffer, unwritten(layout))?;
-                }
-                Ok(LayerGradients::partly(
-                    layout,
-                    buffer.view_mut().col_range(0..layout.len),
-                    &mut self.holds,
-                ))
-            }
+        let Some(buffer) = &mut self.layer else {
+            let Buffer::Floats(sums) = held(sums, partition.bucket_of(index)) else {
+                unreachable!("sums in fixed point have a buffer for terms")
+            };
+            return Ok(LayerGradients::new(layout, sums.view_mut().col_range(partition.place(index))));
+        };
+        if is_new {
+            holds.clear();
+            holds.extend(layout.params.iter().map(|param| !param.part.is_written_by_product()));
+            clear(&self.device, buffer, unwritten(layout))?;
         }
+        Ok(LayerGradients::partly(layout, buffer.view_mut().col_range(0..layout.len), holds))
     }
 
     fn emit(&mut self, layer: LayerId) -> ModelResult<()> {
         let index = self.decoder.index(layer);
-        if self.open.take() == Some(layer)
-            && let Sums::Exact { layer: buffer, .. } | Sums::Fast { layer: Some(buffer), .. } = &mut self.sums
+        if let Some(buffer) = &mut self.layer
+            && self.open.take() == Some(layer)
         {
             // Zero contribution of a rank without a micro-batch.
             let params = self.decoder.trained(layer).params.iter().zip(&self.holds);
-            clear(
-                &self.device,
-                buffer,
-                params.filter(|(_, holds)| !**holds).map(|(param, _)| param.range()),
-            )?;
+            let unheld = params.filter(|(_, holds)| !**holds).map(|(param, _)| param.range());
+            clear(&self.device, buffer, unheld)?;
         }
-        if self.sharded.is_some() {
-            return self.emit_sharded(index);
+        if self.of_micro_batch.is_some() {
+            return self.emit_part(index);
         }
-        match &mut self.sums {
-            Sums::Exact { layer: buffer, sums } => {
-                let terms = buffer.view().col_range(0..sums[index].len());
-                ops::exact_sum(&self.home, terms, &mut sums[index], self.begun[index], self.limit)?;
-            }
-            Sums::Fast { layer: Some(buffer), sums } => {
-                let terms = buffer.view().col_range(0..sums[index].cols());
-                ops::add(&self.home, terms, sums[index].view_mut())?;
-            }
-            Sums::Fast { layer: None, .. } => {}
+        if let Some(buffer) = &self.layer {
+            let terms = buffer.view().col_range(0..self.partition.len(index));
+            let (place, add) = (self.partition.place(index), self.begun[index]);
+            let bucket = held(&mut self.sums, self.partition.bucket_of(index));
+            bucket.put(&self.home, terms, place, add, self.limit)?;
         }
+        self.open = None;
         self.begun[index] = true;
-        Ok(())
+        self.complete(index)
     }
 }

@@ -6,7 +6,8 @@ use tandem_kernels::exact::FixedPointSum;
 use tandem_kernels::{DType, Device, MemoryKind};
 use tandem_model::LayerId;
 
-use super::accumulator::{Accumulator, Sums};
+use super::accumulator::Accumulator;
+use super::buffer::Buffer;
 use crate::Result;
 use crate::parallel::PipelineGroup;
 
@@ -26,34 +27,33 @@ impl Accumulator {
             _ => return Ok(()),
         };
         let index = self.decoder.index(LayerId::Embedding);
-        let owned = self.partition.owned(index);
-        let held = if self.sharded.is_some() { 0..owned.len() } else { owned };
+        let held = self.owned_place(index);
         let piece = PIECE.min(held.len());
         if piece == 0 {
             return Ok(());
         }
         let is_dry = matches!(self.device, Device::Meta(_));
-        match &mut self.sums {
-            Sums::Exact { sums, .. } => {
-                let mut room = FixedPointSum::new(&self.home, MemoryKind::Gradients, piece)?;
+        let home = self.home.clone();
+        let is_on_gpu = matches!(self.device, Device::Cuda(_));
+        match self.bucket_of(index) {
+            Buffer::Fixed(sums) => {
+                let mut room = FixedPointSum::new(&home, MemoryKind::Gradients, piece)?;
                 if is_dry {
                     return stages.dry_add_up(other, ElementKind::I64, held.len(), piece);
                 }
-                if !matches!(self.device, Device::Cuda(_)) {
-                    let sums = &mut sums[index].as_mut_slice()[held];
-                    return stages.add_up(other, sums, room.as_mut_slice());
+                if !is_on_gpu {
+                    return stages.add_up(other, &mut sums.as_mut_slice()[held], room.as_mut_slice());
                 }
-                let mut own = sums[index].read(&self.home)?;
+                let mut own = sums.read(&home)?;
                 stages.add_up(other, &mut own[held], &mut vec![0; piece])?;
-                Ok(sums[index].write(&self.home, &own)?)
+                Ok(sums.write(&home, &own)?)
             }
-            Sums::Fast { sums, .. } => {
-                let mut room = self.home.alloc(MemoryKind::Gradients, 1, piece, DType::F32)?;
+            Buffer::Floats(sums) => {
+                let mut room = home.alloc(MemoryKind::Gradients, 1, piece, DType::F32)?;
                 if is_dry {
                     return stages.dry_add_up(other, ElementKind::F32, held.len(), piece);
                 }
-                let sums = sums[index].view_mut().col_range(held);
-                let home = &self.home;
+                let sums = sums.view_mut().col_range(held);
                 let add = |sums: &mut [f32]| {
                     home.host_write(room.view_mut(), |room| stages.add_up(other, sums, room))
                 };

@@ -6,7 +6,7 @@ use std::ops::Range;
 use tandem_comm::{CollectiveBuffer, DeviceNumbers, ElementKind};
 use tandem_kernels::bytes::Bytes;
 use tandem_kernels::exact::FixedPointSum;
-use tandem_kernels::{DType, Device, Remote, Tensor, bf16};
+use tandem_kernels::{DType, Device, Remote, Tensor, ViewMut, bf16};
 
 /// A whole tensor of `device`'s.
 pub fn tensor<'a>(device: &'a Device, x: &'a mut Tensor) -> CollectiveBuffer<'a> {
@@ -16,8 +16,11 @@ pub fn tensor<'a>(device: &'a Device, x: &'a mut Tensor) -> CollectiveBuffer<'a>
 
 /// Neighbouring rows of a tensor of `device`'s.
 pub(crate) fn rows<'a>(device: &'a Device, x: &'a mut Tensor, rows: Range<usize>) -> CollectiveBuffer<'a> {
-    let dtype = x.dtype();
-    let view = x.view_mut().row_range(rows);
+    of_view(device, x.view_mut().row_range(rows))
+}
+
+fn of_view<'a>(device: &'a Device, view: ViewMut<'a>) -> CollectiveBuffer<'a> {
+    let dtype = view.dtype();
     let kind = match dtype {
         DType::F32 => ElementKind::F32,
         DType::Bf16 => ElementKind::Bf16,
@@ -29,13 +32,10 @@ pub(crate) fn rows<'a>(device: &'a Device, x: &'a mut Tensor, rows: Range<usize>
     }
 }
 
-/// A range of a row of f32.
-pub(crate) fn floats<'a>(device: &'a Device, x: &'a mut Tensor, range: Range<usize>) -> CollectiveBuffer<'a> {
-    let (len, view) = (range.len(), x.view_mut().col_range(range));
-    match device {
-        Device::Cpu(_) => view.into_slice::<f32>().into(),
-        _ => elsewhere(ElementKind::F32, len, Remote::from_view(device, view)),
-    }
+/// A range of a tensor of one row.
+pub(crate) fn range<'a>(device: &'a Device, x: &'a mut Tensor, range: Range<usize>) -> CollectiveBuffer<'a> {
+    let view = x.view_mut().col_range(range);
+    of_view(device, view)
 }
 
 /// A range of sums in fixed point.
@@ -44,9 +44,10 @@ pub(crate) fn fixed<'a>(
     sums: &'a mut FixedPointSum,
     range: Range<usize>,
 ) -> CollectiveBuffer<'a> {
+    let (len, sums) = (range.len(), sums.view_mut().range(range));
     match device {
-        Device::Cpu(_) => (&mut sums.as_mut_slice()[range]).into(),
-        _ => elsewhere(ElementKind::I64, range.len(), Remote::from_sums(device, sums, range)),
+        Device::Cpu(_) => sums.into_slice().into(),
+        _ => elsewhere(ElementKind::I64, len, Remote::from_sums(device, sums)),
     }
 }
 

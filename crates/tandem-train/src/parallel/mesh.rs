@@ -109,6 +109,13 @@ impl DeviceMesh {
         }
     }
 
+    /// The groups of [`DeviceMesh::reduction_groups`] once more, for sums that go on beside other calls.
+    pub fn duplicate_reduction_groups(&mut self) -> Result<(ProcessGroup, Option<ProcessGroup>)> {
+        let (shard, replicas) = self.reduction_groups();
+        let shard = if shard.size() > 1 { shard.split(0)? } else { ProcessGroup::alone() };
+        Ok((shard, replicas.map(|replicas| replicas.split(0)).transpose()?))
+    }
+
     /// Which share of the slice this rank answers for where each rank of the data group has one of
     /// its own, and how many there are: shares of its part.
     pub fn share(&mut self) -> (usize, usize) {

@@ -1,12 +1,15 @@
 //! Collectives and host copies on a background thread, so that they overlap with compute.
 //!
-//! One call is in progress at a time: group and payload move to the thread and back. Calls
-//! therefore run in order, the same on every rank, and an idle group is available to the caller.
+//! Calls run one after the other, in the order in which they were begun, the same on every rank. A
+//! payload moves to the thread and back. Several may be on their way; while none is, the group is
+//! available to the caller.
 //!
 //! On a GPU the thread has its own stream. Events order it after the caller's stream at the start
 //! of a call, and the caller's stream after it at the end, so shared memory is never used by both.
 
+use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use tandem_comm::{CommError, ProcessGroup};
@@ -23,8 +26,12 @@ pub(crate) type Outcome = std::result::Result<(), CommError>;
 /// A process group and the executor of its calls.
 pub(crate) struct AsyncTransfer<C> {
     device: Device,
-    /// `None` while a call is in progress.
-    group: Option<ProcessGroup>,
+    /// Used by the thread while a call is in progress.
+    group: Arc<Mutex<ProcessGroup>>,
+    /// Calls that were begun and not ended.
+    under_way: usize,
+    /// Most of them.
+    capacity: usize,
     carrier: Executor<C>,
 }
 
@@ -32,48 +39,50 @@ enum Executor<C> {
     /// Whoever begins the call, at once: where there is nothing to wait for.
     Here {
         call: Call<C>,
-        done: Option<(C, Outcome)>,
+        done: VecDeque<(C, Outcome)>,
     },
     There(Option<Worker<C>>),
 }
 
 struct Worker<C> {
-    to: SyncSender<(ProcessGroup, C, StreamEvent)>,
-    from: Receiver<(ProcessGroup, C, Outcome, StreamEvent)>,
+    to: SyncSender<(C, StreamEvent)>,
+    from: Receiver<(C, Outcome, StreamEvent)>,
     thread: JoinHandle<()>,
 }
 
 impl<C: Send + 'static> AsyncTransfer<C> {
     /// Starts a thread of that name which makes `call` with the group, on a device that does not
     /// wait for the walk's, if a call may take a while: else whoever begins it makes it. So it is
-    /// on a device that computes nothing.
+    /// on a device that computes nothing. At most `capacity` calls may be under way.
     pub(crate) fn new(
         device: &Device,
         name: &str,
         group: ProcessGroup,
+        capacity: usize,
         takes_a_while: bool,
         mut call: impl FnMut(&Device, &mut ProcessGroup, &mut C) -> Outcome + Send + 'static,
     ) -> Result<Self> {
+        let group = Arc::new(Mutex::new(group));
+        let (device, under_way) = (device.clone(), 0);
         if !takes_a_while || device.is_meta() {
-            return Ok(Self {
-                device: device.clone(),
-                group: Some(group),
-                carrier: Executor::Here { call: Box::new(call), done: None },
-            });
+            let carrier = Executor::Here { call: Box::new(call), done: VecDeque::with_capacity(capacity) };
+            return Ok(Self { device, group, under_way, capacity, carrier });
         }
-        // Both channels hold the one call that there can be, and are allocated here.
-        let (to, calls) = sync_channel::<(ProcessGroup, C, StreamEvent)>(1);
-        let (results, from) = sync_channel(1);
-        let by = device.on_one_thread()?;
+        // Both channels hold all calls that there can be, and are allocated here.
+        let (to, calls) = sync_channel::<(C, StreamEvent)>(capacity);
+        let (results, from) = sync_channel(capacity);
+        let (by, shared) = (device.on_one_thread()?, group.clone());
         let work = move || {
-            while let Ok((mut group, mut payload, begun)) = calls.recv() {
+            while let Ok((mut payload, begun)) = calls.recv() {
+                let mut group = lock(&shared);
                 let made =
                     by.after(&begun).map_err(not_made).and_then(|()| call(&by, &mut group, &mut payload));
+                drop(group);
                 let (outcome, done) = match by.mark() {
                     Ok(done) => (made, done),
                     Err(error) => (made.and(Err(not_made(error))), StreamEvent::default()),
                 };
-                if let Err(unsent) = results.send((group, payload, outcome, done)) {
+                if let Err(unsent) = results.send((payload, outcome, done)) {
                     // Nobody waits for it: its memory is given back when nothing uses it any more.
                     let _ = by.synchronize();
                     drop(unsent);
@@ -85,53 +94,52 @@ impl<C: Send + 'static> AsyncTransfer<C> {
         let thread =
             thread.map_err(|source| KernelError::System { what: "starting a thread for a group", source })?;
         let carrier = Executor::There(Some(Worker { to, from, thread }));
-        Ok(Self { device: device.clone(), group: Some(group), carrier })
+        Ok(Self { device, group, under_way, capacity, carrier })
     }
 
     /// Begins a call.
     ///
     /// # Panics
-    /// If one is under way.
+    /// If there is no room for one more.
     pub(crate) fn begin(&mut self, mut payload: C) {
+        assert!(self.under_way < self.capacity, "{FULL}");
+        self.under_way += 1;
         match &mut self.carrier {
             Executor::Here { call, done } => {
-                assert!(done.is_none(), "{TWO}");
-                let group = self.group.as_mut().expect("the group stays here");
-                let outcome = call(&self.device, group, &mut payload);
-                *done = Some((payload, outcome));
+                let outcome = call(&self.device, &mut lock(&self.group), &mut payload);
+                done.push_back((payload, outcome));
             }
             Executor::There(there) => {
-                let group = self.group.take().expect(TWO);
                 let there = there.as_ref().expect(ALIVE);
                 // A mark that a GPU refuses is no mark; what is put into its streams next fails as
                 // well.
                 let begun = self.device.mark().unwrap_or_default();
                 // If the thread is gone, [`AsyncTransfer::end`] finds out why.
-                let _ = there.to.send((group, payload, begun));
+                let _ = there.to.send((payload, begun));
             }
         }
     }
 
-    /// Waits for the call in progress, if any, and returns its payload and result.
+    /// Waits for the call that was begun first, if any is in progress, and returns its payload and
+    /// result.
     ///
     /// # Panics
     /// The thread panicked.
     pub(crate) fn end(&mut self) -> Option<(C, Outcome)> {
+        if self.under_way == 0 {
+            return None;
+        }
+        self.under_way -= 1;
         match &mut self.carrier {
-            Executor::Here { done, .. } => done.take(),
+            Executor::Here { done, .. } => done.pop_front(),
             Executor::There(there) => {
-                if self.group.is_some() {
-                    return None;
-                }
                 let from = &there.as_ref().expect(ALIVE).from;
-                let Ok((group, payload, outcome, done)) =
-                    self.device.time_host_work("wait", 0, || from.recv())
+                let Ok((payload, outcome, done)) = self.device.time_host_work("wait", 0, || from.recv())
                 else {
                     let thread = there.take().expect(ALIVE).thread;
                     let panic = thread.join().expect_err("it goes on as long as it is listened to");
                     std::panic::resume_unwind(panic);
                 };
-                self.group = Some(group);
                 let seen = self.device.after(&done).map_err(not_made);
                 Some((payload, outcome.and(seen)))
             }
@@ -140,19 +148,22 @@ impl<C: Send + 'static> AsyncTransfer<C> {
 
     /// Returns whether a call is in progress.
     pub(crate) fn is_under_way(&self) -> bool {
-        match &self.carrier {
-            Executor::Here { done, .. } => done.is_some(),
-            Executor::There(_) => self.group.is_none(),
-        }
+        self.under_way > 0
     }
 
     /// The group, for calls on this thread.
     ///
     /// # Panics
     /// A call is in progress.
-    pub(crate) fn group(&mut self) -> &mut ProcessGroup {
-        self.group.as_mut().expect(TWO)
+    pub(crate) fn group(&mut self) -> MutexGuard<'_, ProcessGroup> {
+        assert!(self.under_way == 0, "a group is free when no call is under way");
+        lock(&self.group)
     }
+}
+
+/// The group, also after a panic: what it was used for then is lost, and so says its next call.
+fn lock(group: &Mutex<ProcessGroup>) -> MutexGuard<'_, ProcessGroup> {
+    group.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A call that a device could not take part in.
@@ -160,16 +171,16 @@ pub(crate) fn not_made(error: KernelError) -> CommError {
     CommError::Device { call: "a layer's journey".to_owned(), reason: crate::chain(&error) }
 }
 
-const TWO: &str = "a call was begun before the last one was ended";
+const FULL: &str = "more calls were begun than there is room for";
 const ALIVE: &str = "the thread lives until it panics";
 
 impl<C> Drop for AsyncTransfer<C> {
-    /// Does not wait for a call in progress after an aborted pass: other ranks may never join it.
-    /// Thread and group end with the call.
+    /// Does not wait for calls in progress after an aborted pass: other ranks may never join them.
+    /// Thread and group end with the first of them.
     fn drop(&mut self) {
         if let Executor::There(there) = &mut self.carrier
             && let Some(Worker { to, from, thread }) = there.take()
-            && self.group.is_some()
+            && self.under_way == 0
         {
             drop((to, from));
             // An idle thread cannot have panicked.
@@ -195,7 +206,7 @@ mod tests {
         let device = Device::cpu(1, 1 << 21).unwrap();
         let groups = threads::groups(2, PATIENCE).into_iter();
         let couriers = groups.map(|group| {
-            AsyncTransfer::new(&device, "sum", group, true, |_, group, payload: &mut [f32; 2]| {
+            AsyncTransfer::new(&device, "sum", group, 2, true, |_, group, payload: &mut [f32; 2]| {
                 group.all_reduce(payload, Reduction::Sum)
             })
         });
@@ -218,6 +229,21 @@ mod tests {
                 assert_eq!(transfer.group().size(), 2);
             }
         }
+    }
+
+    #[test]
+    fn calls_that_wait_are_made_in_their_order() {
+        let [mut a, mut b] = pair();
+        a.begin([1.0, 2.0]);
+        a.begin([3.0, 4.0]);
+        assert!(a.is_under_way());
+        b.begin([10.0, 20.0]);
+        b.begin([30.0, 40.0]);
+        for expected in [[11.0, 22.0], [33.0, 44.0]] {
+            assert_eq!(a.end().expect("one is under way").0, expected);
+            assert_eq!(b.end().expect("one is under way").0, expected);
+        }
+        assert!(a.end().is_none() && !b.is_under_way());
     }
 
     #[test]
@@ -248,7 +274,8 @@ mod tests {
             told.send(thread::current().name().map(str::to_owned)).unwrap();
             panic!("in the thread")
         };
-        let mut transfer = AsyncTransfer::new(&device, "panic", groups.next().unwrap(), true, call).unwrap();
+        let mut transfer =
+            AsyncTransfer::new(&device, "panic", groups.next().unwrap(), 1, true, call).unwrap();
         transfer.begin(());
         assert_eq!(hears.recv().unwrap().as_deref(), Some("panic"));
         let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| transfer.end()));
@@ -265,7 +292,7 @@ mod tests {
                 Ok(())
             };
             let mut transfer =
-                AsyncTransfer::new(&device, "none", ProcessGroup::alone(), takes_a_while, call).unwrap();
+                AsyncTransfer::new(&device, "none", ProcessGroup::alone(), 1, takes_a_while, call).unwrap();
             transfer.begin(1);
             assert_eq!(transfer.end().map(|(payload, outcome)| (payload, outcome.is_ok())), Some((2, true)));
             assert!(transfer.end().is_none());

@@ -5,6 +5,8 @@
 //! depend only on the executor's calls and are therefore the same on every rank. Without transfers
 //! there is one layer at a time.
 
+use std::sync::MutexGuard;
+
 use tandem_comm::ProcessGroup;
 use tandem_model::{LayerId, Result as ModelResult};
 
@@ -44,7 +46,7 @@ impl<C: Send + 'static> LayerPrefetcher<C> {
     }
 
     /// The group, for calls on this thread; waits for a transfer in progress.
-    pub(crate) fn group(&mut self, bring: &impl LayerLoader<C>) -> ModelResult<&mut ProcessGroup> {
+    pub(crate) fn group(&mut self, bring: &impl LayerLoader<C>) -> ModelResult<MutexGuard<'_, ProcessGroup>> {
         self.on_loaded(bring)?;
         Ok(self.transfer.group())
     }

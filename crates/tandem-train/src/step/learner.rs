@@ -8,7 +8,7 @@ use tandem_model::Decoder;
 use crate::Result;
 use crate::checkpoint::snapshot::{self, Snapshot};
 use crate::config::{Config, ReferenceKind};
-use crate::gradients::Accumulator;
+use crate::gradients::{Accumulator, ReductionGroups};
 use crate::optimizer::Optimizer;
 use crate::parallel::{DeviceMesh, Partition};
 use crate::placement::MemoryPlacement;
@@ -34,16 +34,19 @@ impl TrainState {
         mesh: &mut DeviceMesh,
         partition: Arc<Partition>,
     ) -> Result<Self> {
-        let own = if config.compute.sharded().gradients { Some(mesh.shard().split(0)?) } else { None };
-        let form = config.compute.reduction;
-        let gradients = Accumulator::new(placement, decoder.clone(), partition.clone(), own, form)?;
+        let (shard, replicas) = mesh.duplicate_reduction_groups()?;
+        let has_parts = config.compute.sharded().gradients;
+        let (of_parts, of_all) = if has_parts { (Some(shard), None) } else { (None, Some(shard)) };
+        let groups = ReductionGroups { of_parts, of_all, replicas };
+        let (form, wire) = (config.compute.reduction, config.compute.reduce_dtype);
+        let gradients = Accumulator::new(placement, decoder.clone(), partition.clone(), groups, form, wire)?;
         let home = placement.optimizer(decoder.adapter().is_some());
         let optimizer = Optimizer::new(home, decoder, partition, &config.train)?;
         // The last checkpoint is waited for, so a run with only that one needs no copy; except from
         // a GPU, whose memory the host does not read.
         let copies = config.train.async_checkpoints && config.train.save_every.is_some();
         let snapshot = if copies || placement.device.backend() == Backend::Cuda {
-            let share = snapshot::CheckpointShard::new(decoder, mesh.share());
+            let share = snapshot::CheckpointShard::new(decoder, config.compute.sharded(), mesh.share());
             let follows = config.reference.kind == ReferenceKind::Sync;
             Some(Snapshot::new(placement.checkpoint_device(), share, &optimizer, follows)?)
         } else {

@@ -170,6 +170,8 @@ impl TrainStep {
         learner.gradients.begin(share.cuts.len())?;
         let mut stats = self.micro_batches(learner, mesh, share, build, options)?;
         self.enter(StepPhase::Reduce);
+        // First, for other ranks may still compute: they wait for nobody then.
+        learner.gradients.begin_reduction()?;
         stats.exchange(mesh.world())?;
         let gradients = learner.gradients.reduce(mesh)?;
         let grad_norm = if stats.is_in_range() { gradients.norm(mesh)? } else { f64::INFINITY };
@@ -191,7 +193,11 @@ impl TrainStep {
         let key = |index: usize| draw(&[seed, update, index as u64]);
         let mut stats = StepStats::new(share.cuts.len());
         let (mut under_way, mut last) = (VecDeque::new(), None);
-        for turn in schedule_1f1b(mesh.stage(), self.rounds(share)) {
+        let rounds = self.rounds(share);
+        for turn in schedule_1f1b(mesh.stage(), rounds) {
+            if turn == PipelineAction::Backward(rounds - 1) {
+                learner.gradients.begin_last_pass();
+            }
             match turn {
                 PipelineAction::Forward(round) => match share.own_micro_batches.get(round) {
                     Some(&index) => {

@@ -122,7 +122,7 @@ impl FrozenWeights {
         let Parts { device, decoder, packings, bytes, travels, .. } = &parts;
         let (all, kept, of) = (packings.clone(), bytes.clone(), decoder.clone());
         let transfer =
-            AsyncTransfer::new(device, &name, group, *travels, move |by, group, layer: &mut Layer| {
+            AsyncTransfer::new(device, &name, group, 1, *travels, move |by, group, layer: &mut Layer| {
                 let Some(bytes) = &mut layer.bytes else { return Ok(()) };
                 let counts = all.packing(layer.id).counts(size);
                 let own = &kept[of.index(layer.id)];

@@ -1,6 +1,7 @@
 //! Weights: whole on every rank, sharded or offloaded; those that train and those that are frozen.
 
 mod frozen;
+mod gather;
 pub mod initial_weights;
 mod policy;
 mod replicated;

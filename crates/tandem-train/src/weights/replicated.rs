@@ -13,7 +13,8 @@ use tandem_model::{
 };
 
 use crate::Result;
-use crate::parallel::{Partition, collective_buffer};
+use crate::parallel::Partition;
+use crate::weights::gather::gather_updated;
 
 /// Weights that train: f32 masters and their compute copies.
 pub struct ReplicatedWeights {
@@ -101,9 +102,7 @@ impl ReplicatedWeights {
         if !partition.is_divided() || group.size() == 1 {
             return Ok(());
         }
-        for (index, master) in unshared(&mut self.masters).layers.iter_mut().enumerate() {
-            group.all_gather_numbers(collective_buffer::tensor(device, master), partition.counts(index))?;
-        }
+        gather_updated(device, &mut unshared(&mut self.masters).layers, partition, group)?;
         self.refresh(device)
     }
 

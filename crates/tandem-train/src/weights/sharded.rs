@@ -17,6 +17,7 @@ use crate::placement::OffloadedStorage;
 use crate::placement::async_transfer::{AsyncTransfer, Outcome, not_made};
 use crate::placement::offload::bring;
 use crate::placement::prefetch::{LayerLoader, LayerPrefetcher};
+use crate::weights::gather::gather_updated;
 use crate::weights::replicated::unshared;
 
 /// Masters that are divided, offloaded, or both.
@@ -99,7 +100,7 @@ impl ShardedWeights {
             gathered.put_own(by, &mut away, &all[gathered.index])?;
             gathered.gather(by, group, &all[gathered.index])
         };
-        let transfer = AsyncTransfer::new(&parts.device, &name, group, takes_a_while, gather)?;
+        let transfer = AsyncTransfer::new(&parts.device, &name, group, 1, takes_a_while, gather)?;
         Ok(Self { parts, slots: LayerPrefetcher::new(transfer, travels) })
     }
 
@@ -164,17 +165,13 @@ impl ShardedWeights {
             return Ok(());
         }
         let home = self.parts.home.clone();
-        for (index, master) in self.parts_mut().layers.iter_mut().enumerate() {
-            group.all_gather_numbers(collective_buffer::tensor(&home, master), updated.counts(index))?;
-            master.evict_pages();
-        }
-        Ok(())
+        gather_updated(&home, &mut self.parts_mut().layers, updated, group)
     }
 
     /// Copies a whole layer's masters into host memory. All ranks call this.
     pub fn read_layer(&mut self, index: usize, flat: &mut [f32]) -> Result<()> {
         let Parts { partition, masters, .. } = &self.parts;
-        let group = self.slots.group(&self.parts)?;
+        let mut group = self.slots.group(&self.parts)?;
         let own = &mut flat[partition.owned(index)];
         let masters = masters.layers[index].view();
         self.parts.home.host_read(masters, |masters| own.copy_from_slice(masters))?;

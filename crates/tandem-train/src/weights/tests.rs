@@ -9,16 +9,12 @@ use tandem_comm::{CommError, ProcessGroup, threads};
 use tandem_kernels::{DType, Device, MemoryKind};
 use tandem_model::LayerId::{Block, Embedding, Head};
 use tandem_model::{
-    Decoder, FlatWeights, GradientSink, LayerId, LayerWeights, ModelError, ModelFolder, WeightSource, init,
+    Decoder, FlatWeights, LayerId, LayerWeights, ModelError, ModelFolder, WeightSource, init,
 };
 
 use super::*;
 use crate::TrainError;
-use crate::config::SumForm;
-use crate::gradients::Accumulator;
-use crate::parallel::DeviceMesh;
 use crate::parallel::Partition;
-use crate::placement::MemoryPlacement;
 use crate::placement::OffloadedStorage;
 
 /// Longer than anything here takes.
@@ -256,63 +252,4 @@ fn a_rank_that_is_lost_while_a_layer_is_on_its_way_is_missed_when_it_is_fetched(
     drop(a);
     assert!(b.fetch(Embedding).is_ok());
     assert_eq!(comm(b.fetch(Block(0)).err().unwrap()), CommError::PeerLost { rank: 0 });
-}
-
-#[test]
-fn a_reduction_is_under_way_until_the_next_layer_and_a_lost_rank_is_missed_there() {
-    let (decoder, device) = (decoder(), cpu());
-    let placement = MemoryPlacement::all_in(device.clone());
-    for form in [SumForm::Exact, SumForm::Fast] {
-        let pair = || {
-            let both = threads::groups(2, PATIENCE).into_iter().map(|group| {
-                let partition = Arc::new(Partition::new(&decoder, group.rank(), 2));
-                let mut sums =
-                    Accumulator::new(&placement, decoder.clone(), partition, Some(group), form).unwrap();
-                sums.begin(2).unwrap();
-                sums
-            });
-            <[_; 2]>::try_from(both.collect::<Vec<_>>()).ok().unwrap()
-        };
-        let emit = |sums: &mut Accumulator, layer, value| {
-            let part = decoder.layout(layer).params[0].part;
-            let mut gradients = sums.open(layer).unwrap();
-            gradients.product_mut(part).unwrap().0.into_slice::<f32>().fill(value);
-            sums.emit(layer)
-        };
-        // One thread plays both ranks, one after the other.
-        let mut both = pair();
-        for (layer, value) in [(Head, 1.0), (Block(1), 2.0), (Head, 4.0), (Block(0), 8.0), (Embedding, 16.0)]
-        {
-            for (rank, sums) in both.iter_mut().enumerate() {
-                emit(sums, layer, value * (1.0 + rank as f32)).unwrap();
-            }
-        }
-        let layers = decoder.layers();
-        let mut found = vec![0.0; layers.len()];
-        for sums in &mut both {
-            assert!(sums.reduce(&mut DeviceMesh::alone()).is_ok());
-            for (index, found) in found.iter_mut().enumerate() {
-                let squares = tandem_kernels::ops::block_squares(&device, &[sums.owned(index)]).unwrap();
-                *found += squares.value();
-            }
-        }
-        let of = |layer, value: f64| decoder.layout(layer).params[0].len() as f64 * value * value;
-        let expected = [of(Embedding, 48.0), of(Block(0), 24.0), of(Block(1), 6.0), of(Head, 15.0)];
-        assert_eq!(found, expected, "{form:?}");
-
-        let [mut a, b] = pair();
-        emit(&mut a, Head, 1.0).unwrap();
-        drop(b);
-        let error = emit(&mut a, Block(1), 1.0).unwrap_err();
-        assert_eq!(comm(error), CommError::PeerLost { rank: 1 }, "{form:?}");
-        let [mut a, b] = pair();
-        emit(&mut a, Embedding, 1.0).unwrap();
-        drop(b);
-        let error = a.reduce(&mut DeviceMesh::alone()).err().unwrap();
-        assert_eq!(error.comm(), Some(&CommError::PeerLost { rank: 1 }), "{form:?}");
-        // And one with a reduction under way does not wait for it.
-        let [mut a, _b] = pair();
-        emit(&mut a, Head, 1.0).unwrap();
-        drop(a);
-    }
 }

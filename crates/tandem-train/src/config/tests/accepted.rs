@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use tandem_kernels::StateForm;
+use tandem_kernels::{DType, StateForm};
 
 use super::{EXAMPLE, SMALL_SFT, changed, load, load_with, set};
 use crate::config::*;
@@ -81,10 +81,11 @@ fn the_example_arrives_whole() {
         compute: ComputeConfig {
             format: None,
             devices: Devices::Cpu(1),
-            dtype: Some(tandem_kernels::DType::F32),
+            dtype: Some(DType::F32),
             tf32: false,
             threads: Some(2),
             reduction: SumForm::Exact,
+            reduce_dtype: DType::F32,
             sum_blocks: true,
             sharding: Sharding::Ddp,
             replicate: 1,

@@ -2,8 +2,9 @@
 //!
 //! An operation takes `max(flops / matmul rate, bytes / bandwidth)`. A message takes `bytes /
 //! link`: the link within a box if all its ranks share one, else the network. Overlapped messages
-//! (gathers of ZeRO-3, reductions of ZeRO-2 and 3) count only beyond the compute time of their
-//! micro-batch; others are added. Latency of calls is not counted.
+//! (gathers of ZeRO-3, reductions of gradients) count only beyond the compute time of their
+//! micro-batch, and those of a step's sums beyond that of its last backward pass; others are added.
+//! Latency of calls is not counted.
 
 pub mod device;
 mod gpu;
@@ -61,9 +62,16 @@ impl Estimate {
         // number.
         let alike = plan.load.tokens / plan.data.micro_batch_tokens.max(1) as f64;
         let compute = once.compute.max(0.0) + alike * each.compute;
-        let beside = once.beside.max(0.0) + rounds * (each.beside - alike / rounds * each.compute).max(0.0);
+        let micro_batch = alike / rounds * each.compute;
+        // Sums travel during the last backward pass, two thirds of a micro-batch's work, and those of
+        // the first layer after it.
+        let sums = once.beside.max(0.0);
+        let last = plan.work.sent.iter().rev().find(|sent| sent.beside);
+        let last = last.map_or(0.0, |sent| sent.bytes as f64 / device.link_rate(sent.span)).min(sums);
+        let beside =
+            (sums - micro_batch * 2.0 / 3.0).max(last) + rounds * (each.beside - micro_batch).max(0.0);
         let exchange = once.waited_for.max(0.0) + rounds * each.waited_for + beside;
-        let bubble = (plan.stage.count - 1) as f64 * (alike / rounds) * each.compute;
+        let bubble = (plan.stage.count - 1) as f64 * micro_batch;
         let step_seconds = compute + exchange + bubble;
         let sent = |work: &StepCost| work.bytes_sent(None) as f64;
         let flops = |work: &StepCost| work.flops();

@@ -160,21 +160,29 @@ fn a_run_stopped_on_one_number_of_ranks_goes_on_with_another() {
 }
 
 #[test]
-fn the_fast_sum_differs_in_the_last_bits_only() {
+fn the_fast_sum_differs_in_the_last_bits_only_and_in_bf16_in_more() {
     let small = Small::new("sft");
     let run = |name: &str, overrides: &[&str]| {
         small.finish(name, RunDirPolicy::Fresh, &[overrides, &["compute.threads=1"]].concat());
         log(&small, name)
     };
     let exact = run("exact", &[]);
-    for sharding in ["ddp", "zero1", "zero2", "zero3"] {
-        let sharding = format!("compute.sharding={sharding}");
-        let fast = run(&sharding, &["compute.reduction=fast", "compute.devices=cpu:2", sharding.as_str()]);
-        for (exact, fast) in exact.iter().zip(&fast) {
-            for key in ["loss", "grad_norm"] {
-                let [exact, fast] = [exact, fast].map(|line| line[key].as_f64().unwrap());
-                assert!((exact - fast).abs() <= 1e-4 * exact.abs(), "{sharding} {key}: {exact} and {fast}");
+    for (dtype, near) in [("f32", 1e-4), ("bf16", 1e-2)] {
+        for sharding in ["ddp", "zero1", "zero2", "zero3"] {
+            let name = format!("{sharding} in {dtype}");
+            let [sharding, travels] =
+                [format!("compute.sharding={sharding}"), format!("compute.reduce_dtype={dtype}")];
+            let settings = ["compute.reduction=fast", "compute.devices=cpu:2", &sharding, &travels];
+            let fast = run(&name, &settings);
+            for (exact, fast) in exact.iter().zip(&fast) {
+                for key in ["loss", "grad_norm"] {
+                    let [exact, fast] = [exact, fast].map(|line| line[key].as_f64().unwrap());
+                    assert!((exact - fast).abs() <= near * exact.abs(), "{name} {key}: {exact} and {fast}");
+                }
             }
+            let differs =
+                exact.iter().zip(&fast).any(|(exact, fast)| exact["grad_norm"] != fast["grad_norm"]);
+            assert!(differs || dtype == "f32", "{name}: nothing was rounded");
         }
     }
 }
