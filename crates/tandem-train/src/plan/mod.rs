@@ -33,7 +33,7 @@ use tandem_kernels::meta::Ledger;
 use tandem_model::{LayerExecutor, PipelineStage};
 
 pub use phase::{Offloaded, PhasePlan};
-pub use run::{FitResult, RunPlan};
+pub use run::{FitResult, RunPlan, rank_classes};
 pub use survey::{PlanInputs, SyntheticBatch};
 
 use crate::config::{ComputeConfig, Config, ReferenceKind};
@@ -48,6 +48,7 @@ use crate::recipe::{self, MicroBatch, RankBatch};
 use crate::step::{StepOptions, TrainState, TrainStep};
 use crate::{Result, judges};
 use estimate::device::DeviceKind;
+use show::text::grouped;
 use survey::{BatchStatistics, MicroBatchCounts, RankLoad};
 use work::{StepCost, Topology};
 
@@ -141,7 +142,7 @@ impl Plan {
         let stage = mesh.stage();
         let blocks = stage.blocks(outline.decoder.spec())?;
         let under_way = most_under_way(stage, load.most_rounds);
-        let turns = survey.micro_batch_counts(stage, data, in_rounds);
+        let turns = survey.micro_batch_counts(stage, data.1, in_rounds).swap_remove(data.0);
         let (work, work_of_two) = rehearsal.run(&turns)?;
         let DryRun { phases, .. } = rehearsal;
         let data = DataShape {
@@ -211,6 +212,25 @@ impl Plan {
     /// The phase that needs most.
     pub fn fullest(&self) -> &PhasePlan {
         self.phases.iter().max_by_key(|phase| phase.memory.peak).expect("every run has a phase")
+    }
+
+    /// A sentence about ranks that have nothing to compute in any step, if there are some.
+    pub fn idle_ranks(&self) -> Option<String> {
+        let RankLoad { most_micro_batches: most, data_ranks, .. } = self.load;
+        let (idle, of_model) = (self.load.idle_ranks(), self.ranks / data_ranks);
+        if idle == 0 {
+            return None;
+        }
+        let needed = (self.batch_size * data_ranks).div_ceil(most.max(1));
+        let [idle, data_ranks, most, needed] = [idle * of_model, data_ranks, most, needed].map(grouped);
+        let (ranks, batch_size) = (grouped(self.ranks), grouped(self.batch_size));
+        let each =
+            if of_model == 1 { String::new() } else { format!(" for {data_ranks} copies of the model") };
+        Some(format!(
+            "{idle} of {ranks} ranks have nothing to compute: a step of {batch_size} rows has at most {most} \
+             micro-batches{each}; raise train.batch_size (about {needed} gives every rank one), lower \
+             train.micro_batch_tokens, or take fewer ranks"
+        ))
     }
 
     /// Bytes that this rank sends in a step in which each rank has one micro-batch.

@@ -1,10 +1,20 @@
 //! The plans of all ranks, on a kind of device.
 
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+use rayon::prelude::*;
+use tandem_model::{Decoder, PipelineStage, TensorParallelShard};
+
 use super::estimate::Estimate;
 use super::estimate::device::DeviceKind;
+use super::survey::MicroBatchCounts;
 use super::{Plan, PlanInputs};
 use crate::Result;
-use crate::config::Config;
+use crate::config::{ComputeConfig, Config};
+use crate::inputs::ModelSpecs;
+use crate::parallel::{Partition, mesh};
+use crate::weights::Packings;
 
 /// Plan of a run: memory per rank, step time and fit.
 #[derive(Clone, Debug)]
@@ -36,15 +46,14 @@ impl FitResult {
 }
 
 impl RunPlan {
-    /// Plans every rank.
+    /// Plans every rank, those of a class once.
     pub fn make(
         config: &Config,
         outline: &PlanInputs,
         num_ranks: usize,
         device: &DeviceKind,
     ) -> Result<Self> {
-        let all: Vec<usize> = (0..num_ranks).collect();
-        Self::plan_ranks(config, outline, num_ranks, device, &all)
+        Self::plan_classes(config, outline, num_ranks, device, rank_classes(config, outline, num_ranks)?)
     }
 
     /// Plans one rank of each stage, the first, which holds as much as any other of it, up to a few
@@ -55,32 +64,33 @@ impl RunPlan {
         num_ranks: usize,
         device: &DeviceKind,
     ) -> Result<Self> {
-        let first: Vec<usize> =
-            (0..config.compute.pipeline).map(|stage| stage * config.compute.tensor).collect();
-        Self::plan_ranks(config, outline, num_ranks, device, &first)
+        let first = (0..config.compute.pipeline).map(|stage| vec![stage * config.compute.tensor]).collect();
+        Self::plan_classes(config, outline, num_ranks, device, first)
     }
 
-    fn plan_ranks(
+    fn plan_classes(
         config: &Config,
         outline: &PlanInputs,
         num_ranks: usize,
         device: &DeviceKind,
-        ranks: &[usize],
+        classes: Vec<Vec<usize>>,
     ) -> Result<Self> {
         let device = &device.clone().with_tf32(config.compute.tf32);
+        let plans = classes.par_iter().map(|ranks| Plan::new(config, outline, ranks[0], num_ranks));
+        let plans: Vec<Plan> = plans.collect::<Result<_>>()?;
         let mut groups: Vec<(Vec<usize>, Plan)> = Vec::new();
-        for &rank in ranks {
-            let plan = Plan::new(config, outline, rank, num_ranks)?;
+        for (ranks, plan) in classes.into_iter().zip(plans) {
             match groups.iter_mut().find(|(_, other)| is_alike(other, &plan)) {
                 Some((members, of_all)) => {
-                    members.push(rank);
+                    members.extend(ranks);
                     if plan.arena_bytes() > of_all.arena_bytes() {
                         *of_all = plan;
                     }
                 }
-                None => groups.push((vec![rank], plan)),
+                None => groups.push((ranks, plan)),
             }
         }
+        groups.iter_mut().for_each(|(ranks, _)| ranks.sort_unstable());
         let estimates = groups.iter().map(|(_, plan)| Estimate::new(plan, device));
         let slowest = estimates.max_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds));
         let estimate = slowest.expect("a run has a rank");
@@ -110,6 +120,89 @@ impl RunPlan {
         let memory = self.device.memory(plan.ranks).map(|memory| memory.saturating_sub(outside));
         FitResult { needed, limit: self.cap.into_iter().chain(memory).min() }
     }
+}
+
+/// What a rank's plan depends on.
+#[derive(PartialEq, Eq, Hash)]
+struct RankClass {
+    stage: usize,
+    /// The first slice counts what all slices hold.
+    is_first_slice: bool,
+    /// Elements of each layer of its slice: all, and those that train.
+    layers: Vec<(usize, usize)>,
+    /// Elements of each bucket that it holds a part of.
+    part: Vec<usize>,
+    /// Elements of each bucket that it writes to checkpoints.
+    share: Vec<usize>,
+    micro_batches: Vec<MicroBatchCounts>,
+    /// Rank 0 of an online run has the judges.
+    judges: bool,
+}
+
+/// Returns the ranks in classes of equal plans. Parts of frozen weights, which are cut between units of
+/// some bytes, may differ by a unit a layer; the first rank of a class has most of them.
+///
+/// # Errors
+/// The ranks cannot be divided as the config asks, or a file of the run is wrong.
+pub fn rank_classes(config: &Config, outline: &PlanInputs, num_ranks: usize) -> Result<Vec<Vec<usize>>> {
+    mesh::check(config, num_ranks)?;
+    let ComputeConfig { tensor, pipeline, replicate, .. } = config.compute;
+    let (of_model, sharded) = (tensor * pipeline, config.compute.sharded());
+    let data = num_ranks / of_model;
+    let parts = if sharded.is_none() { 1 } else { data / replicate };
+    let whole = ModelSpecs::from_config(config, &outline.decoder)?.policy;
+    let survey = outline.survey(config)?;
+    let mut classes: HashMap<RankClass, Vec<(Reverse<usize>, usize)>> = HashMap::new();
+    for place in 0..of_model {
+        let stage = PipelineStage { index: place / tensor, count: pipeline };
+        let slice = TensorParallelShard { index: place % tensor, count: tensor };
+        let decoder = Decoder::staged(&Decoder::sliced(&whole, slice)?, stage)?;
+        let layers = decoder.layers().into_iter();
+        let layers = layers.map(|layer| (decoder.layout(layer).len, decoder.trained(layer).len));
+        let layers: Vec<_> = layers.collect();
+        let by_rank = |count: usize| {
+            let partition = Partition::among(sharded, &decoder, (0, count));
+            move |rank: usize| {
+                let buckets = 0..partition.buckets().len();
+                buckets.map(|bucket| partition.bucket_counts(bucket)[rank]).collect()
+            }
+        };
+        let (part, share) = (by_rank(parts), by_rank(data));
+        let frozen =
+            if sharded.weights { frozen_bytes(config, outline, &decoder, parts) } else { vec![0; parts] };
+        let counts = survey.micro_batch_counts(stage, data, sharded.meets_in_walk());
+        for (member, micro_batches) in counts.into_iter().enumerate() {
+            let rank = member * of_model + place;
+            let class = RankClass {
+                stage: stage.index,
+                is_first_slice: slice.index == 0,
+                layers: layers.clone(),
+                part: part(member % parts),
+                share: share(member % parts * (data / parts) + member / parts),
+                micro_batches,
+                judges: rank == 0 && config.online.is_some(),
+            };
+            classes.entry(class).or_default().push((Reverse(frozen[member % parts]), rank));
+        }
+    }
+    let mut classes: Vec<_> = classes.into_values().collect();
+    classes.iter_mut().for_each(|ranks| ranks.sort_unstable());
+    let mut classes: Vec<Vec<usize>> =
+        classes.into_iter().map(|ranks| ranks.into_iter().map(|(_, rank)| rank).collect()).collect();
+    classes.sort_unstable();
+    Ok(classes)
+}
+
+/// Bytes of all frozen layers that each of `parts` ranks holds.
+fn frozen_bytes(config: &Config, outline: &PlanInputs, decoder: &Decoder, parts: usize) -> Vec<usize> {
+    let format = config.frozen_format(outline.quantised);
+    let packings = Packings::new(decoder, format, config.compute.compute_type());
+    let mut bytes = vec![0; parts];
+    for layer in decoder.layers() {
+        let counts = packings.packing(layer).counts(parts);
+        bytes.iter_mut().zip(counts).for_each(|(sum, own)| *sum += own);
+    }
+    bytes
 }
 
 /// Returns whether two ranks have equal plans: same stage, same peak moments, and bytes of every

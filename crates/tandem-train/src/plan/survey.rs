@@ -87,10 +87,21 @@ pub struct RankLoad {
     pub rounds: f64,
     /// Tokens of the rank that has most of them, the mean over steps.
     pub tokens: f64,
+    /// Micro-batches of all ranks, in the step that has most.
+    pub most_micro_batches: usize,
+    /// Ranks of a data group: those that divide micro-batches.
+    pub data_ranks: usize,
+}
+
+impl RankLoad {
+    /// Ranks of a data group that have no micro-batch in any step.
+    pub fn idle_ranks(&self) -> usize {
+        self.data_ranks.saturating_sub(self.most_micro_batches)
+    }
 }
 
 /// Micro-batches that a rank computes in a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MicroBatchCounts {
     /// Own micro-batches.
     pub own: usize,
@@ -321,34 +332,37 @@ impl BatchStatistics {
         PassCapacities { train: train.room, evaluation: evaluation.room, reference: reference.room }
     }
 
-    /// Distinct micro-batch counts of a stage as rank `data.0` of `data.1` of its data group: those
+    /// Distinct micro-batch counts of a stage, for each of `num_data` ranks of its data group: those
     /// that change memory offsets. `in_rounds` as in [`crate::recipe::MicroBatcher::new`].
     pub fn micro_batch_counts(
         &self,
         stage: PipelineStage,
-        data: (usize, usize),
+        num_data: usize,
         in_rounds: bool,
-    ) -> Vec<MicroBatchCounts> {
+    ) -> Vec<Vec<MicroBatchCounts>> {
         if stage.count == 1 {
             // A micro-batch leaves nothing behind.
-            let idle = (in_rounds && data.1 > 1).then_some(MicroBatchCounts { own: 0, all: 1 });
-            return std::iter::once(MicroBatchCounts { own: 1, all: 1 }).chain(idle).collect();
+            let idle = (in_rounds && num_data > 1).then_some(MicroBatchCounts { own: 0, all: 1 });
+            let all = std::iter::once(MicroBatchCounts { own: 1, all: 1 }).chain(idle).collect();
+            return vec![all; num_data];
         }
-        let of = |cuts: &Vec<usize>| {
-            let dealt = deal(cuts, data.1, in_rounds);
-            let own = dealt[data.0].len();
-            MicroBatchCounts {
-                own,
-                all: if in_rounds { dealt.iter().map(Vec::len).max().unwrap_or(0) } else { own },
+        let mut found = vec![BTreeSet::new(); num_data];
+        for cuts in &self.steps {
+            let dealt = deal(cuts, num_data, in_rounds);
+            let most = dealt.iter().map(Vec::len).max().unwrap_or(0);
+            for (found, own) in found.iter_mut().zip(dealt.iter().map(Vec::len)) {
+                found.insert(MicroBatchCounts { own, all: if in_rounds { most } else { own } });
             }
-        };
-        self.steps.iter().map(of).collect::<BTreeSet<_>>().into_iter().collect()
+        }
+        found.into_iter().map(|counts| counts.into_iter().collect()).collect()
     }
 
     /// Work of one of `num_data` ranks; `in_rounds` as in
     /// [`crate::recipe::MicroBatcher::new`].
     pub fn load(&self, num_data: usize, in_rounds: bool) -> RankLoad {
-        let mut load = RankLoad { most_rounds: 1, rounds: 0.0, tokens: 0.0 };
+        let most_micro_batches = self.steps.iter().map(Vec::len).max().unwrap_or(0);
+        let mut load =
+            RankLoad { most_rounds: 1, rounds: 0.0, tokens: 0.0, most_micro_batches, data_ranks: num_data };
         let steps = &self.steps[..self.measured];
         for cuts in steps {
             let dealt = deal(cuts, num_data, in_rounds);

@@ -221,10 +221,12 @@ impl MicroBatcher {
 pub(crate) fn deal(tokens: &[usize], num_ranks: usize, in_rounds: bool) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..tokens.len()).collect();
     order.sort_by_key(|&index| std::cmp::Reverse(tokens[index]));
-    let (mut load, mut dealt) = (vec![0; num_ranks], vec![Vec::new(); num_ranks]);
+    // Of ranks that are equally busy the first is taken, so the others have nothing.
+    let busiest = num_ranks.min(tokens.len());
+    let (mut load, mut dealt) = (vec![0; busiest], vec![Vec::new(); num_ranks]);
     for index in order {
         let busy = |rank: &usize| (if in_rounds { dealt[*rank].len() } else { 0 }, load[*rank]);
-        let rank = (0..num_ranks).min_by_key(busy).unwrap_or(0);
+        let rank = (0..busiest).min_by_key(busy).unwrap_or(0);
         load[rank] += tokens[index];
         dealt[rank].push(index);
     }

@@ -44,6 +44,7 @@ impl Plan {
             "max_micro_batch_tokens": self.data.max_micro_batch_tokens,
             "max_scored_rows": self.data.max_scored_rows,
             "micro_batches_in_a_step": self.load.rounds,
+            "idle_data_ranks": self.load.idle_ranks(),
             "arena_bytes": self.arena_bytes(),
             "host_bytes": self.host_bytes(),
             "file_bytes": self.file_bytes(),

@@ -165,6 +165,9 @@ impl RunPlan {
                 in_words(estimate.bytes_sent as u64)
             );
         }
+        if let Some(idle) = plan.idle_ranks() {
+            let _ = write!(text, "\n{idle}");
+        }
         if self.device.is_processor() {
             let outside = in_words(plan.outside as u64);
             let _ = write!(
@@ -257,7 +260,10 @@ impl Unit {
     }
 }
 
-/// Ranks as people write them: "rank 0", "ranks 0–3, 8".
+/// Runs of ranks that are named one by one.
+const NAMED_RUNS: usize = 8;
+
+/// Ranks as people write them: "rank 0", "ranks 0–3, 8"; of very many the first.
 pub fn rank_names(ranks: &[usize]) -> String {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for &rank in ranks {
@@ -271,7 +277,11 @@ pub fn rank_names(ranks: &[usize]) -> String {
         1 => format!("{first}, {last}"),
         _ => format!("{first}–{last}"),
     };
-    let names: Vec<_> = runs.iter().map(run).collect();
+    let mut names: Vec<_> = runs.iter().take(NAMED_RUNS).map(run).collect();
+    let others: usize = runs.iter().skip(NAMED_RUNS).map(|(first, last)| last - first + 1).sum();
+    if others > 0 {
+        names.push(format!("and {} others", grouped(others)));
+    }
     format!("{} {}", if ranks.len() == 1 { "rank" } else { "ranks" }, names.join(", "))
 }
 
@@ -315,6 +325,8 @@ mod tests {
     fn ranks_are_named_in_runs() {
         assert_eq!(rank_names(&[3]), "rank 3");
         assert_eq!(rank_names(&[0, 1, 2, 3, 6, 8, 9]), "ranks 0–3, 6, 8, 9");
+        let odd: Vec<usize> = (0..1500).map(|rank| 2 * rank + 1).collect();
+        assert_eq!(rank_names(&odd), "ranks 1, 3, 5, 7, 9, 11, 13, 15, and 1,492 others");
     }
 
     #[test]

@@ -70,6 +70,9 @@ impl Trainer {
         agreement::on_inputs(&config, &prepared, group)?;
         let plan = Plan::make(&config, &prepared, group.rank(), group.size())?;
         observer.event(&Event::Plan(&plan));
+        if let Some(idle) = plan.idle_ranks() {
+            observer.event(&Event::Warning(&idle));
+        }
         let earlier = match &run_dir {
             Some(run_dir) if start == RunDirPolicy::Resume => resume::saved_config(run_dir)?,
             _ => None,

@@ -2,6 +2,7 @@
 
 mod advice;
 mod cap;
+mod classes;
 mod exact;
 mod large;
 mod measured;

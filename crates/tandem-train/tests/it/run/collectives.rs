@@ -7,6 +7,7 @@ use tandem_train::events::Silent;
 use tandem_train::inputs::RunInputs;
 use tandem_train::plan::dry_run;
 
+use super::tensor::{config_of, write_model};
 use crate::small::Small;
 
 /// The group of those that hold the same part, where there is no tensor axis.
@@ -48,6 +49,40 @@ fn every_rank_of_up_to_1024_makes_the_same_calls_in_the_same_order() {
                 }
             }
         }
+    }
+}
+
+/// A step of one rank in groups of up to 4,096: the same calls however many ranks there are.
+#[test]
+fn calls_of_a_step_do_not_grow_with_the_ranks() {
+    let small = Small::new("dpo");
+    let mut config = config_of("llama");
+    (config["num_hidden_layers"], config["num_key_value_heads"]) = (4.into(), 8.into());
+    let model = write_model(&small, "four", &config);
+    for (sharding, more) in [
+        ("ddp", &[][..]),
+        ("zero1", &[]),
+        ("zero2", &["compute.replicate=2"]),
+        ("zero3", &[]),
+        ("zero3", &["compute.tensor=8", "compute.pipeline=2"]),
+        ("ddp", &["compute.tensor=4", "compute.pipeline=4"]),
+    ] {
+        let sharding = format!("compute.sharding={sharding}");
+        let settings = [&[model.as_str(), "reference.kind=model", &sharding], more].concat();
+        let config = small.config("run", &settings);
+        let prepared = RunInputs::open(&config, &mut Silent).unwrap();
+        let calls = |rank, ranks| dry_run::calls(&config, &prepared, rank, ranks).unwrap();
+        // A rank's first group is the world, which exchanges metrics. A rank of the last group has no micro-batch.
+        let counts = |ranks: usize| [0, ranks - 1].map(|rank| calls(rank, ranks).len());
+        let expected = counts(64);
+        for ranks in [256, 1024, 4096] {
+            assert_eq!(counts(ranks), expected, "{sharding} {more:?} on {ranks} ranks");
+        }
+        // Nor do bytes, up to the part (N - 1) / N of a ring.
+        let bytes = |ranks: usize| -> u64 {
+            calls(0, ranks).iter().map(|(_, call)| call.bytes_sent(ranks)).sum::<u64>()
+        };
+        assert!(bytes(4096) * 100 <= bytes(64) * 103, "{sharding} {more:?}: {} bytes", bytes(4096));
     }
 }
 
