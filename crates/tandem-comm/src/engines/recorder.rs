@@ -44,6 +44,11 @@ impl Log {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).groups[group].0.clone()
     }
 
+    /// Returns the number of groups so far.
+    pub fn num_groups(&self) -> usize {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).groups.len()
+    }
+
     /// Returns whether a group was made by [`ProcessGroup::split`]: a second group of the same ranks, for
     /// concurrent calls.
     pub fn is_apart(&self, group: usize) -> bool {
@@ -174,7 +179,7 @@ mod tests {
         ];
         assert_eq!(calls, expected);
         assert_eq!(group.volume().bytes_sent, 2048 * 8 * 1023 / 1024);
-        assert_eq!((log.size(0), log.size(1), log.is_apart(1)), (1024, 1024, true));
+        assert_eq!((log.size(0), log.size(1), log.is_apart(1), log.num_groups()), (1024, 1024, true, 2));
         assert!(log.take().is_empty());
     }
 

@@ -27,7 +27,7 @@ pub(crate) mod work;
 
 use std::ops::Range;
 
-use tandem_comm::recorder;
+use tandem_comm::{mpi, recorder, tcp};
 use tandem_kernels::DType;
 use tandem_kernels::meta::Ledger;
 use tandem_model::{LayerExecutor, PipelineStage};
@@ -36,7 +36,7 @@ pub use phase::{Offloaded, PhasePlan};
 pub use run::{FitResult, RunPlan, rank_classes};
 pub use survey::{PlanInputs, SyntheticBatch};
 
-use crate::config::{ComputeConfig, Config, ReferenceKind};
+use crate::config::{ComputeConfig, Config, Engine, ReferenceKind};
 use crate::events::Planned;
 use crate::inputs::{ModelSpecs, RunInputs};
 use crate::online::sources::PolicyAndReference;
@@ -97,6 +97,8 @@ pub struct Plan {
     pub load: RankLoad,
     /// Approximate bytes of a process outside the arena.
     pub outside: usize,
+    /// How many of them are buffers of the engine between processes; 0 for threads.
+    pub exchange_buffers: usize,
 }
 
 /// Counts of a run's data.
@@ -143,7 +145,7 @@ impl Plan {
         let blocks = stage.blocks(outline.decoder.spec())?;
         let under_way = most_under_way(stage, load.most_rounds);
         let turns = survey.micro_batch_counts(stage, data.1, in_rounds).swap_remove(data.0);
-        let (work, work_of_two) = rehearsal.run(&turns)?;
+        let (work, work_of_two, exchange_buffers) = rehearsal.run(&turns)?;
         let DryRun { phases, .. } = rehearsal;
         let data = DataShape {
             assumed: outline.assumed(),
@@ -175,7 +177,8 @@ impl Plan {
             },
             batch_size: config.train.batch_size,
             pairs: recipe::for_method(config.method).has_pairs(),
-            outside: outside_arena(outline, config.compute.num_threads()),
+            outside: outside_arena(outline, config.compute.num_threads()) + exchange_buffers,
+            exchange_buffers,
             data,
             phases,
             work,
@@ -285,8 +288,8 @@ impl DryRun<'_> {
     }
 
     /// Plans loading, steps, a checkpoint and an evaluation in one arena; then the cost of steps of
-    /// one and two micro-batches.
-    fn run(&mut self, turns: &[MicroBatchCounts]) -> Result<(StepCost, StepCost)> {
+    /// one and two micro-batches, and the buffers of all groups of ranks.
+    fn run(&mut self, turns: &[MicroBatchCounts]) -> Result<(StepCost, StepCost, usize)> {
         let Self { config, outline, survey, .. } = *self;
         let placement = MemoryPlacement::meta(&config.compute, survey.rooms());
         let (group, log) = recorder::group(self.rank, self.num_ranks);
@@ -376,7 +379,9 @@ impl DryRun<'_> {
             )?;
             Ok(StepCost::from_log(&placement, &log, self.rank, config.compute.tensor > 1))
         };
-        Ok((cost(1)?, cost(2)?))
+        let (one, two) = (cost(1)?, cost(2)?);
+        let sizes = (0..log.num_groups()).map(|group| log.size(group));
+        Ok((one, two, exchange_buffers(&config.compute, self.num_ranks, sizes)))
     }
 }
 
@@ -404,6 +409,19 @@ fn begin(placement: &MemoryPlacement) {
 fn total_flops(placement: &MemoryPlacement) -> f64 {
     let calls = placement.ledgers().into_iter().flatten().flat_map(Ledger::calls);
     calls.map(|(_, cost)| cost.calls as f64 * cost.flops).sum()
+}
+
+/// Bytes of the buffers of groups of these sizes, where ranks are processes.
+fn exchange_buffers(compute: &ComputeConfig, num_ranks: usize, sizes: impl Iterator<Item = usize>) -> usize {
+    if num_ranks <= compute.devices.num_ranks() {
+        return 0;
+    }
+    let of_group = match compute.engine {
+        Engine::Threads => return 0,
+        Engine::Mpi => mpi::buffer_bytes,
+        Engine::Auto | Engine::Tcp | Engine::Nccl => tcp::buffer_bytes,
+    };
+    sizes.map(of_group).sum::<u64>() as usize
 }
 
 /// Approximate bytes of a process outside the arena. Measured: program, heap, and packing buffers

@@ -64,6 +64,15 @@ use crate::launch::meeting::Meeting;
 use crate::launch::{Environment, mpi};
 use crate::store::Store;
 
+/// Returns the most bytes of segments that a rank needs for the collectives of a group of `size` ranks.
+pub fn buffer_bytes(size: usize) -> u64 {
+    if size <= 1 {
+        return 0;
+    }
+    let of_gather = staged::DEPTH * (staged::MIN_PART * size).max(segments::SEGMENT);
+    of_gather.max(ring::MAX_SEGMENTS * segments::SEGMENT) as u64
+}
+
 /// Time for the other ranks to leave after a failure.
 const LEAVING: Duration = Duration::from_secs(4);
 /// Interval of looking whether they have.

@@ -29,6 +29,8 @@ const CHUNK: usize = SEGMENT / 2;
 const LANES: usize = 3;
 /// Sends of a lane that may be unfinished.
 const MAX_SENDS: usize = 2;
+/// Segments that are in use at a time: an incoming one of each lane, and its sends.
+pub(super) const MAX_SEGMENTS: usize = LANES * (1 + MAX_SENDS);
 /// Largest sum of all ranks' buffers that is gathered.
 const GATHERED: usize = SEGMENT / 4;
 /// Bytes of a part below which the ring's many messages cost more than their bytes.

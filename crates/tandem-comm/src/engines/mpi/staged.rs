@@ -11,9 +11,9 @@ use super::wait::{Fault, Wait};
 use crate::collective::element::Reduction;
 
 /// Number of segments under way.
-const DEPTH: usize = 3;
+pub(super) const DEPTH: usize = 3;
 /// Fewest bytes of a part in a segment, where there are many parts.
-const MIN_PART: usize = 16 << 10;
+pub(super) const MIN_PART: usize = 16 << 10;
 
 /// A collective in rounds of a segment each.
 pub(super) trait Staged {

@@ -49,6 +49,7 @@ impl Plan {
             "host_bytes": self.host_bytes(),
             "file_bytes": self.file_bytes(),
             "bytes_outside_the_arena": self.outside,
+            "bytes_of_exchange_buffers": self.exchange_buffers,
             "phases": phases.collect::<Vec<_>>(),
         })
     }

@@ -175,6 +175,13 @@ impl RunPlan {
                 "\nbeside the arena about {outside} a rank: the program, and what products of {} threads pack their factors into",
                 plan.threads
             );
+            if plan.exchange_buffers > 0 {
+                let _ = write!(
+                    text,
+                    "; {} of it are buffers between processes",
+                    in_words(plan.exchange_buffers as u64)
+                );
+            }
         }
         let needed = in_words(fit.needed);
         let _ = match fit.limit {

@@ -98,6 +98,29 @@ fn ranks_that_never_compute_are_told() {
     assert!(!text.contains("nothing to compute") && json == 0, "{text}");
 }
 
+/// Threads exchange through each other's memory; processes have buffers for each group.
+#[test]
+fn buffers_between_processes_are_counted() {
+    let sketch = Sketch::small();
+    let buffers = |overrides: &[&str], ranks: usize| {
+        let config = sketch.config(overrides);
+        let plan = Plan::new(&config, &sketch.outline(&config), 0, ranks).unwrap();
+        (plan.exchange_buffers, plan.outside)
+    };
+    let (none, outside) = buffers(&["compute.devices=cpu:4"], 4);
+    assert_eq!(none, 0);
+    // The world, and the group of the sums.
+    let (tcp, beside) = buffers(&["compute.devices=cpu"], 4);
+    assert_eq!(tcp as u64, 2 * tandem_comm::tcp::buffer_bytes(4));
+    assert_eq!(beside - outside, tcp);
+    let (mpi, _) = buffers(&["compute.devices=cpu", "compute.engine=mpi"], 4);
+    assert_eq!(mpi as u64, 2 * tandem_comm::mpi::buffer_bytes(4));
+    let (more, _) = buffers(&["compute.devices=cpu", "compute.tensor=2", "compute.sharding=zero3"], 4);
+    assert!(more > tcp, "{more} bytes");
+    let text = sketch.plan(&["compute.devices=cpu"], 4, &device("H100-80GB")).verdict();
+    assert!(!text.contains("between processes"), "of a GPU's box nothing is said: {text}");
+}
+
 #[test]
 fn a_plan_of_all_ranks_names_each_once() {
     let sketch = Sketch::small();
