@@ -176,8 +176,9 @@ impl Tcp {
     /// the ring.
     fn reduce_gathered(&mut self, call: &Call, data: &mut [u8], wanted: Range<usize>) -> Result<(), Fault> {
         let (rank, size) = (self.member().rank, self.member().size());
-        let parts = std::mem::take(&mut self.buffers.parts);
-        let mut words = std::mem::take(&mut self.buffers.gathered);
+        let (spare, mut words) =
+            (std::mem::take(&mut self.buffers.spare), std::mem::take(&mut self.buffers.gathered));
+        let parts = std::mem::replace(&mut self.buffers.parts, spare);
         // Buffers begin where every element is aligned.
         let len = data.len().next_multiple_of(8);
         words.resize(len * size / 8, 0);
@@ -199,7 +200,8 @@ impl Tcp {
                 }
             }
         }
-        (self.buffers.parts, self.buffers.gathered) = (parts, words);
+        self.buffers.gathered = words;
+        self.buffers.spare = std::mem::replace(&mut self.buffers.parts, parts);
         done
     }
 }

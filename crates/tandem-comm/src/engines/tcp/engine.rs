@@ -24,6 +24,8 @@ pub(super) struct Tcp {
 pub(super) struct Buffers {
     /// Byte ranges of the ranks' parts.
     pub(super) parts: Vec<Range<usize>>,
+    /// Memory for other parts, while those of the caller are kept.
+    pub(super) spare: Vec<Range<usize>>,
     pub(super) outgoing: Vec<Range<usize>>,
     pub(super) incoming: Vec<Range<usize>>,
     /// Elements that arrive through a socket and are reduced.
