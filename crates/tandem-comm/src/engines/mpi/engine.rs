@@ -62,9 +62,8 @@ impl Mpi {
         abort_flag: AbortFlag,
     ) -> Self {
         let segments = Segments::default();
-        let store = job.prefixed(&path);
         Self {
-            watch: Watch::new(communicator.clone(), store, abort_flag, deadline),
+            watch: Watch::new(communicator.clone(), (&job, &path), members.clone(), abort_flag, deadline),
             messages: Messages::new(communicator.clone(), segments.clone()),
             communicator,
             segments,
@@ -125,6 +124,7 @@ impl Mpi {
         let error = match fault {
             Fault::Late => {
                 let missing = self.hanging(suspects);
+                self.note_root_causes(call, &missing);
                 CommError::Deadline { call: call.to_owned(), missing, deadline: self.watch.deadline }
             }
             Fault::Over => self.verdict(GRACE).unwrap_or_else(|| CommError::Engine {
@@ -167,6 +167,22 @@ impl Mpi {
             failure::hanging(store, rank, &suspects, PATIENCE.min(*deadline)).unwrap_or_default()
         };
         if hanging.is_empty() { suspects } else { hanging }
+    }
+
+    /// Files ranks that the `missing` ones wait for: they may not be of this group, whose own record then
+    /// cannot name them.
+    fn note_root_causes(&self, call: &str, missing: &[usize]) {
+        let Watch { abort_flag, deadline, .. } = &self.watch;
+        if abort_flag.is_cut() || abort_flag.store_is_lost() {
+            return;
+        }
+        let own = self.members[self.communicator.rank];
+        let missing: Vec<usize> = missing.iter().map(|&rank| self.members[rank]).collect();
+        let causes = failure::root_causes(&self.job, own, &missing).unwrap_or_default();
+        if !causes.is_empty() && causes != missing {
+            let error = CommError::Deadline { call: call.to_owned(), missing: causes, deadline: *deadline };
+            abort_flag.note(failure::report(&self.job, own, error));
+        }
     }
 
     fn everyone(&self) -> Vec<usize> {
@@ -441,7 +457,7 @@ impl Engine for Mpi {
 
     fn send(&mut self, to: usize, data: &[u8]) -> Result<()> {
         self.check_alive()?;
-        let sent = self.messages.send(to, data, &mut self.watch.wait());
+        let sent = self.messages.send(to, data, &mut self.watch.wait_for(to));
         sent.map_err(|fault| {
             self.fault(&format!("send of {} bytes to rank {to}", data.len()), fault, &[to])
         })?;
@@ -452,13 +468,13 @@ impl Engine for Mpi {
     fn recv(&mut self, from: usize, data: &mut [u8]) -> Result<()> {
         self.check_alive()?;
         let call = format!("recv of {} bytes from rank {from}", data.len());
-        let len = self.messages.recv_len(from, &mut self.watch.wait());
+        let len = self.messages.recv_len(from, &mut self.watch.wait_for(from));
         let len = len.map_err(|fault| self.fault(&call, fault, &[from]))?;
         if len != data.len() as u64 {
             let (rank, other_call) = (self.communicator.rank, format!("send of {len} bytes"));
             return Err(self.fail(CommError::Mismatch { rank, call, other_rank: from, other_call }));
         }
-        let received = self.messages.recv(from, data, &mut self.watch.wait());
+        let received = self.messages.recv(from, data, &mut self.watch.wait_for(from));
         received.map_err(|fault| self.fault(&call, fault, &[from]))?;
         self.watch.go_on();
         Ok(())
