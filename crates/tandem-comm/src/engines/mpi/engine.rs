@@ -123,8 +123,7 @@ impl Mpi {
     fn fault(&mut self, call: &str, fault: Fault, suspects: &[usize]) -> CommError {
         let error = match fault {
             Fault::Late => {
-                let missing = self.hanging(suspects);
-                self.note_root_causes(call, &missing);
+                let missing = self.hanging(call, suspects);
                 CommError::Deadline { call: call.to_owned(), missing, deadline: self.watch.deadline }
             }
             Fault::Over => self.verdict(GRACE).unwrap_or_else(|| CommError::Engine {
@@ -156,33 +155,32 @@ impl Mpi {
         }
     }
 
-    /// Returns the `suspects` that hang. A rank that waits too is none.
-    fn hanging(&self, suspects: &[usize]) -> Vec<usize> {
+    /// Returns the `suspects` that hang, and files ranks that these wait for: they may not be of this group,
+    /// whose own record then cannot name them. A rank that waits too is none.
+    fn hanging(&self, call: &str, suspects: &[usize]) -> Vec<usize> {
         let Watch { abort_flag, store, deadline, .. } = &self.watch;
-        let rank = self.communicator.rank;
+        let (rank, own) = (self.communicator.rank, self.members[self.communicator.rank]);
         let suspects: Vec<_> = suspects.iter().copied().filter(|&suspect| suspect != rank).collect();
-        let hanging = if abort_flag.store_is_lost() {
-            Vec::new()
+        let late = |missing| CommError::Deadline { call: call.to_owned(), missing, deadline: *deadline };
+        let found = if abort_flag.store_is_lost() {
+            None
         } else {
-            failure::hanging(store, rank, &suspects, PATIENCE.min(*deadline)).unwrap_or_default()
+            failure::hanging(store, rank, &suspects, PATIENCE.min(*deadline)).ok()
         };
-        if hanging.is_empty() { suspects } else { hanging }
-    }
-
-    /// Files ranks that the `missing` ones wait for: they may not be of this group, whose own record then
-    /// cannot name them.
-    fn note_root_causes(&self, call: &str, missing: &[usize]) {
-        let Watch { abort_flag, deadline, .. } = &self.watch;
-        if abort_flag.is_cut() || abort_flag.store_is_lost() {
-            return;
+        let Some(hanging) = found else {
+            // The store is in the process of the job's first rank, which then hangs as a whole.
+            if own != 0 {
+                abort_flag.note(late(vec![0]));
+            }
+            return suspects;
+        };
+        let hanging = if hanging.is_empty() { suspects } else { hanging };
+        let of_job: Vec<usize> = hanging.iter().map(|&rank| self.members[rank]).collect();
+        let causes = failure::root_causes(&self.job, own, &of_job).unwrap_or_default();
+        if !causes.is_empty() && causes != of_job && !abort_flag.is_cut() {
+            abort_flag.note(failure::report(&self.job, own, late(causes)));
         }
-        let own = self.members[self.communicator.rank];
-        let missing: Vec<usize> = missing.iter().map(|&rank| self.members[rank]).collect();
-        let causes = failure::root_causes(&self.job, own, &missing).unwrap_or_default();
-        if !causes.is_empty() && causes != missing {
-            let error = CommError::Deadline { call: call.to_owned(), missing: causes, deadline: *deadline };
-            abort_flag.note(failure::report(&self.job, own, error));
-        }
+        hanging
     }
 
     fn everyone(&self) -> Vec<usize> {
