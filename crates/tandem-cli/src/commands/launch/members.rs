@@ -18,7 +18,7 @@ use crate::exit::Exit;
 use crate::signals;
 
 /// Time for the other ranks to end and report after one has failed. A rank that hangs never does.
-const GRACE: Duration = Duration::from_secs(6);
+const GRACE: Duration = Duration::from_secs(5);
 
 /// Poll interval.
 const PAUSE: Duration = Duration::from_millis(20);
