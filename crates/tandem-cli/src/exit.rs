@@ -17,7 +17,7 @@ use tandem_hub::HubError;
 use tandem_train::config::ConfigError;
 use tandem_train::{Fault, TrainError};
 
-use crate::signals;
+use crate::{agent, signals};
 
 /// Code of a process that lost another rank.
 pub(crate) const PEER_LOST: u8 = 75;
@@ -105,6 +105,26 @@ impl From<Fault> for Exit {
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
         Self::from(exit.code())
+    }
+}
+
+/// Prints an error and reports it to the launcher's agent, unless that was done.
+pub(crate) fn tell(error: anyhow::Error) -> anyhow::Error {
+    if error.downcast_ref::<Told>().is_some() {
+        return error;
+    }
+    eprintln!("error: {}", tandem_train::chain(&*error));
+    agent::report(&error);
+    error.context(Told)
+}
+
+/// Context of an error that was printed.
+#[derive(Debug)]
+struct Told;
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("printed above")
     }
 }
 

@@ -31,11 +31,7 @@ fn main() -> ExitCode {
     // A panic is a broken invariant of ours; its message is printed already.
     let exit = match std::panic::catch_unwind(|| run(arguments)) {
         Ok(Ok(exit)) => exit,
-        Ok(Err(error)) => {
-            eprintln!("error: {}", tandem_train::chain(&*error));
-            agent::report(&error);
-            Exit::from_error(&error)
-        }
+        Ok(Err(error)) => Exit::from_error(&exit::tell(error)),
         Err(_) => Exit::OwnFault,
     };
     exit.into()

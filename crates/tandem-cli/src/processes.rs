@@ -15,7 +15,7 @@ use tandem_train::events::{Observer, Silent};
 use tandem_train::run::{Outcome, spawn};
 use tandem_train::{Config, Fault, Options, TrainError};
 
-use crate::exit::mistake;
+use crate::exit::{mistake, tell};
 use crate::watcher::Watcher;
 
 /// Trains as the rank that the launcher assigned. Rank 0 shows the progress.
@@ -111,6 +111,8 @@ fn join_and_train(
         Some(watchdog) => with_story(watchdog, error),
         None => error.into(),
     });
+    // Without MPI's end the launcher kills all ranks, and what they have not printed by then is lost.
+    let outcome = if session.is_some() { outcome.map_err(tell) } else { outcome };
     // MPI ends when all ranks have, while the watchdog still tells of those that fail.
     drop(session);
     outcome

@@ -78,9 +78,21 @@ pub(crate) fn end_with_launcher() {
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     // The launcher may have ended before. A program that a rank started has the variable too.
     let is_own = rustix::process::getppid() == Some(launcher);
-    if !is_own && rustix::process::test_kill_process(launcher).is_err() {
+    if !is_own && has_ended(launcher) {
         std::process::exit(i32::from(crate::exit::PEER_LOST));
     }
+}
+
+/// Returns whether a process has ended, also if its parent has not yet asked for its status.
+#[cfg(target_os = "linux")]
+fn has_ended(process: Pid) -> bool {
+    if rustix::process::test_kill_process(process).is_err() {
+        return true;
+    }
+    let line = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // The state follows the name, which may hold anything.
+    let state = line.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    matches!(state, Some('Z' | 'X'))
 }
 
 /// There is no such signal elsewhere: the end of the launcher's store stops its ranks.

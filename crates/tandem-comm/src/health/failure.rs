@@ -66,6 +66,43 @@ pub(crate) fn hanging(
     Ok(hanging)
 }
 
+/// Says in the job's store that a rank waits for others. All are ranks of the job.
+pub(crate) fn say_waiting(job: &Store, rank: usize, for_ranks: &[usize]) -> Result<(), StoreError> {
+    job.set(&waiting(rank), list(for_ranks).as_bytes())
+}
+
+/// Takes [`say_waiting`] back.
+pub(crate) fn say_moving(job: &Store, rank: usize) -> Result<(), StoreError> {
+    job.delete(&waiting(rank)).map(|_| ())
+}
+
+/// Replaces `missing` ranks that wait for others, perhaps in another group, by those: of a chain of waits
+/// the last rank hangs. If all wait, `missing` are returned. All are ranks of the job.
+pub(crate) fn root_causes(job: &Store, rank: usize, missing: &[usize]) -> Result<Vec<usize>, StoreError> {
+    let (mut open, mut seen, mut causes) = (missing.to_vec(), vec![rank], Vec::new());
+    while let Some(next) = open.pop() {
+        if seen.contains(&next) {
+            continue;
+        }
+        seen.push(next);
+        let key = waiting(next);
+        if !job.check(&[&key])? {
+            causes.push(next);
+            continue;
+        }
+        // It may go on meanwhile.
+        let awaited = job.get(&key, PATIENCE)?;
+        open.extend(std::str::from_utf8(&awaited).ok().and_then(numbers).unwrap_or_default());
+    }
+    causes.sort_unstable();
+    Ok(if causes.is_empty() { missing.to_vec() } else { causes })
+}
+
+/// Returns the key of a rank that waits for others.
+fn waiting(rank: usize) -> String {
+    format!("waiting/{rank}")
+}
+
 /// Returns the key of a rank that has waited for a deadline.
 pub(crate) fn stuck(rank: usize) -> String {
     format!("stuck/{rank}")
@@ -181,6 +218,23 @@ mod tests {
             panic!("another kind of error");
         };
         assert!(reason.contains("no such interface"));
+    }
+
+    #[test]
+    fn the_last_of_a_chain_of_waits_is_the_cause() {
+        let server = crate::store::StoreServer::bind(0).unwrap();
+        let job = Store::connect("127.0.0.1", server.port(), Duration::from_secs(60)).unwrap();
+        // Rank 3 waits for 1, which waits for 0 in another group.
+        assert_eq!(root_causes(&job, 3, &[1]), Ok(vec![1]), "nobody is known to wait");
+        say_waiting(&job, 3, &[1]).unwrap();
+        say_waiting(&job, 1, &[0, 1]).unwrap();
+        assert_eq!(root_causes(&job, 3, &[1]), Ok(vec![0]));
+        assert_eq!(root_causes(&job, 2, &[1, 3]), Ok(vec![0]));
+        // In a ring of waits each keeps what it knows.
+        say_waiting(&job, 0, &[3]).unwrap();
+        assert_eq!(root_causes(&job, 3, &[1]), Ok(vec![1]));
+        say_moving(&job, 0).unwrap();
+        assert_eq!(root_causes(&job, 3, &[1]), Ok(vec![0]));
     }
 
     #[test]

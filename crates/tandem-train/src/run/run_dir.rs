@@ -14,6 +14,8 @@
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Read, Seek, Write};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use crate::checkpoint::Checkpoints;
 use crate::config::Config;
@@ -24,6 +26,13 @@ use crate::profile;
 /// First line of every `config.toml` written here: tells it from one that a person put into the
 /// folder.
 const CONFIG_HEADER: &str = crate::config::RESOLVED_HEADER;
+
+/// Time for which a run that resumes waits for the lock. A killed process frees its memory before its
+/// locks, and whoever killed it may start the run again at once.
+const DYING: Duration = Duration::from_secs(3);
+
+/// Interval of trying to lock.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Policy for a folder that already holds a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +81,7 @@ impl RunDir {
     /// `config.toml` is not ours, or a file operation fails.
     pub fn open(path: &Path, start: RunDirPolicy) -> Result<Self> {
         fs::create_dir_all(path).map_err(TrainError::io("create", path))?;
-        let lock = lock(path)?;
+        let lock = lock(path, if start == RunDirPolicy::Resume { DYING } else { Duration::ZERO })?;
         let dir = Self { path: path.to_path_buf(), start, _lock: lock };
         dir.refuse_foreign_config()?;
         let found = dir.leftovers();
@@ -202,7 +211,8 @@ fn is_model_file(name: &str) -> bool {
     NAMES.contains(&name) || (name.starts_with("model-") && name.ends_with(".safetensors"))
 }
 
-fn lock(folder: &Path) -> Result<Lock> {
+/// Locks a run folder that another process may hold for at most `patience` longer.
+fn lock(folder: &Path, patience: Duration) -> Result<Lock> {
     let path = folder.join(".lock");
     let mut options = OpenOptions::new();
     let mut file = options
@@ -212,7 +222,13 @@ fn lock(folder: &Path) -> Result<Lock> {
         .truncate(false)
         .open(&path)
         .map_err(TrainError::io("create", &path))?;
-    match file.try_lock() {
+    let began = Instant::now();
+    let mut tried = file.try_lock();
+    while matches!(tried, Err(TryLockError::WouldBlock)) && began.elapsed() < patience {
+        sleep(PAUSE);
+        tried = file.try_lock();
+    }
+    match tried {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let mut holder = String::new();
@@ -353,6 +369,18 @@ mod tests {
         }
         drop(first);
         RunDir::open(folder.path(), RunDirPolicy::Fresh).expect("the lock went with its holder");
+    }
+
+    #[test]
+    fn a_run_that_resumes_waits_for_a_holder_that_is_dying() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let holder = RunDir::open(folder.path(), RunDirPolicy::Fresh).expect("a new folder");
+        let dying = std::thread::spawn(move || {
+            sleep(10 * PAUSE);
+            drop(holder);
+        });
+        RunDir::open(folder.path(), RunDirPolicy::Resume).expect("the lock went meanwhile");
+        dying.join().expect("it ended");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Members of a launch: processes of ranks here, and launchers of ranks on hosts.
 
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
@@ -17,8 +17,8 @@ use crate::args::Part;
 use crate::exit::Exit;
 use crate::signals;
 
-/// Time for the other ranks to end and report after one has failed.
-const GRACE: Duration = Duration::from_secs(10);
+/// Time for the other ranks to end and report after one has failed. A rank that hangs never does.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// Poll interval.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -74,6 +74,8 @@ pub(super) struct Ended {
     pub(super) outcome: Exit,
     /// True if a signal asked this launcher to end.
     pub(super) was_told: bool,
+    /// The signal that was passed on.
+    passed: Option<Signal>,
     /// Ranks that failed by themselves.
     pub(super) num_lost: usize,
     /// Hosts that ssh does not reach any longer.
@@ -166,6 +168,7 @@ impl Members {
         let mut ended = Ended {
             outcome: Exit::Done,
             was_told: false,
+            passed: None,
             num_lost: 0,
             lost_hosts: Vec::new(),
             first: None,
@@ -177,6 +180,7 @@ impl Members {
                 match order {
                     Order::Pass(signal) if !ended.was_told => {
                         self.running.iter_mut().for_each(|member| member.tell(Order::Pass(signal)));
+                        ended.passed = Some(signal);
                     }
                     _ => kill_at = Some(Instant::now()),
                 }
@@ -274,7 +278,9 @@ impl Ended {
     fn count(&mut self, member: Member, status: ExitStatus, was_killed: bool) -> bool {
         let Member { name, host, output, .. } = member;
         let error = output.end();
-        let exit = Exit::from_code(status.code());
+        // A rank that has just started does not answer signals yet.
+        let was_passed = self.passed.is_some_and(|signal| status.signal() == Some(signal.as_raw()));
+        let exit = if was_passed { Exit::Interrupted } else { Exit::from_code(status.code()) };
         if exit == Exit::Done {
             return false;
         }

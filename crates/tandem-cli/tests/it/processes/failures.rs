@@ -1,75 +1,10 @@
 //! Ranks that are killed, stopped, asked to end, or start with too little.
 
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
+use super::configure;
 use super::job::{await_beats, await_checkpoint, end_of, newest_step, ranks_of, signal, start};
-use super::{configure, same_runs};
 use crate::workshop::Workshop;
-
-/// Any rank, at any moment: in a step, while a checkpoint is written, between two. Then with other ranks and another division.
-#[test]
-fn twenty_kills_at_random_change_no_bit_and_no_row() {
-    const KILLS: u64 = 20;
-    const STEPS: u64 = 4000;
-    let shop = Workshop::new();
-    // The number of steps is changed at the end, which must not change a learning rate.
-    let settings = ["--set", "train.record_rows=true", "--set", "train.schedule=constant"];
-    let config = configure(&shop, "run", STEPS);
-    let seed = std::env::var("TANDEM_TEST_SEED").map_or(7, |seed| seed.parse().unwrap());
-    println!("TANDEM_TEST_SEED={seed}");
-    let mut random: u64 = seed;
-    let mut draw = |limit: u64| {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (random >> 33) % limit
-    };
-    let mut ranks = 2;
-    for kill in 0..KILLS {
-        // From 2 to 4, and another number than before.
-        ranks = 2 + (ranks - 2 + 1 + draw(2)) % 3;
-        let sharding = ["ddp", "zero1", "zero2", "zero3"][draw(4) as usize];
-        let axis = match (ranks, sharding, draw(3)) {
-            (4, _, 0) => "compute.pipeline=2",
-            (4, "zero1" | "zero2" | "zero3", 1) => "compute.replicate=2",
-            _ => "compute.pipeline=1",
-        };
-        let (number, sharding) = (ranks.to_string(), format!("compute.sharding={sharding}"));
-        let mut arguments =
-            vec!["launch", "-n", &number, "train", &config, "--set", &sharding, "--set", axis];
-        arguments.extend(settings);
-        if kill > 0 {
-            arguments.push("--resume");
-        }
-        let before = newest_step(&shop, "run");
-        let mut launcher = start(&shop, &arguments);
-        await_checkpoint(&shop, &mut launcher, before);
-        std::thread::sleep(Duration::from_millis(draw(60)));
-        let victim = draw(ranks);
-        let processes = ranks_of(&launcher);
-        signal(&processes[victim as usize], "-KILL");
-        println!(
-            "kill {kill}: rank {victim} of {ranks} with {sharding} {axis}, after step {}",
-            newest_step(&shop, "run")
-        );
-        let story = format!("peer lost: rank {victim} on ");
-        end_of(&shop, launcher).expect(75, &[&story, &format!("(process {})", processes[victim as usize])]);
-    }
-    // How far it came depends on the machine; the rest is run, and all of it once more without harm.
-    let reached = newest_step(&shop, "run");
-    let last = (reached + 10).to_string();
-    let steps = ["--set", &format!("train.steps={last}")];
-    assert!(reached > KILLS && reached + 10 < STEPS, "reached step {reached}");
-    let run = |arguments: &[&str]| {
-        shop.run(&[arguments, &steps, &settings].concat()).expect(0);
-    };
-    run(&["train", &config, "--resume"]);
-    let whole = configure(&shop, "whole", STEPS);
-    run(&["train", &whole]);
-    same_runs(&shop, "run", "whole");
-    let rows = |run: &str| shop.read(&format!("{run}/rows.jsonl"));
-    assert_eq!(rows("run"), rows("whole"), "a row was lost or came twice");
-    assert_eq!(rows("run").lines().count() as u64, reached + 10);
-}
 
 /// The launcher of torchrun shows the file in its summary.
 #[test]

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses some parts")]
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::Write;
 use std::net::TcpListener;
@@ -153,8 +153,15 @@ threads = 1
 
     /// The command in this folder, in an environment without a launcher.
     pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tandem"));
-        command.args(arguments).current_dir(self.folder.path()).stdin(Stdio::null());
+        let mut command = self.program(env!("CARGO_BIN_EXE_tandem"));
+        command.args(arguments);
+        command
+    }
+
+    /// Another program in this folder, in an environment without a launcher.
+    pub fn program(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(self.folder.path()).stdin(Stdio::null());
         for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"] {
             command.env_remove(name);
         }

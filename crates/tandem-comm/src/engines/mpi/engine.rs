@@ -62,9 +62,8 @@ impl Mpi {
         abort_flag: AbortFlag,
     ) -> Self {
         let segments = Segments::default();
-        let store = job.prefixed(&path);
         Self {
-            watch: Watch::new(communicator.clone(), store, abort_flag, deadline),
+            watch: Watch::new(communicator.clone(), (&job, &path), members.clone(), abort_flag, deadline),
             messages: Messages::new(communicator.clone(), segments.clone()),
             communicator,
             segments,
@@ -124,7 +123,7 @@ impl Mpi {
     fn fault(&mut self, call: &str, fault: Fault, suspects: &[usize]) -> CommError {
         let error = match fault {
             Fault::Late => {
-                let missing = self.hanging(suspects);
+                let missing = self.hanging(call, suspects);
                 CommError::Deadline { call: call.to_owned(), missing, deadline: self.watch.deadline }
             }
             Fault::Over => self.verdict(GRACE).unwrap_or_else(|| CommError::Engine {
@@ -156,17 +155,32 @@ impl Mpi {
         }
     }
 
-    /// Returns the `suspects` that hang. A rank that waits too is none.
-    fn hanging(&self, suspects: &[usize]) -> Vec<usize> {
+    /// Returns the `suspects` that hang, and files ranks that these wait for: they may not be of this group,
+    /// whose own record then cannot name them. A rank that waits too is none.
+    fn hanging(&self, call: &str, suspects: &[usize]) -> Vec<usize> {
         let Watch { abort_flag, store, deadline, .. } = &self.watch;
-        let rank = self.communicator.rank;
+        let (rank, own) = (self.communicator.rank, self.members[self.communicator.rank]);
         let suspects: Vec<_> = suspects.iter().copied().filter(|&suspect| suspect != rank).collect();
-        let hanging = if abort_flag.store_is_lost() {
-            Vec::new()
+        let late = |missing| CommError::Deadline { call: call.to_owned(), missing, deadline: *deadline };
+        let found = if abort_flag.store_is_lost() {
+            None
         } else {
-            failure::hanging(store, rank, &suspects, PATIENCE.min(*deadline)).unwrap_or_default()
+            failure::hanging(store, rank, &suspects, PATIENCE.min(*deadline)).ok()
         };
-        if hanging.is_empty() { suspects } else { hanging }
+        let Some(hanging) = found else {
+            // The store is in the process of the job's first rank, which then hangs as a whole.
+            if own != 0 {
+                abort_flag.note(late(vec![0]));
+            }
+            return suspects;
+        };
+        let hanging = if hanging.is_empty() { suspects } else { hanging };
+        let of_job: Vec<usize> = hanging.iter().map(|&rank| self.members[rank]).collect();
+        let causes = failure::root_causes(&self.job, own, &of_job).unwrap_or_default();
+        if !causes.is_empty() && causes != of_job && !abort_flag.is_cut() {
+            abort_flag.note(failure::report(&self.job, own, late(causes)));
+        }
+        hanging
     }
 
     fn everyone(&self) -> Vec<usize> {
@@ -441,7 +455,7 @@ impl Engine for Mpi {
 
     fn send(&mut self, to: usize, data: &[u8]) -> Result<()> {
         self.check_alive()?;
-        let sent = self.messages.send(to, data, &mut self.watch.wait());
+        let sent = self.messages.send(to, data, &mut self.watch.wait_for(to));
         sent.map_err(|fault| {
             self.fault(&format!("send of {} bytes to rank {to}", data.len()), fault, &[to])
         })?;
@@ -452,13 +466,13 @@ impl Engine for Mpi {
     fn recv(&mut self, from: usize, data: &mut [u8]) -> Result<()> {
         self.check_alive()?;
         let call = format!("recv of {} bytes from rank {from}", data.len());
-        let len = self.messages.recv_len(from, &mut self.watch.wait());
+        let len = self.messages.recv_len(from, &mut self.watch.wait_for(from));
         let len = len.map_err(|fault| self.fault(&call, fault, &[from]))?;
         if len != data.len() as u64 {
             let (rank, other_call) = (self.communicator.rank, format!("send of {len} bytes"));
             return Err(self.fail(CommError::Mismatch { rank, call, other_rank: from, other_call }));
         }
-        let received = self.messages.recv(from, data, &mut self.watch.wait());
+        let received = self.messages.recv(from, data, &mut self.watch.wait_for(from));
         received.map_err(|fault| self.fault(&call, fault, &[from]))?;
         self.watch.go_on();
         Ok(())

@@ -27,8 +27,8 @@
 //! that do not say in the store that they wait. Most launchers end the whole job when a process
 //! dies; where they do not, the watchdog cuts the rank's [`AbortFlag`].
 //!
-//! *End.* MPI is finalised when all ranks have ended well. After a failure it is not: finalising
-//! waits for all ranks. Then a rank leaves when the others have left too, and after a while ends the
+//! *End.* MPI is finalised when all ranks have ended well. After a failure, also of the meeting, it is
+//! not: finalising waits for all ranks. Then a rank leaves when the others have left too, and after a while ends the
 //! job through `MPI_Abort`.
 
 mod abi;
@@ -88,6 +88,8 @@ pub struct Session {
     communicator: Communicator,
     /// Job whose failure ends the wait for the other ranks.
     job: Option<(Store, AbortFlag)>,
+    /// Whether all ranks have met.
+    has_met: bool,
 }
 
 impl Session {
@@ -104,7 +106,7 @@ impl Session {
         let (world, thread) = World::initialize(library, meeting)?;
         let handle = world.library.constants.comm_world;
         let communicator = Communicator::new(world.clone(), handle).map_err(failed)?;
-        Ok(Self { world, thread, communicator, job: None })
+        Ok(Self { world, thread, communicator, job: None, has_met: false })
     }
 
     /// Returns the library that [`Session::open`] would open, without initialising it.
@@ -144,6 +146,7 @@ impl Session {
         let call = "meeting of the ranks".to_owned();
         let own = own.ok_or(CommError::Deadline { call, missing, deadline })?;
         let own = own.map_err(|reason| CommError::Engine { reason })?;
+        self.has_met = true;
         Ok(ProcessGroup::new(Box::new(engine::Mpi::new(
             own,
             store,
@@ -217,6 +220,11 @@ fn abort_flag_of(job: &Option<(Store, AbortFlag)>) -> AbortFlag {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        // Finalising would wait for ranks that never come. Without it, the end of this process makes the
+        // launcher end the others.
+        if !self.has_met {
+            return;
+        }
         if self.world.await_farewells(|| self.is_over()) && !self.is_over() {
             self.thread.finalize(|| self.is_over());
         }

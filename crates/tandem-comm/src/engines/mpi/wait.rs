@@ -40,6 +40,12 @@ pub(super) struct Watch {
     pub(super) communicator: Communicator,
     /// Store with the group's prefix.
     pub(super) store: Store,
+    /// Store with the job's prefix.
+    job: Store,
+    /// Ranks of this group as ranks of the job.
+    members: Vec<usize>,
+    /// Ranks of the job that the current wait is for.
+    awaited: Vec<usize>,
     pub(super) abort_flag: AbortFlag,
     pub(super) deadline: Duration,
     /// Whether this rank has said in the store that it waits.
@@ -49,11 +55,13 @@ pub(super) struct Watch {
 impl Watch {
     pub(super) fn new(
         communicator: Communicator,
-        store: Store,
+        (job, path): (&Store, &str),
+        members: Vec<usize>,
         abort_flag: AbortFlag,
         deadline: Duration,
     ) -> Self {
-        Self { communicator, store, abort_flag, deadline, is_said: false }
+        let (store, awaited) = (job.prefixed(path), Vec::new());
+        Self { communicator, store, job: job.clone(), members, awaited, abort_flag, deadline, is_said: false }
     }
 
     /// Fails if the group has failed elsewhere.
@@ -64,8 +72,19 @@ impl Watch {
         Ok(())
     }
 
-    /// Begins a wait, at most until the deadline.
+    /// Begins a wait for all ranks, at most until the deadline.
     pub(super) fn wait(&mut self) -> Wait<'_> {
+        self.awaited.clone_from(&self.members);
+        self.begin()
+    }
+
+    /// Begins a wait for one rank, at most until the deadline.
+    pub(super) fn wait_for(&mut self, peer: usize) -> Wait<'_> {
+        self.awaited = vec![self.members[peer]];
+        self.begin()
+    }
+
+    fn begin(&mut self) -> Wait<'_> {
         let now = Instant::now();
         Wait { limit: self.deadline, watch: self, since: now, looked: now }
     }
@@ -73,7 +92,9 @@ impl Watch {
     fn say(&mut self) {
         if !self.is_said && !self.abort_flag.store_is_lost() {
             // Without the store the other ranks know less; this rank's own wait goes on.
-            self.is_said = self.store.set(&failure::stuck(self.communicator.rank), b"").is_ok();
+            let own = self.communicator.rank;
+            self.is_said = self.store.set(&failure::stuck(own), b"").is_ok()
+                && failure::say_waiting(&self.job, self.members[own], &self.awaited).is_ok();
         }
     }
 
@@ -81,7 +102,9 @@ impl Watch {
     pub(super) fn go_on(&mut self) {
         if std::mem::take(&mut self.is_said) {
             // If the store is gone, its next user finds out.
-            let _ = self.store.delete(&failure::stuck(self.communicator.rank));
+            let own = self.communicator.rank;
+            let _ = self.store.delete(&failure::stuck(own));
+            let _ = failure::say_moving(&self.job, self.members[own]);
         }
     }
 }

@@ -85,15 +85,10 @@ impl Tcp {
             // which rank hangs.
             Fault::Late(peer) => {
                 let missing = member.hanging().unwrap_or(vec![peer]);
-                self.late(call, missing)
+                member.late(call.to_string(), missing)
             }
             Fault::Other(error) => member.fail(error),
         }
-    }
-
-    fn late(&self, call: &dyn std::fmt::Display, missing: Vec<usize>) -> CommError {
-        let (call, deadline) = (call.to_string(), self.member().deadline);
-        self.member().fail(CommError::Deadline { call, missing, deadline })
     }
 
     /// Returns why calls end.
@@ -109,7 +104,7 @@ impl Tcp {
     /// Fails the group because of a message.
     fn message_fault(&mut self, call: &str, fault: Fault) -> CommError {
         match fault {
-            Fault::Late(peer) => self.late(&call, vec![peer]),
+            Fault::Late(peer) => self.member().late(call.to_owned(), vec![peer]),
             fault => self.fault(&call, fault),
         }
     }

@@ -213,6 +213,20 @@ impl Member {
         error
     }
 
+    /// Fails the group at the deadline because of `missing` ranks, or of those that they wait for.
+    pub(super) fn late(&self, call: String, missing: Vec<usize>) -> CommError {
+        let (deadline, own) = (self.deadline, self.members[self.rank]);
+        let of_job: Vec<usize> = missing.iter().map(|&rank| self.members[rank]).collect();
+        let causes =
+            if self.asks_store() { failure::root_causes(&self.job, own, &of_job).ok() } else { None };
+        // A cause may not be of this group, whose record then cannot name it.
+        if let Some(causes) = causes.filter(|causes| *causes != of_job) {
+            let error = CommError::Deadline { call: call.clone(), missing: causes, deadline };
+            self.abort_flag.note(failure::report(&self.job, own, error));
+        }
+        self.fail(CommError::Deadline { call, missing, deadline })
+    }
+
     /// Ends all connections and calls.
     pub(super) fn close(&self) {
         self.is_over.store(true, Ordering::Release);
@@ -231,15 +245,32 @@ impl Member {
         }
     }
 
-    /// Says in the store that this rank waits in a call.
+    /// Says in the store that this rank waits in a call of all.
     pub(super) fn say_stuck(&self) -> bool {
-        !self.abort_flag.store_is_lost() && self.store.set(&failure::stuck(self.rank), b"").is_ok()
+        self.say_waiting(&self.members) && self.store.set(&failure::stuck(self.rank), b"").is_ok()
     }
 
     /// Takes [`Member::say_stuck`] back: the call was only slow.
     pub(super) fn say_moving(&self) {
         // If the store is gone, its next user finds out.
         let _ = self.store.delete(&failure::stuck(self.rank));
+        self.say_met();
+    }
+
+    /// Says in the store that this rank waits for `peer` to send or receive a message.
+    pub(super) fn say_waiting_for(&self, peer: usize) -> bool {
+        self.say_waiting(&[self.members[peer]])
+    }
+
+    /// Takes [`Member::say_waiting_for`] back.
+    pub(super) fn say_met(&self) {
+        // As above.
+        let _ = failure::say_moving(&self.job, self.members[self.rank]);
+    }
+
+    fn say_waiting(&self, ranks_of_job: &[usize]) -> bool {
+        let own = self.members[self.rank];
+        !self.abort_flag.store_is_lost() && failure::say_waiting(&self.job, own, ranks_of_job).is_ok()
     }
 
     /// Returns the ranks that do not wait, if that can be determined.

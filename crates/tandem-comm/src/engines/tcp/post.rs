@@ -1,7 +1,7 @@
 //! Sending and receiving messages.
 
 use std::os::fd::AsFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
@@ -11,7 +11,7 @@ use super::handshake::Purpose;
 use super::mail::Inbox;
 use super::member::{Member, ON_ITS_WAY};
 use super::node::Node;
-use super::wire::sleep;
+use super::wire::{patience, sleep};
 use crate::error::CommError;
 
 /// Incoming messages of a rank. The outgoing ones are the poll thread's too.
@@ -56,18 +56,26 @@ impl Post {
 
     /// Receives a rank's next message.
     pub(super) fn recv(&mut self, member: &Member, from: usize, data: &mut [u8]) -> Result<(), Fault> {
-        let mut since = Instant::now();
+        let mut wait = Wait::begin(member);
+        // Where it fails, the others still have to find that this rank waits.
+        self.receive(&mut wait, from, data)?;
+        wait.progressed();
+        Ok(())
+    }
+
+    fn receive(&mut self, wait: &mut Wait<'_>, from: usize, data: &mut [u8]) -> Result<(), Fault> {
+        let member = wait.member;
         let inbox = loop {
             if let Some(i) = self.inbox(member, from)? {
                 break &mut self.inboxes[i];
             }
-            rest(member, None, since, from)?;
+            wait.rest(None, from)?;
         };
         let gone = |_| Fault::Gone(from);
         let len = loop {
             match inbox.next_len().map_err(gone)? {
                 Some(len) => break len,
-                None => rest(member, Some(inbox), since, from)?,
+                None => wait.rest(Some(inbox), from)?,
             }
         };
         if len != data.len() {
@@ -82,8 +90,11 @@ impl Post {
         let mut arrived = 0;
         while arrived < len {
             match inbox.connection.socket.recv(&mut data[arrived..]).map_err(gone)? {
-                0 => rest(member, Some(inbox), since, from)?,
-                read => (arrived, since) = (arrived + read, Instant::now()),
+                0 => wait.rest(Some(inbox), from)?,
+                read => {
+                    arrived += read;
+                    wait.progressed();
+                }
             }
         }
         Ok(())
@@ -110,25 +121,69 @@ pub(super) fn call_of_recv(len: usize, from: usize) -> String {
 
 /// Waits until the outbox satisfies `done`; the deadline counts from its last progress.
 fn wait_until(member: &Member, done: impl Fn() -> bool) -> Result<(), Fault> {
-    let (mut since, mut sent) = (Instant::now(), member.outbox.num_sent());
+    let (mut wait, mut sent) = (Wait::begin(member), member.outbox.num_sent());
     while !done() {
-        sleep(member, [None, None], left(member.deadline, since.elapsed()))?;
+        sleep(member, [None, None], wait.pause())?;
         let now = member.outbox.num_sent();
         if now != sent {
-            (since, sent) = (Instant::now(), now);
-        } else if since.elapsed() >= member.deadline {
-            return Err(Fault::Late(member.outbox.awaited().unwrap_or(member.rank)));
+            wait.progressed();
+            sent = now;
+        } else {
+            wait.look(member.outbox.awaited().unwrap_or(member.rank))?;
         }
     }
+    wait.progressed();
     Ok(())
 }
 
-/// Waits until bytes or connections may have arrived.
-fn rest(member: &Member, inbox: Option<&Inbox>, since: Instant, from: usize) -> Result<(), Fault> {
-    let fd = inbox.map(|inbox| (inbox.as_fd(), PollFlags::IN));
-    // A rank that has left is waited for a little, and nothing wakes this one then.
-    let pause = left(member.deadline, since.elapsed());
-    let pause = if inbox.is_none() { pause.min(ON_ITS_WAY / 2) } else { pause };
-    sleep(member, [fd, None], pause)?;
-    if since.elapsed() >= member.deadline { Err(Fault::Late(from)) } else { Ok(()) }
+/// Wait of a rank for another one's message, or for room for its own.
+struct Wait<'a> {
+    member: &'a Member,
+    /// Time of the last progress.
+    since: Instant,
+    /// Whether the store says that this rank waits.
+    is_said: bool,
+}
+
+impl<'a> Wait<'a> {
+    fn begin(member: &'a Member) -> Self {
+        Self { member, since: Instant::now(), is_said: false }
+    }
+
+    fn progressed(&mut self) {
+        self.since = Instant::now();
+        if std::mem::take(&mut self.is_said) {
+            self.member.say_met();
+        }
+    }
+
+    /// Returns the time until the next [`Wait::look`].
+    fn pause(&self) -> Duration {
+        let waited = self.since.elapsed();
+        let limit = if self.is_said { self.member.deadline } else { patience(self.member.deadline) };
+        left(limit, waited)
+    }
+
+    /// Says after a while that this rank waits for `peer`, and fails at the deadline.
+    fn look(&mut self, peer: usize) -> Result<(), Fault> {
+        let waited = self.since.elapsed();
+        if waited >= self.member.deadline {
+            return Err(Fault::Late(peer));
+        }
+        if !self.is_said && waited >= patience(self.member.deadline) {
+            // Without the store the others know less, and nothing is said again.
+            self.member.say_waiting_for(peer);
+            self.is_said = true;
+        }
+        Ok(())
+    }
+
+    /// Waits until bytes or connections may have arrived.
+    fn rest(&mut self, inbox: Option<&Inbox>, from: usize) -> Result<(), Fault> {
+        let fd = inbox.map(|inbox| (inbox.as_fd(), PollFlags::IN));
+        // A rank that has left is waited for a little, and nothing wakes this one then.
+        let pause = if inbox.is_none() { self.pause().min(ON_ITS_WAY / 2) } else { self.pause() };
+        sleep(self.member, [fd, None], pause)?;
+        self.look(from)
+    }
 }

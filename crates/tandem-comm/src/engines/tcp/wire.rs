@@ -162,7 +162,7 @@ impl Wire {
         if self.since.elapsed() >= self.member.deadline {
             return Err(Fault::Late(awaited));
         }
-        if self.since.elapsed() >= self.patience() {
+        if self.since.elapsed() >= patience(self.member.deadline) {
             self.look_around(input)?;
         }
         Ok(())
@@ -189,14 +189,10 @@ impl Wire {
         }
     }
 
-    /// Time without progress, after which a rank counts as stuck.
-    fn patience(&self) -> Duration {
-        STUCK.min(self.member.deadline / 4)
-    }
-
     fn timeout(&self) -> Duration {
         let (waited, deadline) = (self.since.elapsed(), self.member.deadline);
-        let next = if waited < self.patience() { self.patience() } else { deadline.min(waited + LOOK) };
+        let patience = patience(deadline);
+        let next = if waited < patience { patience } else { deadline.min(waited + LOOK) };
         // A poll's clock may be a little early.
         next.saturating_sub(waited) + Duration::from_millis(1)
     }
@@ -271,6 +267,11 @@ impl Wire {
             link.call = before;
         }
     }
+}
+
+/// Returns the time without progress after which a rank counts as stuck.
+pub(super) fn patience(deadline: Duration) -> Duration {
+    STUCK.min(deadline / 4)
 }
 
 /// Sleeps until a descriptor is ready, another thread wakes this one, or the time is over. Fails

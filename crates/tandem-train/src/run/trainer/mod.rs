@@ -172,6 +172,9 @@ impl Trainer {
         }
         self.save(observer, stop)?;
         self.finish_saving(observer)?;
+        // A launcher may kill the other ranks some seconds after the first one has ended, and rank 0 has
+        // yet to give the checkpoint its name.
+        self.mesh.world().barrier()?;
         Ok(Outcome::Stopped(self.saved.as_ref().and_then(|(_, path)| path.clone())))
     }
 

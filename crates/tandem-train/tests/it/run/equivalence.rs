@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use serde_json::{Map, Value};
 use tandem_train::run::run_dir::RunDirPolicy;
 
+use super::meshes::{self, Mesh};
 use super::ranks::log;
 use crate::small::Small;
 
@@ -27,29 +28,13 @@ fn run(small: &Small, settings: &[&str]) -> Run {
     (log(small, "run"), small.weights("run"))
 }
 
-/// Ranks, sharding, and how often what is divided is there.
-fn meshes() -> Vec<(usize, &'static str, usize)> {
-    let mut meshes = Vec::new();
-    for ranks in [2, 3, 4, 8] {
-        meshes.extend(["ddp", "zero1", "zero2", "zero3"].map(|sharding| (ranks, sharding, 1)));
-    }
-    let hybrids = [
-        (2, "zero3", 2),
-        (4, "zero1", 2),
-        (4, "zero2", 2),
-        (4, "zero3", 2),
-        (6, "zero3", 3),
-        (8, "zero3", 4),
-    ];
-    meshes.extend(hybrids);
-    meshes
-}
-
 fn same_on_every_mesh(method: &'static str, settings: &[&str]) {
-    same_on(&meshes(), STEPS, method, settings);
+    let meshes: Vec<Mesh> = meshes::all().into_iter().filter(Mesh::has_whole_models).collect();
+    assert_eq!(meshes.len(), 22, "23 with the single rank, as the pages say");
+    same_on(&meshes, STEPS, method, settings);
 }
 
-fn same_on(meshes: &[(usize, &str, usize)], steps: usize, method: &'static str, settings: &[&str]) {
+fn same_on(meshes: &[Mesh], steps: usize, method: &'static str, settings: &[&str]) {
     let number = format!("train.steps={steps}");
     let settings = [settings, &[number.as_str()]].concat();
     let small = Small::new(method);
@@ -58,13 +43,10 @@ fn same_on(meshes: &[(usize, &str, usize)], steps: usize, method: &'static str, 
     assert_eq!(expected.0.len(), steps);
     let losses: HashSet<_> = expected.0.iter().map(|line| line["loss"].to_string()).collect();
     assert!(losses.len() > steps / 2, "it learns: {losses:?}");
-    for (ranks, sharding, replicate) in meshes {
-        let mesh = [
-            format!("compute.devices=cpu:{ranks}"),
-            format!("compute.sharding={sharding}"),
-            format!("compute.replicate={replicate}"),
-        ];
-        let mesh = mesh.each_ref().map(String::as_str);
+    for mesh in meshes {
+        let divided = mesh.settings();
+        let devices = format!("compute.devices=cpu:{}", mesh.ranks);
+        let mesh: Vec<&str> = divided.iter().chain([&devices]).map(String::as_str).collect();
         let found = run(&small, &[&settings[..], &mesh].concat());
         assert_eq!(found.0, expected.0, "{settings:?} on {mesh:?}: the log");
         assert!(found.1 == expected.1, "{settings:?} on {mesh:?}: the final weights");
@@ -74,6 +56,7 @@ fn same_on(meshes: &[(usize, &str, usize)], steps: usize, method: &'static str, 
 #[test]
 fn dpo_on_a_few_meshes() {
     let few = [(4, "zero1", 2), (4, "zero2", 2), (6, "zero3", 3), (8, "zero3", 4)];
+    let few = few.map(|(ranks, sharding, replicate)| Mesh::data(ranks, sharding, replicate));
     same_on(&few, 5, "dpo", &["reference.kind=model"]);
 }
 

@@ -12,6 +12,7 @@ mod fake;
 mod formats;
 mod judges;
 mod linear_attention;
+mod meshes;
 mod offload;
 mod online;
 mod online_judges;
