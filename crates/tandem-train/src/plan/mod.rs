@@ -229,8 +229,9 @@ impl Plan {
         let (ranks, batch_size) = (grouped(self.ranks), grouped(self.batch_size));
         let each =
             if of_model == 1 { String::new() } else { format!(" for {data_ranks} copies of the model") };
+        let have = if idle == "1" { "has" } else { "have" };
         Some(format!(
-            "{idle} of {ranks} ranks have nothing to compute: a step of {batch_size} rows has at most {most} \
+            "{idle} of {ranks} ranks {have} nothing to compute: a step of {batch_size} rows has at most {most} \
              micro-batches{each}; raise train.batch_size (about {needed} gives every rank one), lower \
              train.micro_batch_tokens, or take fewer ranks"
         ))

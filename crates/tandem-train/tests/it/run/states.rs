@@ -76,7 +76,9 @@ fn stopped_and_resumed_elsewhere_equals_never_stopped() {
             let all = with(&mesh, &[&settings[..], &[&copied]].concat());
             let (heard, outcome) = small.run("parts", start, until, &all);
             outcome.unwrap_or_else(|e| panic!("{form} on {mesh:?}: {e}"));
-            assert!(heard.warnings.is_empty(), "{:?}", heard.warnings);
+            // Of three micro-batches the fourth rank has none.
+            let others = heard.warnings.iter().filter(|text| !text.contains("nothing to compute"));
+            assert_eq!(others.count(), 0, "{:?}", heard.warnings);
             start = RunDirPolicy::Resume;
         }
         assert_eq!(log(&small, "parts"), log(&small, "whole"), "{form}");
