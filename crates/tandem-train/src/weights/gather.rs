@@ -1,5 +1,7 @@
 //! Exchange of what each rank has updated, where all hold the weights whole.
 
+use std::ops::Range;
+
 use tandem_comm::ProcessGroup;
 use tandem_kernels::{DType, Device, MemoryKind, Tensor, ops};
 
@@ -14,7 +16,7 @@ pub(super) fn gather_updated(
     updated: &Partition,
     group: &mut ProcessGroup,
 ) -> Result<()> {
-    let joined = |layers: &std::ops::Range<usize>| layers.len() > 1;
+    let joined = |layers: &Range<usize>| layers.len() > 1;
     let buckets = updated.buckets().iter().enumerate();
     let longest =
         buckets.clone().filter(|(_, layers)| joined(layers)).map(|(bucket, _)| updated.bucket_len(bucket));

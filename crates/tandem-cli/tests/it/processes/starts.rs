@@ -5,7 +5,10 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
+
+use signal_hook::consts::SIGINT;
 
 use crate::workshop::{Workshop, skip};
 
@@ -14,6 +17,20 @@ const TAG: &str = "TANDEM_TEST_JOB";
 
 /// Only a bug waits so long.
 pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Lets programs that this process starts answer SIGINT from their first moment. A shell's background job
+/// ignores it, and what it starts inherits that; a handler is not inherited, and leaves them the default.
+fn answer_interrupts() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+        let ignored = ignored.map_or(0, |mask| u64::from_str_radix(mask.trim(), 16).unwrap());
+        if ignored >> (SIGINT - 1) & 1 == 1 {
+            signal_hook::flag::register(SIGINT, Arc::default()).unwrap();
+        }
+    });
+}
 
 /// Program that starts ranks, and what they communicate through.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,6 +101,7 @@ impl Job {
 
     /// Starts a launcher whose output is somewhere.
     pub fn spawn(mut command: Command) -> Self {
+        answer_interrupts();
         static CALLS: AtomicU32 = AtomicU32::new(0);
         let tag = format!("{TAG}={}-{}", std::process::id(), CALLS.fetch_add(1, Ordering::Relaxed));
         let (name, value) = tag.split_once('=').unwrap();
