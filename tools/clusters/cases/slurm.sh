@@ -134,7 +134,7 @@ await_job() {
 slurm_time_limit() {
     local wire job until=$((SECONDS + 90))
     configure limit $short
-    lay_wire 60 0
+    lay_wire 150 0
     job=$(MASTER_ADDR=10.83.8.1 MASTER_PORT=29700 on node0 sbatch --parsable --time=1 --signal=TERM@60 -o limit.txt \
         "$root/examples/launch/slurm.sbatch" limit.toml)
     until [ "$(restarts_of "$job")" -gt 0 ] || [ $SECONDS -gt $until ]; do sleep 0.3; done
