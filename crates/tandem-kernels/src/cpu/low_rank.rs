@@ -14,7 +14,8 @@ const COLUMNS: usize = 512;
 /// Lanes of the widest register; blocks begin at multiples of it.
 const LANES: usize = 16;
 
-pub(crate) fn row_norms(cpu: &Cpu, w: View, a: View, b: View, scale: f32, out: ViewMut) {
+/// Computes the norms of rows, or their squares.
+pub(crate) fn row_norms(cpu: &Cpu, w: View, a: View, b: View, scale: f32, out: ViewMut, takes_root: bool) {
     let ((n, k), r) = (w.shape(), a.rows());
     let width = k.next_multiple_of(LANES);
     let out = RowsMut::<f32>::new(out);
@@ -53,7 +54,8 @@ pub(crate) fn row_norms(cpu: &Cpu, w: View, a: View, b: View, scale: f32, out: V
                 }
                 // SAFETY: blocks are disjoint.
                 let out = unsafe { out.part(0, rows.start, rows.len()) };
-                out.iter_mut().zip(squares).for_each(|(out, sum)| *out = sum.sqrt() as f32);
+                let result = |sum: f64| if takes_root { sum.sqrt() } else { sum };
+                out.iter_mut().zip(squares).for_each(|(out, sum)| *out = result(sum) as f32);
             });
         });
     });

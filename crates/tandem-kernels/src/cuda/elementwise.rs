@@ -20,6 +20,12 @@ pub(crate) fn divide(cuda: &Cuda, a: View, b: View, y: ViewMut, add: bool) -> Re
     unsafe { cuda.launch(&SOURCE, "divide_f32", way.grid(), args![a, b, &y, add, way.cols, way.wide]) }
 }
 
+pub(crate) fn square_root(cuda: &Cuda, x: ViewMut) -> Result<()> {
+    let way = Elements::new(&[x.view()]);
+    // SAFETY: the view borrows these elements.
+    unsafe { cuda.launch(&SOURCE, "square_root_f32", way.grid(), args![&x, way.cols, way.wide]) }
+}
+
 pub(crate) fn mix(cuda: &Cuda, x: View, weight: f32, y: ViewMut) -> Result<()> {
     let way = Elements::new(&[x, y.view()]);
     let args = args![x, weight, 1.0 - weight, &y, way.cols, way.wide];

@@ -57,6 +57,11 @@ impl DepthTree {
         self.blocks.len()
     }
 
+    /// Lists the ranges of all blocks, in order.
+    pub fn ranges(&self) -> impl Iterator<Item = &Range<usize>> {
+        self.blocks.iter().flatten()
+    }
+
     /// Returns the length of k.
     pub(crate) fn depth(&self) -> usize {
         self.blocks.iter().flatten().map(Range::len).sum()

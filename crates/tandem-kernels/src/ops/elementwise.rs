@@ -30,6 +30,17 @@ pub fn divide(device: &Device, a: View, b: View, y: ViewMut, add: bool) -> Resul
     })
 }
 
+/// Computes `x = √x` in place; f32 `[1,N]`.
+pub fn square_root(device: &Device, x: ViewMut) -> Result<()> {
+    const OP: &str = "square_root";
+    check::f32_shape(OP, "x", &x, 1, x.cols())?;
+    let work = check::work(OP, &x, x.len() as f64, 2.0 * x.num_bytes() as f64);
+    launch!(device, work, {
+        _cpu => x.into_slice::<f32>().iter_mut().for_each(|x| *x = x.sqrt()),
+        cuda => cuda::elementwise::square_root(cuda, x)
+    })
+}
+
 /// Computes `y = weight · x + (1 − weight) · y`; f32 `[1,N]`.
 pub fn mix(device: &Device, x: View, weight: f32, y: ViewMut) -> Result<()> {
     const OP: &str = "mix";

@@ -25,15 +25,40 @@ pub fn low_rank_row_norms(
     scale: f32,
     out: ViewMut,
 ) -> Result<()> {
-    const OP: &str = "low_rank_row_norms";
+    by_row(device, "low_rank_row_norms", w, a, b, scale, out, true)
+}
+
+/// Computes the squares of [`low_rank_row_norms`]: the terms of a sum over columns that are divided. The
+/// bits depend on the elements alone, not on their places in a larger matrix.
+pub fn low_rank_row_squares(
+    device: &Device,
+    w: View,
+    a: View,
+    b: View,
+    scale: f32,
+    out: ViewMut,
+) -> Result<()> {
+    by_row(device, "low_rank_row_squares", w, a, b, scale, out, false)
+}
+
+fn by_row(
+    device: &Device,
+    op: &'static str,
+    w: View,
+    a: View,
+    b: View,
+    scale: f32,
+    out: ViewMut,
+    takes_root: bool,
+) -> Result<()> {
     let (n, k) = w.shape();
-    check::shape(OP, "a", &a, a.rows(), k)?;
-    check::shape(OP, "b", &b, n, a.rows())?;
-    check::f32_shape(OP, "out", &out, 1, n)?;
+    check::shape(op, "a", &a, a.rows(), k)?;
+    check::shape(op, "b", &b, n, a.rows())?;
+    check::f32_shape(op, "out", &out, 1, n)?;
     let flops = 2.0 * w.len() as f64 * (a.rows() + 1) as f64;
-    let work = check::work(OP, &w, flops, check::bytes(&[&w, &a, &b, &out]));
+    let work = check::work(op, &w, flops, check::bytes(&[&w, &a, &b, &out]));
     launch!(device, work, {
-        cpu => kernel::row_norms(cpu, w, a, b, scale, out),
-        cuda => cuda::low_rank::row_norms(cuda, w, a, b, scale, out)
+        cpu => kernel::row_norms(cpu, w, a, b, scale, out, takes_root),
+        cuda => cuda::low_rank::row_norms(cuda, w, a, b, scale, out, takes_root)
     })
 }

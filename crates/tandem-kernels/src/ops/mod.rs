@@ -45,7 +45,7 @@ pub use delta_rule::{DeltaRule, DeltaRuleBackward, DeltaShape, delta_rule, delta
 pub use depth_tree::DepthTree;
 pub(crate) use dropout::Mask;
 pub use dropout::{dropout, dropout_backward_add};
-pub use elementwise::{divide, fill, mix};
+pub use elementwise::{divide, fill, mix, square_root};
 pub use embedding::{embedding, embedding_backward};
 pub use exact::{exact_merge, exact_sum};
 pub use head::{
@@ -62,7 +62,7 @@ pub use linear::{
     sharded_linear_backward_weight, sharded_linear_low_rank,
 };
 pub use logits::score_logits;
-pub use low_rank::{LowRank, low_rank_row_norms};
+pub use low_rank::{LowRank, low_rank_row_norms, low_rank_row_squares};
 pub(crate) use norm::BLOCK_ROWS;
 pub use norm::{
     LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward, layer_norm, layer_norm_backward, rms_norm,

@@ -37,6 +37,23 @@ fn long_rows_are_divided_and_filled_to_their_ends() {
 }
 
 #[test]
+fn roots_replace_squares() {
+    for (place, device) in devices(1) {
+        for len in [1, 4096, 10_003] {
+            let numbers: Vec<f32> = (0..len).map(|i| i as f32).collect();
+            let squares: Vec<f32> = numbers.iter().map(|x| x * x).collect();
+            let exact = numbers.len().min(4096);
+            let mut x = vector(&device, &squares);
+            ops::square_root(&device, x.view_mut()).unwrap();
+            let found = x.read(&device);
+            assert_eq!(found[..exact], numbers[..exact], "{place:?}, {len}");
+            let expected: Vec<f32> = squares.iter().map(|x| x.sqrt()).collect();
+            assert!(found == expected, "{place:?}, {len}");
+        }
+    }
+}
+
+#[test]
 fn a_mixture_lies_between() {
     for (place, device) in [1, 3].into_iter().flat_map(devices) {
         for len in [100_003, 4096] {

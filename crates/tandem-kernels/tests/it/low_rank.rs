@@ -114,6 +114,45 @@ fn lengths_of_rows_with_a_low_rank_term() {
     }
 }
 
+/// A shard's columns are a matrix of their own; one rank's lie within a larger one.
+#[test]
+fn squares_of_some_columns_do_not_depend_on_where_they_lie() {
+    for (k, columns) in [(31, 7..18), (1040, 4..1032), (2100, 13..2099), (24, 8..16)] {
+        for (dtype, factor) in [(DType::F32, DType::F32), (DType::Bf16, DType::F32)] {
+            same_bits(|isa, device| {
+                let (n, r) = (29, 3);
+                let what = format!("{isa} {columns:?} of {n}x{k}, {dtype} and {factor}");
+                let w = Matrix::new(device, 1, (n, k), dtype, 3);
+                let a = Matrix::new(device, 2, (r, k), factor, 3);
+                let b = Matrix::new(device, 3, (n, r), factor, 3);
+                let squares = |w, a| {
+                    let mut out = Matrix::new(device, 4, (1, n), DType::F32, 3);
+                    ops::low_rank_row_squares(device, w, a, b.view(), 0.7, out.view_mut()).unwrap();
+                    assert!(out.padding_is_intact(device), "{what}: wrote outside");
+                    out.read(device)
+                };
+                let part = |x: &Matrix| {
+                    let (rows, dtype) = (x.view().rows(), x.view().dtype());
+                    let mut own = device.alloc(MemoryKind::Scratch, rows, columns.len(), dtype).unwrap();
+                    ops::cast(device, x.view().col_range(columns.clone()), own.view_mut()).unwrap();
+                    own
+                };
+                let (own_w, own_a) = (part(&w), part(&a));
+                let found = squares(w.view().col_range(columns.clone()), a.view().col_range(columns.clone()));
+                let own = squares(own_w.view(), own_a.view());
+                assert!(found == own, "{what}");
+                let mut norms = Matrix::new(device, 4, (1, n), DType::F32, 3);
+                let (w, a) = (own_w.view(), own_a.view());
+                ops::low_rank_row_norms(device, w, a, b.view(), 0.7, norms.view_mut()).unwrap();
+                let expected: Vec<f64> =
+                    norms.read(device).iter().map(|&x| f64::from(x) * f64::from(x)).collect();
+                assert_close(&what, &found, &expected, |i| 4.0 * F32_ROUNDOFF * expected[i]);
+                found
+            });
+        }
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_named() {
     let device = Device::meta();

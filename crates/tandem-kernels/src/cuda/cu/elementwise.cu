@@ -1,7 +1,8 @@
 // Elementwise operations.
 //
 // Threads: blocks of 256 over vectors of the matrix, 2 or 4 vectors per thread (`elements.cuh`).
-// Bytes per element: fill 1 write; divide and mix 2 reads and 1 write (divide 3 reads where it adds).
+// Bytes per element: fill 1 write; square_root 1 read and 1 write; divide and mix 2 reads and 1 write
+// (divide 3 reads where it adds).
 #include "elements.cuh"
 
 namespace {
@@ -31,6 +32,19 @@ template <int N> __device__ __forceinline__ void divide(const float *a, const fl
 #pragma unroll
             for (int j = 0; j < N; j++) v[j] = add ? sum[j] + v[j] / by[j] : v[j] / by[j];
             put(y + col, v);
+        });
+}
+
+template <int N> __device__ __forceinline__ void square_root(float *x, size_t cols) {
+    Vector<float, N> given[DEPTH<N>];
+    over_elements<N>(
+        1, cols, [&](int k, size_t, size_t col) { given[k] = fetch<N>(x + col); },
+        [&](int k, size_t, size_t col) {
+            float v[N];
+            unpack(given[k], v);
+#pragma unroll
+            for (int j = 0; j < N; j++) v[j] = sqrtf(v[j]);
+            put(x + col, v);
         });
 }
 
@@ -65,6 +79,11 @@ FILL(fill_bf16, bf16)
 KERNEL_BOUNDS(divide_f32, THREADS, 2, const float *a, const float *b, float *y, int add, long long cols, int wide) {
     if (wide) divide<4>(a, b, y, add, cols);
     else divide<1>(a, b, y, add, cols);
+}
+
+KERNEL_BOUNDS(square_root_f32, THREADS, 4, float *x, long long cols, int wide) {
+    if (wide) square_root<4>(x, cols);
+    else square_root<1>(x, cols);
 }
 
 KERNEL_BOUNDS(mix_f32, THREADS, 4, const float *x, float weight, float rest, float *y, long long cols, int wide) {

@@ -14,12 +14,13 @@ constexpr int WARPS = THREADS / WARP;
 constexpr int ROWS = 8;
 constexpr int DEPTH = 256;
 
-// out = ‖w + scale · b · a‖ of each row: elements and squares in f32, squares of a thread's columns
-// summed in f32, those of all threads in f64.
+// out = ‖w + scale · b · a‖ of each row, or its square: elements and squares in f32, squares of a thread's columns
+// summed in f32, those of all threads in f64. A thread's columns do not depend on how they are loaded, so
+// that the bits do not depend on a part's place in a larger matrix.
 template <typename W, typename A>
 __device__ __forceinline__ void row_norms(const W *__restrict__ w, int w_stride, const A *__restrict__ a, int a_stride,
                                           const void *__restrict__ b, int b_stride, int b_is_f32, float scale,
-                                          float *__restrict__ out, int n, int k, int rank) {
+                                          float *__restrict__ out, int n, int k, int rank, int takes_root) {
     SHARED(float, factors, DEPTH *ROWS);
     SHARED(double, of_warps, ROWS *WARPS);
     const int first_row = blockIdx.x * ROWS, rows = min(ROWS, n - first_row);
@@ -30,7 +31,7 @@ __device__ __forceinline__ void row_norms(const W *__restrict__ w, int w_stride,
         // This thread's four columns; rows and columns that are not there are 0.
         int column[4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) column[j] = start + (wide ? 4 * threadIdx.x + j : threadIdx.x + j * THREADS);
+        for (int j = 0; j < 4; j++) column[j] = start + 4 * threadIdx.x + j;
         float x[ROWS][4] = {};
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
@@ -90,7 +91,7 @@ __device__ __forceinline__ void row_norms(const W *__restrict__ w, int w_stride,
     if (int(threadIdx.x) < rows) {
         double sum = 0;
         for (int warp = 0; warp < WARPS; warp++) sum += of_warps[threadIdx.x * WARPS + warp];
-        out[first_row + threadIdx.x] = float(sqrt(sum));
+        out[first_row + threadIdx.x] = float(takes_root ? sqrt(sum) : sum);
     }
 }
 
@@ -98,7 +99,7 @@ __device__ __forceinline__ void row_norms(const W *__restrict__ w, int w_stride,
 
 #define ROW_NORMS(name, W, A)                                                                                           \
     KERNEL_BOUNDS(name, THREADS, 2, const W *w, int w_stride, const A *a, int a_stride, const void *b, int b_stride,    \
-                  int b_is_f32, float scale, float *out, int n, int k, int rank) {                                      \
-        row_norms(w, w_stride, a, a_stride, b, b_stride, b_is_f32, scale, out, n, k, rank);                             \
+                  int b_is_f32, float scale, float *out, int n, int k, int rank, int takes_root) {                      \
+        row_norms(w, w_stride, a, a_stride, b, b_stride, b_is_f32, scale, out, n, k, rank, takes_root);                 \
     }
 FOR_TYPES(ROW_NORMS, row_norms)
