@@ -1,5 +1,5 @@
 //! Cost of sums in blocks on one device: `cargo bench -p tandem-model --bench sum_blocks -- MODEL [--repeats 9]
-//! [--tokens 2048] [--sequences 8] [--rank 0]`
+//! [--tokens 2048] [--sequences 8] [--rank 0] [--dora]`
 //!
 //! Forward and backward passes over random tokens, half of which are scored, with and without blocks in
 //! turns, on one thread. A line of JSON for each type: seconds of this thread on its processor, the median
@@ -21,8 +21,9 @@ struct Arguments {
     repeats: usize,
     tokens: usize,
     sequences: usize,
-    /// Rank of a LoRA adapter of all linear layers; full training if 0.
+    /// Rank of an adapter of all linear layers; full training if 0.
     rank: usize,
+    kind: AdapterKind,
 }
 
 /// A base, with an adapter beside it if one trains.
@@ -65,7 +66,14 @@ fn main() -> Result<()> {
 impl Arguments {
     /// Nothing if there is no model, as where all benches are run.
     fn read(all: impl Iterator<Item = String>) -> Option<Self> {
-        let mut found = Self { model: PathBuf::new(), repeats: 9, tokens: 2048, sequences: 8, rank: 0 };
+        let mut found = Self {
+            model: PathBuf::new(),
+            repeats: 9,
+            tokens: 2048,
+            sequences: 8,
+            rank: 0,
+            kind: AdapterKind::Lora,
+        };
         let mut all = all.filter(|argument| argument != "--bench");
         while let Some(argument) = all.next() {
             let place = match &argument[..] {
@@ -73,6 +81,10 @@ impl Arguments {
                 "--tokens" => &mut found.tokens,
                 "--sequences" => &mut found.sequences,
                 "--rank" => &mut found.rank,
+                "--dora" => {
+                    found.kind = AdapterKind::Dora;
+                    continue;
+                }
                 _ => {
                     found.model = argument.into();
                     continue;
@@ -110,7 +122,7 @@ fn run(arguments: &Arguments, dtype: DType) -> Result<()> {
             return Ok(decoder);
         }
         let config = AdapterConfig {
-            kind: AdapterKind::Lora,
+            kind: arguments.kind,
             rank: arguments.rank,
             alpha: 1.0,
             rank_stabilized: false,

@@ -134,10 +134,7 @@ impl Decoder {
             return Ok(whole.clone());
         }
         let spec = slice.spec(&whole.spec)?;
-        let adapter = match whole.adapter() {
-            Some(adapter) => Some(whole.adapter_of(adapter, slice)?),
-            None => None,
-        };
+        let adapter = whole.adapter().map(|adapter| whole.adapter_of(adapter, slice));
         let part = Self {
             embedding: LayerLayout::from_spec(&spec, LayerId::Embedding),
             block_layouts: block_layouts(&spec, |index| LayerLayout::from_spec(&spec, LayerId::Block(index))),
@@ -164,7 +161,7 @@ impl Decoder {
     }
 
     /// Cuts this whole decoder's adapter.
-    fn adapter_of(&self, adapter: &Adapter, slice: TensorParallelShard) -> Result<Adapter> {
+    fn adapter_of(&self, adapter: &Adapter, slice: TensorParallelShard) -> Adapter {
         let param = |part| self.layers.iter().find_map(|&layer| self.layout(layer).param(part).copied());
         adapter.sliced(slice, &self.spec, &param)
     }
@@ -348,7 +345,7 @@ impl Decoder {
                 None => base,
                 Some(adapter) if slice.count == 1 => adapter.layout(&spec, layer, &base),
                 Some(adapter) => {
-                    let own = whole.adapter_of(adapter, slice).expect("this slice was made");
+                    let own = whole.adapter_of(adapter, slice);
                     own.layout(&spec, layer, &base)
                 }
             };

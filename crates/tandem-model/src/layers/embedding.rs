@@ -39,7 +39,7 @@ impl LayerExecutor<'_> {
         let mut x = self.alloc(self.shares(tokens.len()).all(), spec.hidden_size, DType::F32)?;
         ops::embedding(self.device, table, tokens, spec.embedding.scale, x.view_mut(), false)?;
         if let Some(term) = layer.low_rank(ParamKind::TokenTable) {
-            let hidden = self.looked_up(&term, tokens)?;
+            let hidden = self.in_dtype(self.looked_up(&term, tokens)?)?;
             ops::linear_add(self.device, hidden.view(), term.b, x.view_mut())?;
         }
         if let Some(table) = layer.get(ParamKind::PositionTable).filter(|_| self.leads()) {
@@ -48,18 +48,13 @@ impl LayerExecutor<'_> {
         Ok(x)
     }
 
-    /// Computes `scale · s · A[tokens]` `[T, r]` in the compute type.
+    /// Computes `scale · s · A[tokens]` `[T, r]` f32, zero where another rank holds the token.
     fn looked_up(&self, term: &LowRank, tokens: &[u32]) -> Result<Tensor> {
         let all = self.shares(tokens.len()).all();
         let mut rows = self.alloc(all, term.rank, DType::F32)?;
         let scale = self.decoder.spec().embedding.scale * term.scale;
         ops::embedding(self.device, term.a, tokens, scale, rows.view_mut(), false)?;
-        if self.dtype == DType::F32 {
-            return Ok(rows);
-        }
-        let mut hidden = self.alloc(all, term.rank, self.dtype)?;
-        ops::cast(self.device, rows.view(), hidden.view_mut())?;
-        Ok(hidden)
+        Ok(rows)
     }
 
     /// Adds the look-up's gradient to the tables'; the end of backward.
@@ -86,7 +81,8 @@ impl LayerExecutor<'_> {
         if self.looks_up_terms() {
             let layer = weights.fetch(LayerId::Embedding)?;
             let term = layer.low_rank(ParamKind::TokenTable).expect("the adapter has it");
-            self.looked_up_backward(&term, &forest.tokens, dx.view(), &mut gradients)?;
+            let tokens = self.own_tokens(&forest.tokens)?;
+            self.looked_up_backward(&term, &tokens, dx.view(), &mut gradients)?;
             weights.release(LayerId::Embedding);
         }
         drop(dx);
@@ -98,7 +94,7 @@ impl LayerExecutor<'_> {
         self.decoder.adapter().is_some_and(|adapter| adapter.get(ParamKind::TokenTable).is_some())
     }
 
-    /// Adds the gradients of the look-up's low-rank terms.
+    /// Adds the gradients of the look-up's low-rank terms: `A` of this rank's tokens, `B` of all rows.
     fn looked_up_backward(
         &self,
         term: &LowRank,
@@ -106,10 +102,19 @@ impl LayerExecutor<'_> {
         dx: View,
         gradients: &mut LayerGradients,
     ) -> Result<()> {
-        let own = self.whole(dx, &self.shares(dx.rows()), self.dtype)?;
-        let dy = own.as_ref().map_or(dx, Tensor::view);
-        let hidden = self.looked_up(term, tokens)?;
+        let shares = self.shares(tokens.len());
+        let mut cast = None;
+        if self.dtype != DType::F32 {
+            let cast = cast.insert(self.alloc(shares.all(), dx.cols(), self.dtype)?);
+            ops::cast(self.device, dx, cast.view_mut())?;
+        }
+        let dy = cast.as_ref().map_or(dx, Tensor::view);
         if let Some(db) = gradients.get_mut(ParamKind::TokenLoraB) {
+            // One rank has a row that is not zero: the sum is that row.
+            let mut rows = self.looked_up(term, tokens)?;
+            self.sum_rows(&mut rows, &shares)?;
+            self.gather_rows(&mut rows, &shares)?;
+            let hidden = self.in_dtype(rows)?;
             ops::linear_backward_weight(self.device, dy, hidden.view(), db, true)?;
         }
         if let Some(da) = gradients.get_mut(ParamKind::TokenLoraA) {

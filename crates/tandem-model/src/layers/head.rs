@@ -188,6 +188,7 @@ impl LayerExecutor<'_> {
         self.device.set_place(format_args!("backward {}", LayerId::Head));
         let mut dn = self.alloc(shares.all(), hidden_size, DType::F32)?;
         if self.decoder.spec().head.is_score() {
+            // Every rank has the whole score head, and computes the gradient of all rows.
             let head = weights.fetch(layer)?;
             let mut gradients = grads.open(layer)?;
             let (hidden, dn) = (normed.output(), dn.view_mut());
@@ -228,21 +229,16 @@ impl LayerExecutor<'_> {
             )
             .in_blocks(self.decoder.sum_blocks().vocabulary());
             ops::head_backward(self.device, call, scores, d_log_prob, logits, of_head)?;
+            self.sum_rows(&mut dn, &shares)?;
             if let Some(((term, (dropped, _)), dh)) = term.as_ref().zip(h.as_ref()).zip(dh) {
                 let x = dropped.as_ref().map_or(hidden, Tensor::view);
-                let mut in_dtype = self.alloc(dh.extent(), dh.cols(), self.dtype)?;
-                ops::cast(self.device, dh.view(), in_dtype.view_mut())?;
-                ops::scale(self.device, in_dtype.view_mut(), term.scale)?;
+                let dh = self.whole_hidden(term, dh, &shares)?;
                 if let Some(da) = gradients.get_mut(ParamKind::HeadLoraA) {
-                    ops::linear_backward_weight(self.device, in_dtype.view(), x, da, true)?;
+                    ops::linear_backward_weight(self.device, dh.view(), x, da, true)?;
                 }
-                self.low_rank_input(term, in_dtype.view(), dn.view_mut())?;
+                self.add_own_input(term, dh.view(), &shares, &mut dn)?;
             }
             weights.release(layer);
-        }
-        // Every rank has the whole score head, and computed the gradient of all rows.
-        if !self.decoder.spec().head.is_score() {
-            self.sum_rows(&mut dn, &shares)?;
         }
         if layer != LayerId::Head {
             grads.emit(layer)?;

@@ -1,9 +1,6 @@
 //! Low-rank terms of a matrix: `y += s · (x̃ Aᵀ) Bᵀ` for each adapted module, where `x̃` is `x`
 //! after dropout.
-//!
-//! DoRA (<https://arxiv.org/abs/2402.09353>, section 4.3) scales the sum `z` of matrix and terms by
-//! column: `y = g ⊙ z` with `g = m / ‖W + s B A‖` by row of the matrix. The norm is a constant in
-//! backward, as in `peft`.
+//! [DoRA](super::dora) scales the sum of matrix and terms.
 
 use std::ops::Range;
 
@@ -67,7 +64,8 @@ impl LayerExecutor<'_> {
             self.with_terms(&term, x, w, hidden.view(), bias, y.view_mut())?;
             return Ok(Some(hidden));
         }
-        let factors = self.factors(&term, w)?;
+        let norms = self.norms(weight, &term, w)?;
+        let factors = self.factors(&term, norms.view(), w.rows())?;
         self.with_terms(&term, x, w, hidden.view(), None, y.view_mut())?;
         ops::scale_columns(self.device, y.view_mut(), factors.view(), bias)?;
         Ok(Some(hidden))
@@ -109,16 +107,16 @@ impl LayerExecutor<'_> {
         let hidden = match &term {
             Some(term) => {
                 let hidden = self.divided_hidden(term, weight, x, shares)?;
-                let own = shares.own_of(hidden.view());
-                let spread = self.spread_b(term, w.rows())?;
-                let b = spread.as_ref().map_or(term.b, Tensor::view);
-                ops::linear_add(self.device, own, b, y.view_mut())?;
+                self.add_own_terms(term, hidden.view(), shares, &mut y)?;
                 Some(hidden)
             }
             None => None,
         };
         let factors = match &term {
-            Some(term) if term.magnitude.is_some() => Some(self.factors(term, w)?),
+            Some(term) if term.magnitude.is_some() => {
+                let norms = self.norms(weight, term, w)?;
+                Some(self.factors(term, norms.view(), w.rows())?)
+            }
             _ => None,
         };
         if let Some(factors) = &factors {
@@ -133,6 +131,19 @@ impl LayerExecutor<'_> {
             ops::scale_columns(self.device, y.view_mut(), ones.view(), Some(bias))?;
         }
         Ok((y, hidden))
+    }
+
+    /// Adds the terms from `hidden = s · x̃ Aᵀ` of all rows to this rank's rows `y`, f32.
+    pub(super) fn add_own_terms(
+        &self,
+        term: &LowRank,
+        hidden: View,
+        shares: &SequenceParallelRows,
+        y: &mut Tensor,
+    ) -> Result<()> {
+        let spread = self.spread_b(term, y.cols())?;
+        let b = spread.as_ref().map_or(term.b, Tensor::view);
+        Ok(ops::linear_add(self.device, shares.own_of(hidden), b, y.view_mut())?)
     }
 
     /// Computes `s · x̃ Aᵀ` `[T, S·r]` of all rows from this rank's columns of `x` and `A`.
@@ -155,7 +166,7 @@ impl LayerExecutor<'_> {
     }
 
     /// Sums this rank's f32 `[T, S·r]` over ranks, for all rows on each, scaled and in the compute type.
-    fn whole_hidden(
+    pub(super) fn whole_hidden(
         &self,
         term: &LowRank,
         mut sums: Tensor,
@@ -164,16 +175,21 @@ impl LayerExecutor<'_> {
         self.sum_rows(&mut sums, shares)?;
         self.gather_rows(&mut sums, shares)?;
         ops::scale(self.device, sums.view_mut(), term.scale)?;
+        self.in_dtype(sums)
+    }
+
+    /// Returns f32 numbers in the compute type.
+    pub(super) fn in_dtype(&self, numbers: Tensor) -> Result<Tensor> {
         if self.dtype == DType::F32 {
-            return Ok(sums);
+            return Ok(numbers);
         }
-        let mut hidden = self.alloc(sums.extent(), sums.cols(), self.dtype)?;
-        ops::cast(self.device, sums.view(), hidden.view_mut())?;
-        Ok(hidden)
+        let mut cast = self.alloc(numbers.extent(), numbers.cols(), self.dtype)?;
+        ops::cast(self.device, numbers.view(), cast.view_mut())?;
+        Ok(cast)
     }
 
     /// Computes `y = x · wᵀ + terms (+ bias)`, the terms from `hidden = s · x̃ Aᵀ`.
-    fn with_terms(
+    pub(super) fn with_terms(
         &self,
         term: &LowRank,
         x: View,
@@ -230,33 +246,6 @@ impl LayerExecutor<'_> {
         Ok(hidden)
     }
 
-    /// Computes `‖W + s B A‖` by row of the modules `[1, Σ rows]`.
-    fn norms(&self, term: &LowRank, w: View) -> Result<Tensor> {
-        let mut norms = self.alloc_row(term.b.rows())?;
-        for (index, site) in term.sites.iter().enumerate() {
-            let a = term.a.row_range(index * term.rank..(index + 1) * term.rank);
-            let (w, b) = (w.row_range(site.rows.clone()), term.b.row_range(site.b_rows.clone()));
-            let out = norms.view_mut().col_range(site.b_rows.clone());
-            ops::low_rank_row_norms(self.device, w, a, b, term.scale, out)?;
-        }
-        Ok(norms)
-    }
-
-    /// Computes the factors of the columns of `y` `[1, N]`: 1 where no module has a term.
-    fn factors(&self, term: &LowRank, w: View) -> Result<Tensor> {
-        let norms = self.norms(term, w)?;
-        let magnitude = term.magnitude.expect("asked for with DoRA");
-        let mut factors = self.alloc_row(w.rows())?;
-        ops::fill(self.device, factors.view_mut(), 1.0)?;
-        for site in term.sites {
-            let (magnitude, norms) =
-                (magnitude.col_range(site.b_rows.clone()), norms.view().col_range(site.b_rows.clone()));
-            let out = factors.view_mut().col_range(site.rows.clone());
-            ops::divide(self.device, magnitude, norms, out, false)?;
-        }
-        Ok(factors)
-    }
-
     /// Adds the gradients of a matrix, its terms and its bias, where they train. `dy` is in the
     /// compute type; `reduced` is forward's `s · x̃ Aᵀ`, if it was kept.
     pub(super) fn linear_gradients(
@@ -287,7 +276,8 @@ impl LayerExecutor<'_> {
         let dz = match parts.magnitude.filter(|_| term.magnitude.is_some()) {
             Some(part) => {
                 let d_magnitude = gradients.get_mut(part);
-                Some(self.magnitude_backward(weights, weight, &term, x, hidden.view(), dy, d_magnitude)?)
+                let operands = (x, hidden.view(), dy);
+                Some(self.magnitude_backward(weights, weight, &term, operands, shares, d_magnitude)?)
             }
             None => None,
         };
@@ -327,44 +317,6 @@ impl LayerExecutor<'_> {
             ops::linear_backward_weight(self.device, dh.view(), x, da, true)?;
         }
         Ok(LowRankBackward { dz, dh: Some(dh) })
-    }
-
-    /// Adds the gradient of the magnitudes, and returns that of `z`, which is computed again for
-    /// it.
-    fn magnitude_backward(
-        &self,
-        weights: &LayerWeights,
-        weight: ParamKind,
-        term: &LowRank,
-        x: View,
-        hidden: View,
-        dy: View,
-        d_magnitude: Option<ViewMut>,
-    ) -> Result<Tensor> {
-        let w = weights.require(weight)?;
-        if let Some(mut d_magnitude) = d_magnitude {
-            let mut z = self.alloc(x.extent(), w.rows(), self.dtype)?;
-            self.with_terms(term, x, w, hidden, None, z.view_mut())?;
-            let mut dots = self.alloc_row(w.rows())?;
-            ops::column_dots(self.device, dy, z.view(), dots.view_mut(), false)?;
-            drop(z);
-            let norms = self.norms(term, w)?;
-            for site in term.sites {
-                let (dots, norms) =
-                    (dots.view().col_range(site.rows.clone()), norms.view().col_range(site.b_rows.clone()));
-                ops::divide(
-                    self.device,
-                    dots,
-                    norms,
-                    d_magnitude.reborrow().col_range(site.b_rows.clone()),
-                    true,
-                )?;
-            }
-        }
-        let factors = self.factors(term, w)?;
-        let mut dz = self.alloc(dy.extent(), dy.cols(), self.dtype)?;
-        ops::scaled_columns(self.device, dy, factors.view(), None, dz.view_mut())?;
-        Ok(dz)
     }
 
     /// Computes the gradient of a product's input, `dy · w` and that of its terms, into `dx`. Where it is
@@ -416,10 +368,21 @@ impl LayerExecutor<'_> {
         dx: &mut Tensor,
     ) -> Result<()> {
         let Some((term, dh)) = weights.low_rank(weight).zip(low_rank.dh) else { return Ok(()) };
-        if self.drops(&term).is_some() && self.split.is_some() {
-            return self.dropped_input(&term, dh.view(), shares.own(), dx.view_mut());
+        self.add_own_input(&term, dh.view(), shares, dx)
+    }
+
+    /// Adds one term's gradient of a product's input to this rank's rows of `dx`; `dh` has all rows.
+    pub(super) fn add_own_input(
+        &self,
+        term: &LowRank,
+        dh: View,
+        shares: &SequenceParallelRows,
+        dx: &mut Tensor,
+    ) -> Result<()> {
+        if self.drops(term).is_some() && self.split.is_some() {
+            return self.dropped_input(term, dh, shares.own(), dx.view_mut());
         }
-        self.low_rank_input(&term, shares.own_of(dh.view()), dx.view_mut().row_range(shares.own()))
+        self.low_rank_input(term, shares.own_of(dh), dx.view_mut().row_range(shares.own()))
     }
 
     /// Adds the terms' gradient to rows `own` of `dx`, of which this rank holds the sum; `dh` has all rows.
@@ -439,7 +402,7 @@ impl LayerExecutor<'_> {
     }
 
     /// Adds the terms' gradient to `dx`, from `dh` in the compute type.
-    pub(super) fn low_rank_input(&self, term: &LowRank, dh: View, dx: ViewMut) -> Result<()> {
+    fn low_rank_input(&self, term: &LowRank, dh: View, dx: ViewMut) -> Result<()> {
         let Some(key) = self.drops(term) else {
             return Ok(ops::linear_backward_input(self.device, dh, term.a, dx, true)?);
         };

@@ -14,6 +14,7 @@
 mod attention;
 mod away;
 mod block;
+mod dora;
 mod embedding;
 mod head;
 mod idle;

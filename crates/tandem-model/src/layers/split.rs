@@ -128,11 +128,22 @@ impl LayerExecutor<'_> {
     /// earlier gradients are complete on every rank.
     pub(super) fn add_terms(
         &self,
-        mut terms: Tensor,
+        terms: Tensor,
         parts: &[ParamKind],
         order: RankOrder,
         gradients: &mut LayerGradients,
     ) -> Result<()> {
+        let sums = self.sum_terms(terms, order)?;
+        for (row, &part) in parts.iter().enumerate().take(sums.rows()) {
+            if let Some(dw) = gradients.get_mut(part) {
+                ops::add(self.device, sums.view().row_range(row..row + 1), dw)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sums the terms of all blocks of all ranks: of [`LayerExecutor::terms`] a row for each part is left.
+    pub(super) fn sum_terms(&self, mut terms: Tensor, order: RankOrder) -> Result<Tensor> {
         let num_blocks = self.decoder.sum_blocks().num_own();
         let num_parts = terms.rows() / num_blocks;
         let mut step = 1;
@@ -147,12 +158,7 @@ impl LayerExecutor<'_> {
         }
         terms.truncate_rows(num_parts);
         self.split.map_or(Ok(()), |split| split.sum(self.device, &mut terms, order))?;
-        for (row, &part) in parts.iter().enumerate().take(num_parts) {
-            if let Some(dw) = gradients.get_mut(part) {
-                ops::add(self.device, terms.view().row_range(row..row + 1), dw)?;
-            }
-        }
-        Ok(())
+        Ok(terms)
     }
 
     /// Returns tokens as rows of this rank's shard of the vocabulary.

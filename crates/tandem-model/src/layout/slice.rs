@@ -89,13 +89,15 @@ impl TensorParallelShard {
 
     /// Returns whether ranks hold different parts of a parameter, rather than all of it each.
     pub fn splits(self, part: ParamKind) -> bool {
-        // Of a matrix that is divided by rows `B` is divided, of one by columns `A`.
+        // Of a matrix that is divided by rows `B` is divided, of one by columns and of the token table `A`.
         let is_whole_factor = matches!(
             part,
             ParamKind::QkvLoraA
                 | ParamKind::OutLoraB
                 | ParamKind::UpLoraA
                 | ParamKind::DownLoraB
+                | ParamKind::TokenLoraB
+                | ParamKind::HeadLoraA
                 | ParamKind::DeltaInLoraA
                 | ParamKind::DeltaOutLoraB
         );
@@ -107,14 +109,18 @@ impl TensorParallelShard {
                     ParamKind::QkvBias
                         | ParamKind::UpBias
                         | ParamKind::HeadBias
+                        | ParamKind::QkvMagnitude
+                        | ParamKind::UpMagnitude
+                        | ParamKind::DeltaInMagnitude
                         | ParamKind::DeltaConvWeight
                         | ParamKind::DeltaDecayLog
                         | ParamKind::DeltaDecayBias
                 ))
     }
 
-    /// Returns the shard's rows and columns of a whole parameter.
-    pub(crate) fn block(self, whole: &DecoderSpec, param: &ParamSpec) -> Block {
+    /// Returns the shard's ranges of the divided dimension of a part of the model itself; `None` if every
+    /// rank holds all of it.
+    pub(crate) fn ranges(self, whole: &DecoderSpec, part: ParamKind) -> Option<Vec<Range<usize>>> {
         let attention = &whole.attention;
         let heads_of = |heads: usize, width: usize| {
             let share = self.range(heads);
@@ -137,7 +143,7 @@ impl TensorParallelShard {
                 });
             own.collect()
         };
-        let own = match param.part {
+        match part {
             _ if self.count == 1 => None,
             ParamKind::QkvWeight | ParamKind::QkvBias => Some(vec![
                 heads_of(attention.heads, query / attention.heads),
@@ -163,9 +169,13 @@ impl TensorParallelShard {
                 Some(vec![self.range(whole.vocab_size)])
             }
             _ => None,
-        };
-        let (rows, cols) = (0..param.rows, 0..param.cols);
-        let whole = Block { rows: vec![rows], cols: vec![cols] };
+        }
+    }
+
+    /// Returns the shard's rows and columns of a whole parameter.
+    pub(crate) fn block(self, whole: &DecoderSpec, param: &ParamSpec) -> Block {
+        let own = self.ranges(whole, param.part);
+        let whole = Block::all(param);
         let Some(own) = own else { return whole };
         // A bias is one row; the projections back are divided by the columns that they read.
         match param.part {
@@ -186,6 +196,12 @@ pub(crate) struct Block {
 }
 
 impl Block {
+    /// All of a parameter.
+    pub(crate) fn all(param: &ParamSpec) -> Self {
+        let (rows, cols) = (0..param.rows, 0..param.cols);
+        Self { rows: vec![rows], cols: vec![cols] }
+    }
+
     /// Lists the block as contiguous runs of elements, in its order, in a matrix of `width`
     /// columns.
     pub(crate) fn runs(&self, width: usize) -> impl Iterator<Item = Range<usize>> {

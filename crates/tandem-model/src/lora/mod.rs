@@ -165,21 +165,6 @@ impl Adapter {
         &self.saved
     }
 
-    /// Checks that tensor parallelism can divide the adapter.
-    ///
-    /// # Errors
-    /// If it is of DoRA, or has terms of the token table or the head.
-    pub fn check_tensor_parallel(&self) -> Result<()> {
-        let reason = if self.config.kind == AdapterKind::Dora {
-            "adapter.kind = \"dora\" does not support compute.tensor yet: a row's length is a sum over ranks"
-        } else if self.get(ParamKind::TokenTable).or(self.get(ParamKind::HeadWeight)).is_some() {
-            "adapter.targets names the token table or the head, which compute.tensor does not support yet"
-        } else {
-            return Ok(());
-        };
-        Err(ModelError::Invalid(format!("{reason}; use compute.sharding or compute.pipeline")))
-    }
-
     /// Returns the adapter of a tensor-parallel shard of a whole decoder: the modules' rows are those of
     /// the shard. `param` finds a matrix of the whole model.
     pub(crate) fn sliced(
@@ -187,30 +172,30 @@ impl Adapter {
         slice: TensorParallelShard,
         whole: &DecoderSpec,
         param: &dyn Fn(ParamKind) -> Option<ParamSpec>,
-    ) -> Result<Self> {
-        self.check_tensor_parallel()?;
+    ) -> Self {
         let mut own = self.clone();
         for adapted in &mut own.matrices {
-            let matrix = param(adapted.part).expect("the adapter was resolved for this model");
-            let Block { rows, cols } = slice.block(whole, &matrix);
+            let ranges = slice.ranges(whole, adapted.part).expect("matrices are divided");
             if adapted.part.is_divided_by_columns() {
-                adapted.columns = cols.first().map(|columns| (columns.clone(), matrix.cols));
+                let matrix = param(adapted.part).expect("the adapter was resolved for this model");
+                adapted.columns = ranges.first().map(|columns| (columns.clone(), matrix.cols));
                 continue;
             }
             let mut start = 0;
             for site in &mut adapted.sites {
-                let before: usize = rows_within(&rows, &(0..site.rows.start)).map(|rows| rows.len()).sum();
-                let len: usize = rows_within(&rows, &site.rows).map(|rows| rows.len()).sum();
+                let before: usize = rows_within(&ranges, &(0..site.rows.start)).map(|rows| rows.len()).sum();
+                let len: usize = rows_within(&ranges, &site.rows).map(|rows| rows.len()).sum();
                 (site.rows, site.b_rows) = (before..before + len, start..start + len);
                 start += len;
             }
         }
-        Ok(own)
+        own
     }
 
-    /// Returns the block of one of the adapter's whole parameters that a tensor-parallel shard holds:
-    /// `B` has the rows that the shard has of a matrix divided by rows, `A` the columns of one divided by
-    /// columns, and the other factor is whole. `None` for parameters of the base.
+    /// Returns the block of one of the adapter's whole parameters that a tensor-parallel shard holds. Of
+    /// a matrix divided by rows it holds its rows of `B` and their magnitudes, of one divided by columns
+    /// its columns of `A`, of the token table its tokens' rows of `A`; the rest is whole. `None` for
+    /// parameters of the base.
     pub(crate) fn block(
         &self,
         slice: TensorParallelShard,
@@ -219,25 +204,29 @@ impl Adapter {
     ) -> Option<Block> {
         let (adapted, parts) = self.matrices.iter().find_map(|adapted| {
             let parts = adapted.part.low_rank()?;
-            [parts.a, parts.b].contains(&param.part).then_some((adapted, parts))
+            let has_part = [parts.a, parts.b].contains(&param.part) || parts.magnitude == Some(param.part);
+            has_part.then_some((adapted, parts))
         })?;
-        let of_matrix = slice.block(whole, &ParamSpec { part: adapted.part, ..*param });
-        let (rows, cols) = (0..param.rows, 0..param.cols);
-        let all = Block { rows: vec![rows], cols: vec![cols] };
+        let all = Block::all(param);
+        let Some(own) = slice.ranges(whole, adapted.part) else { return Some(all) };
         let is_a = param.part == parts.a;
-        if slice.count == 1 || adapted.part.is_divided_by_columns() != is_a {
-            return Some(all);
+        if adapted.part.is_divided_by_columns() {
+            return Some(if is_a { Block { cols: own, ..all } } else { all });
         }
-        if is_a {
-            return Some(of_matrix);
+        if adapted.part == ParamKind::TokenTable {
+            return Some(if is_a { Block { rows: own, ..all } } else { all });
         }
-        let mut rows = Vec::new();
-        for site in &adapted.sites {
-            let within = rows_within(&of_matrix.rows, &site.rows);
-            let place = |row: usize| site.b_rows.start + row - site.rows.start;
-            rows.extend(within.map(|rows| place(rows.start)..place(rows.end)));
-        }
-        Some(Block { rows, ..all })
+        let outputs = || {
+            adapted.sites.iter().flat_map(|site| {
+                let place = |row: usize| site.b_rows.start + row - site.rows.start;
+                rows_within(&own, &site.rows).map(move |rows| place(rows.start)..place(rows.end))
+            })
+        };
+        Some(match param.part {
+            _ if is_a => all,
+            part if part == parts.b => Block { rows: outputs().collect(), ..all },
+            _ => Block { cols: outputs().collect(), ..all },
+        })
     }
 
     /// Lays out the trained parameters of a layer whose base is laid out as `base`.

@@ -243,7 +243,7 @@ fn a_fresh_adapter_changes_nothing_and_the_base_goes_along() {
                     let flat = &mut weights.layers[index];
                     adapter::init_layer(&decoder, layer, 7, flat.view_mut().into_slice());
                     let own = plain.fetch(layer).unwrap();
-                    adapter::copy_base(&decoder, &device, &own, layer, flat).unwrap();
+                    adapter::copy_base(&decoder, &device, None, &own, layer, flat).unwrap();
                 }
                 let copy = copies(&weights, &decoder);
                 let forest = golden.forest();

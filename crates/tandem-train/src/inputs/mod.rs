@@ -60,11 +60,7 @@ impl ModelSpecs {
             false => plain.clone().without_sum_blocks(),
         };
         let adapted = |adapter: AdapterConfig| -> Result<_> {
-            let adapter = Adapter::new(adapter, plain.spec())?;
-            if config.compute.tensor > 1 {
-                adapter.check_tensor_parallel()?;
-            }
-            Ok(Arc::new(plain.clone().with_adapter(adapter)))
+            Ok(Arc::new(plain.clone().with_adapter(Adapter::new(adapter, plain.spec())?)))
         };
         let reference = match &config.reference.adapter {
             Some(path) => Some(adapted(PeftFolder::open(path)?.config().clone())?),

@@ -40,10 +40,9 @@ pub fn reference_pass(
         frozen = start.frozen(config, &decoder, placement, mesh.shard(), MemoryKind::Reference, None)?;
         frozen.as_mut()
     } else {
-        let shard = mesh.shard();
-        let partition = Arc::new(Partition::for_run(config.compute.sharded(), &decoder, shard));
+        let partition = Arc::new(Partition::for_run(config.compute.sharded(), &decoder, mesh.shard()));
         let start = InitialWeights::dry(outline.quantised);
-        policy = start.policy(config, &decoder, placement, shard, &partition, None)?;
+        policy = start.policy(config, &decoder, placement, mesh, &partition, None)?;
         if decoders.reference.is_some() {
             let start = &|_: &_| Ok(InitialWeights::dry(outline.quantised));
             share_base(config, &decoders, &placement.device, mesh, &mut policy, start)?;
@@ -125,10 +124,9 @@ pub fn scorer(
     placement.device.set_place(format_args!("loading"));
     let decoders = ModelSpecs::from_config(config, &outline.decoder)?;
     let decoder = &mesh.part(&decoders.policy)?;
-    let shard = mesh.shard();
-    let partition = Arc::new(Partition::for_run(config.compute.sharded(), decoder, shard));
+    let partition = Arc::new(Partition::for_run(config.compute.sharded(), decoder, mesh.shard()));
     let start = InitialWeights::dry(outline.quantised);
-    let mut policy = start.policy(config, decoder, placement, shard, &partition, None)?;
+    let mut policy = start.policy(config, decoder, placement, mesh, &partition, None)?;
     let reference = if config.reference.kind == ReferenceKind::Precompute {
         let rows = outline.train_rows.max(outline.eval_rows.unwrap_or(0));
         let scores = RowScores(vec![[0.0; 2]; rows]);

@@ -185,11 +185,10 @@ pub(crate) fn load(
     let mut print = Fingerprint::new(decoder);
     let (mut policy, format) = {
         let start = InitialWeights::for_policy(config, &prepared.folder, decoder)?;
-        let shard = mesh.shard();
-        let partition = Arc::new(Partition::for_run(config.compute.sharded(), decoder, shard));
+        let partition = Arc::new(Partition::for_run(config.compute.sharded(), decoder, mesh.shard()));
         let see: LoadObserver = &mut |layer, flat| print.see(layer, flat);
         let see = Some(see).filter(|_| precomputes && precomputed.is_none());
-        let policy = start.policy(config, decoder, placement, shard, &partition, see)?;
+        let policy = start.policy(config, decoder, placement, mesh, &partition, see)?;
         (policy, start.frozen_format(config))
     };
     if precomputes && precomputed.is_none() {
@@ -274,7 +273,7 @@ pub(crate) fn share_base(
     let masters = match &config.reference.adapter {
         Some(folder) => {
             let from = start(&decoder)?.adapter(Some(folder), &decoder, device)?;
-            adapter_masters(config, &decoder, device, MemoryKind::Reference, &from, policy)?
+            adapter_masters(config, &decoder, device, mesh.split(), MemoryKind::Reference, &from, policy)?
         }
         // A copy of the policy's initial weights.
         None => {

@@ -8,12 +8,13 @@ use tandem_comm::ProcessGroup;
 use tandem_kernels::{Bytes, BytesMut, DType, Device, Format, MemoryKind, ops};
 use tandem_model::adapter::{self, AdapterFiles, PeftFolder};
 use tandem_model::{
-    Decoder, FlatWeights, LayerId, ModelFolder, PackedMatrix, Packing, WeightFiles, WeightSource, init,
+    Decoder, FlatWeights, LayerId, ModelFolder, PackedMatrix, Packing, TensorParallelOps, WeightFiles,
+    WeightSource, init,
 };
 
 use crate::Result;
 use crate::config::{Config, Weights};
-use crate::parallel::Partition;
+use crate::parallel::{DeviceMesh, Partition};
 use crate::placement::{MemoryPlacement, OffloadedStorage};
 use crate::weights::{FrozenWeights, Packings, Policy, ReplicatedWeights, ShardedWeights, Trained};
 
@@ -79,8 +80,8 @@ impl InitialWeights {
         config.frozen_format(self.quantised)
     }
 
-    /// Loads the policy: full weights or an adapter on a base. `shard` are the ranks of
-    /// `partition`, which divides trainable parameters.
+    /// Loads the policy: full weights or an adapter on a base. `partition` divides trainable
+    /// parameters among the shard group.
     ///
     /// # Errors
     /// Files do not fit, memory runs out, or the system refuses a thread.
@@ -89,10 +90,11 @@ impl InitialWeights {
         config: &Config,
         decoder: &Arc<Decoder>,
         placement: &MemoryPlacement,
-        shard: &mut ProcessGroup,
+        mesh: &mut DeviceMesh,
         partition: &Arc<Partition>,
         see: Option<LoadObserver<'_>>,
     ) -> Result<Policy> {
+        let shard = mesh.shard();
         if decoder.adapter().is_none() {
             let kind = MemoryKind::Master;
             return Ok(Policy::full(self.trained(config, decoder, placement, shard, partition, kind, see)?));
@@ -104,7 +106,8 @@ impl InitialWeights {
         let from = self.adapter(folder.map(PathBuf::as_path), decoder, device)?;
         let mut base =
             self.frozen(config, decoder, placement, shard, MemoryKind::Weights, Some(&mut *see))?;
-        let masters = adapter_masters(config, decoder, device, MemoryKind::Master, &from, base.as_mut())?;
+        let (kind, split) = (MemoryKind::Master, mesh.split());
+        let masters = adapter_masters(config, decoder, device, split, kind, &from, base.as_mut())?;
         for (layer, flat) in decoder.layers().into_iter().zip(&masters.layers) {
             device.host_read(flat.view(), |flat| see(layer, flat))?;
         }
@@ -357,11 +360,12 @@ pub enum AdapterStart {
     Unread,
 }
 
-/// The weights that an adapter starts from.
+/// The weights that an adapter starts from. `split` are the ranks that hold the other slices.
 pub fn adapter_masters(
     config: &Config,
     decoder: &Decoder,
     device: &Device,
+    split: Option<&dyn TensorParallelOps>,
     kind: MemoryKind,
     from: &AdapterStart,
     base: &mut dyn WeightSource,
@@ -380,7 +384,7 @@ pub fn adapter_masters(
             AdapterStart::Unread => {}
         }
         if matches!(from, AdapterStart::New) && flat.cols() > 0 {
-            adapter::copy_base(decoder, device, &base.fetch(layer)?, layer, &mut flat)?;
+            adapter::copy_base(decoder, device, split, &base.fetch(layer)?, layer, &mut flat)?;
             base.release(layer);
             // The masters are contiguous.
             base.release_all();

@@ -68,6 +68,31 @@ fn slices_and_stages_are_near() {
 
 #[test]
 #[ignore = "long: runs in .ci/nightly"]
+fn slices_of_an_adapter_are_near() {
+    if !has_gpus(2, "slices_of_an_adapter_are_near") {
+        return;
+    }
+    let targets = "adapter.targets=[\"q_proj\", \"o_proj\", \"down_proj\", \"embed_tokens\", \"lm_head\"]";
+    for (kind, dtype, most) in
+        [("adapter.kind=dora", "f32", 1e-5), (targets, "f32", 1e-5), ("adapter.kind=dora", "bf16", 1e-2)]
+    {
+        let small = Small::new("dpo");
+        let dtype = format!("compute.dtype={dtype}");
+        let settings = [kind, &dtype, "adapter.rank=4", "train.learning_rate=1e-3", "train.steps=3"];
+        let run = |name: &str, place: &[&str]| {
+            small.finish(name, RunDirPolicy::Fresh, &[&settings, place].concat()).losses
+        };
+        let one = run("one", &["compute.devices=cuda:0"]);
+        let two = run("two", &["compute.devices=cuda:0,1", "compute.tensor=2"]);
+        assert_eq!(one.len(), two.len());
+        for (a, b) in one.iter().zip(&two) {
+            assert!((a - b).abs() <= most * a.abs().max(1.0), "{kind} {dtype}: {a} and {b}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn a_run_that_was_stopped_goes_on_with_the_same_bits() {
     if !has_gpus(3, "a_run_that_was_stopped_goes_on_with_the_same_bits") {
         return;

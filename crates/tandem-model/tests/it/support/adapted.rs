@@ -75,7 +75,7 @@ pub fn adapter_weights(decoder: &Decoder, device: &Device, base: &FlatWeights) -
     let mut layers = Vec::new();
     for layer in decoder.layers() {
         let mut flat = device.zeros(MemoryKind::Master, 1, decoder.trained(layer).len, DType::F32).unwrap();
-        adapter::copy_base(decoder, device, &source.fetch(layer).unwrap(), layer, &mut flat).unwrap();
+        adapter::copy_base(decoder, device, None, &source.fetch(layer).unwrap(), layer, &mut flat).unwrap();
         let salt = decoder.index(layer) as f32;
         for param in &decoder.trained(layer).params {
             for (i, x) in flat.view_mut().into_slice::<f32>()[param.range()].iter_mut().enumerate() {

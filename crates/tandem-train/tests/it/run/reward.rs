@@ -268,9 +268,14 @@ fn a_language_model_scores_nothing_and_a_reward_model_predicts_nothing() {
 #[test]
 fn a_sharded_reward_model_trains_to_the_bits_of_a_whole_one() {
     let small = Small::new("reward");
-    for dtype in [&[][..], &["compute.dtype=bf16"]] {
-        small.finish("one", RunDirPolicy::Overwrite, dtype);
-        let tensor = [&["compute.devices=cpu:4", "compute.tensor=2", "compute.sharding=zero3"][..], dtype];
+    for more in [
+        &[][..],
+        &["compute.dtype=bf16"],
+        &["adapter.kind=dora", "adapter.rank=4", "compute.dtype=bf16"],
+        &["adapter.targets=[\"embed_tokens\", \"down_proj\"]"],
+    ] {
+        small.finish("one", RunDirPolicy::Overwrite, more);
+        let tensor = [&["compute.devices=cpu:4", "compute.tensor=2", "compute.sharding=zero3"][..], more];
         small.finish("two", RunDirPolicy::Overwrite, &tensor.concat());
         assert_eq!(log(&small, "two"), log(&small, "one"));
         assert!(small.weights("two") == small.weights("one"), "the final weights");

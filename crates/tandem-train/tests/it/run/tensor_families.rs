@@ -1,4 +1,4 @@
-//! Every model of the goldens, trained whole on slices: the weights of one rank.
+//! Every model of the goldens on slices, trained whole or by an adapter: the weights of one rank.
 
 use std::path::Path;
 
@@ -66,8 +66,14 @@ fn add_vision(folder: &Path) {
     serialize_to_file([("visual.weight", tensor)], None, &folder.join("model.safetensors")).unwrap();
 }
 
+/// Of every family.
+const TABLES: &str = r"adapter.targets='(.*\.)?(embed_tokens|wte|embed_in|lm_head|embed_out)'";
+const WHOLE: &[&str] = &["reference.kind=model"];
+const DORA: &[&str] = &["adapter.kind=dora", "adapter.rank=4", "reference.kind=base"];
+const OF_TABLES: &[&str] = &[TABLES, "adapter.rank=4", "reference.kind=base"];
+
 /// Trains every model that `takes` on one rank and on each number of slices.
-fn same_on(slices: &[usize], dtypes: &[&str], takes: impl Fn(&str) -> bool) {
+fn same_on(slices: &[usize], dtypes: &[&str], trained: &[&str], takes: impl Fn(&str) -> bool) {
     for (name, config) in widened().into_iter().filter(|(name, _)| takes(name)) {
         let small = Small::new("dpo");
         let model = write_model(&small, &name, &config);
@@ -76,8 +82,9 @@ fn same_on(slices: &[usize], dtypes: &[&str], takes: impl Fn(&str) -> bool) {
         }
         for dtype in dtypes {
             let dtype = format!("compute.dtype={dtype}");
-            let common = [model.as_str(), "reference.kind=model", "train.learning_rate=1e-3", &dtype];
-            let common = strings(&[&common[..], &["train.steps=2", "data.max_length=48"]].concat());
+            let common = [model.as_str(), "train.learning_rate=1e-3", &dtype];
+            let common = [&common[..], trained, &["train.steps=2", "data.max_length=48"]];
+            let common = strings(&common.concat());
             let one = format!("{name}, {dtype}, on one");
             finish(&small, &one, RunDirPolicy::Fresh, &[&common, &on(1, 1, "ddp")]);
             for &tensor in slices {
@@ -91,12 +98,26 @@ fn same_on(slices: &[usize], dtypes: &[&str], takes: impl Fn(&str) -> bool) {
 
 #[test]
 fn a_model_of_each_shape_of_block_trains_to_the_same_weights() {
-    same_on(&[4], &["bf16"], |name| ["gemma2", "cohere", "qwen3-5", "exaone4"].contains(&name));
+    same_on(&[4], &["bf16"], WHOLE, |name| ["gemma2", "cohere", "qwen3-5", "exaone4"].contains(&name));
+}
+
+#[test]
+fn an_adapter_of_each_shape_of_block_trains_to_the_same_weights() {
+    same_on(&[4], &["bf16"], DORA, |name| ["gemma2", "cohere", "qwen3-5", "exaone4"].contains(&name));
+    same_on(&[4], &["bf16"], OF_TABLES, |name| ["gemma2", "cohere", "exaone4"].contains(&name));
 }
 
 #[test]
 #[ignore = "long: runs in .ci/nightly"]
 fn every_golden_model_trains_to_the_same_weights() {
     assert!(widened().len() > 40, "{} models", widened().len());
-    same_on(&[2, 4, 8], &["f32", "bf16"], |_| true);
+    same_on(&[2, 4, 8], &["f32", "bf16"], WHOLE, |_| true);
+}
+
+#[test]
+#[ignore = "long: runs in .ci/nightly"]
+fn adapters_of_every_golden_model_train_to_the_same_weights() {
+    for trained in [DORA, OF_TABLES] {
+        same_on(&[2, 4, 8], &["f32", "bf16"], trained, |_| true);
+    }
 }
