@@ -11,6 +11,11 @@ pub(crate) fn report(error: &anyhow::Error) {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let extra = json!({ "py_callstack": "", "timestamp": seconds.to_string() });
     let text = json!({ "message": { "message": tandem_train::chain(&**error), "extraInfo": extra } });
+    // Ranks of `tandem launch` may have one file: each writes its own and puts it in place whole.
+    let mut own = path.clone();
+    own.push(format!(".{}", std::process::id()));
     // The message is on stderr already; a failure to write the report must not hide it.
-    let _ = std::fs::write(path, text.to_string());
+    if std::fs::write(&own, text.to_string()).and_then(|()| std::fs::rename(&own, path)).is_err() {
+        let _ = std::fs::remove_file(own);
+    }
 }
