@@ -57,9 +57,15 @@ impl DepthTree {
         self.blocks.len()
     }
 
-    /// Lists the ranges of all blocks, in order.
-    pub fn ranges(&self) -> impl Iterator<Item = &Range<usize>> {
-        self.blocks.iter().flatten()
+    /// Lists the blocks of a projection back, of which each is one range of columns.
+    ///
+    /// # Panics
+    /// If a block has more than one range.
+    pub fn columns(&self) -> impl Iterator<Item = Range<usize>> {
+        self.blocks.iter().map(|block| {
+            let [columns] = &block[..] else { panic!("a block of {} ranges of columns", block.len()) };
+            columns.clone()
+        })
     }
 
     /// Returns the length of k.

@@ -6,6 +6,8 @@
 //! columns, squares are summed over blocks of columns and ranks, and the gradient of the magnitudes over
 //! blocks of tokens and ranks.
 
+use std::ops::Range;
+
 use tandem_kernels::{DType, Device, Tensor, View, ViewMut, ops};
 
 use super::rows::SequenceParallelRows;
@@ -24,15 +26,15 @@ impl LayerExecutor<'_> {
             self.by_row(ops::low_rank_row_norms, term, w, term.a, norms.view_mut())?;
             return Ok(norms);
         }
-        let columns = match tree {
-            Some(tree) => tree.ranges().cloned().collect(),
-            None => vec![0..w.cols(); 1],
-        };
         let mut squares = self.terms(1, term.b.rows())?;
-        for (block, columns) in columns.into_iter().enumerate() {
+        let mut square = |(block, columns): (usize, Range<usize>)| {
             let (w, a) = (w.col_range(columns.clone()), term.a.col_range(columns));
             let of_block = squares.view_mut().row_range(block..block + 1);
-            self.by_row(ops::low_rank_row_squares, term, w, a, of_block)?;
+            self.by_row(ops::low_rank_row_squares, term, w, a, of_block)
+        };
+        match tree {
+            Some(tree) => tree.columns().enumerate().try_for_each(square)?,
+            None => square((0, 0..w.cols()))?,
         }
         let mut norms = self.sum_terms(squares, RankOrder::Ranks)?;
         ops::square_root(self.device, norms.view_mut())?;
