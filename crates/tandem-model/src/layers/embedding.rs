@@ -1,6 +1,6 @@
 //! Token and position look-up: the start of the residual stream.
 
-use tandem_kernels::{DType, Forest, Tensor, View, ops};
+use tandem_kernels::{DType, Forest, Tensor, ops};
 
 use super::streams::StreamWeights;
 use super::{LayerExecutor, PolicyAndReferenceScores};
@@ -39,7 +39,7 @@ impl LayerExecutor<'_> {
         let mut x = self.alloc(self.shares(tokens.len()).all(), spec.hidden_size, DType::F32)?;
         ops::embedding(self.device, table, tokens, spec.embedding.scale, x.view_mut(), false)?;
         if let Some(term) = layer.low_rank(ParamKind::TokenTable) {
-            let hidden = self.in_dtype(self.looked_up(&term, tokens)?)?;
+            let hidden = self.in_compute_type(self.looked_up(&term, tokens)?)?;
             ops::linear_add(self.device, hidden.view(), term.b, x.view_mut())?;
         }
         if let Some(table) = layer.get(ParamKind::PositionTable).filter(|_| self.leads()) {
@@ -71,8 +71,8 @@ impl LayerExecutor<'_> {
         let whole = self.whole(dx.view(), &shares, DType::F32)?;
         let dx = whole.unwrap_or(dx);
         let mut gradients = grads.open(LayerId::Embedding)?;
+        let tokens = self.own_tokens(&forest.tokens)?;
         if let Some(table) = gradients.get_mut(ParamKind::TokenTable) {
-            let tokens = self.own_tokens(&forest.tokens)?;
             ops::embedding_backward(self.device, &tokens, scale, dx.view(), table)?;
         }
         if let Some(table) = gradients.get_mut(ParamKind::PositionTable) {
@@ -81,11 +81,9 @@ impl LayerExecutor<'_> {
         if self.looks_up_terms() {
             let layer = weights.fetch(LayerId::Embedding)?;
             let term = layer.low_rank(ParamKind::TokenTable).expect("the adapter has it");
-            let tokens = self.own_tokens(&forest.tokens)?;
-            self.looked_up_backward(&term, &tokens, dx.view(), &mut gradients)?;
+            self.looked_up_backward(&term, &tokens, dx, &mut gradients)?;
             weights.release(LayerId::Embedding);
         }
-        drop(dx);
         grads.emit(LayerId::Embedding)
     }
 
@@ -99,27 +97,22 @@ impl LayerExecutor<'_> {
         &self,
         term: &LowRank,
         tokens: &[u32],
-        dx: View,
+        dx: Tensor,
         gradients: &mut LayerGradients,
     ) -> Result<()> {
         let shares = self.shares(tokens.len());
-        let mut cast = None;
-        if self.dtype != DType::F32 {
-            let cast = cast.insert(self.alloc(shares.all(), dx.cols(), self.dtype)?);
-            ops::cast(self.device, dx, cast.view_mut())?;
-        }
-        let dy = cast.as_ref().map_or(dx, Tensor::view);
+        let dy = self.in_compute_type(dx)?;
         if let Some(db) = gradients.get_mut(ParamKind::TokenLoraB) {
             // One rank has a row that is not zero: the sum is that row.
             let mut rows = self.looked_up(term, tokens)?;
             self.sum_rows(&mut rows, &shares)?;
             self.gather_rows(&mut rows, &shares)?;
-            let hidden = self.in_dtype(rows)?;
-            ops::linear_backward_weight(self.device, dy, hidden.view(), db, true)?;
+            let hidden = self.in_compute_type(rows)?;
+            ops::linear_backward_weight(self.device, dy.view(), hidden.view(), db, true)?;
         }
         if let Some(da) = gradients.get_mut(ParamKind::TokenLoraA) {
             let mut dh = self.alloc(dy.extent(), term.rank, DType::F32)?;
-            ops::linear_backward_input(self.device, dy, term.b, dh.view_mut(), false)?;
+            ops::linear_backward_input(self.device, dy.view(), term.b, dh.view_mut(), false)?;
             let scale = self.decoder.spec().embedding.scale * term.scale;
             ops::embedding_backward(self.device, tokens, scale, dh.view(), da)?;
         }

@@ -350,7 +350,7 @@ impl Pass<'_> {
             self.norm_backward(heads, inverse, d_normed.view(), &mut d_heads, dw)?;
             drop(d_normed);
             terms.map_or(Ok(()), |terms| walk.add_terms(terms, &[part], RankOrder::Ranks, gradients))?;
-            return self.in_compute_type(d_heads);
+            return walk.in_compute_type(d_heads);
         }
         drop(inverse);
         let mut terms = walk.terms(1, spec.shape.value_dim)?;
@@ -371,7 +371,7 @@ impl Pass<'_> {
         }
         drop(d_normed);
         walk.add_terms(terms, &[part], RankOrder::Ranks, gradients)?;
-        self.in_compute_type(d_heads)
+        walk.in_compute_type(d_heads)
     }
 
     /// Computes the gradient of the norm of some heads; overwrites `d_heads`, adds to `dw`.
@@ -416,7 +416,7 @@ impl Pass<'_> {
         };
         ops::rms_norm_backward(walk.device, call)?;
         drop((d_normed, qk));
-        let d_qk = self.in_compute_type(d_qk)?;
+        let d_qk = walk.in_compute_type(d_qk)?;
         let mut d_convolved = walk.alloc(rows, convolved.cols(), walk.dtype)?;
         let [of_qk, of_v] = d_convolved.view_mut().split_cols([both, shape.value_width()]);
         let (u_qk, u_v) =
@@ -424,15 +424,5 @@ impl Pass<'_> {
         ops::activate_backward(walk.device, Activation::Silu, u_qk, d_qk.view(), of_qk)?;
         ops::activate_backward(walk.device, Activation::Silu, u_v, d_values.view(), of_v)?;
         Ok(d_convolved)
-    }
-
-    /// Returns an f32 tensor in the compute type.
-    fn in_compute_type(&self, x: Tensor) -> Result<Tensor> {
-        if self.walk.dtype == DType::F32 {
-            return Ok(x);
-        }
-        let mut cast = self.walk.alloc(x.extent(), x.cols(), self.walk.dtype)?;
-        ops::cast(self.walk.device, x.view(), cast.view_mut())?;
-        Ok(cast)
     }
 }

@@ -175,17 +175,7 @@ impl LayerExecutor<'_> {
         self.sum_rows(&mut sums, shares)?;
         self.gather_rows(&mut sums, shares)?;
         ops::scale(self.device, sums.view_mut(), term.scale)?;
-        self.in_dtype(sums)
-    }
-
-    /// Returns f32 numbers in the compute type.
-    pub(super) fn in_dtype(&self, numbers: Tensor) -> Result<Tensor> {
-        if self.dtype == DType::F32 {
-            return Ok(numbers);
-        }
-        let mut cast = self.alloc(numbers.extent(), numbers.cols(), self.dtype)?;
-        ops::cast(self.device, numbers.view(), cast.view_mut())?;
-        Ok(cast)
+        self.in_compute_type(sums)
     }
 
     /// Computes `y = x · wᵀ + terms (+ bias)`, the terms from `hidden = s · x̃ Aᵀ`.

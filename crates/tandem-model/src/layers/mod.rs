@@ -214,6 +214,16 @@ impl LayerExecutor<'_> {
         self.alloc(Extent::exact(1), cols, DType::F32)
     }
 
+    /// Returns an f32 tensor in the compute type.
+    fn in_compute_type(&self, x: Tensor) -> Result<Tensor> {
+        if self.dtype == DType::F32 {
+            return Ok(x);
+        }
+        let mut cast = self.alloc(x.extent(), x.cols(), self.dtype)?;
+        ops::cast(self.device, x.view(), cast.view_mut())?;
+        Ok(cast)
+    }
+
     /// Computes `x · wᵀ (+ bias)` in the compute type, and returns it with the result of
     /// [`LayerExecutor::linear_into`].
     fn linear(

@@ -66,7 +66,7 @@ fn add_vision(folder: &Path) {
     serialize_to_file([("visual.weight", tensor)], None, &folder.join("model.safetensors")).unwrap();
 }
 
-/// Of every family.
+/// Names of the token table and the head in every family.
 const TABLES: &str = r"adapter.targets='(.*\.)?(embed_tokens|wte|embed_in|lm_head|embed_out)'";
 const WHOLE: &[&str] = &["reference.kind=model"];
 const DORA: &[&str] = &["adapter.kind=dora", "adapter.rank=4", "reference.kind=base"];
