@@ -1,5 +1,7 @@
 //! The interface of an engine: the transport under a group.
 
+use std::fmt::Display;
+
 use crate::collective::call::Call;
 use crate::error::Result;
 
@@ -49,6 +51,22 @@ pub trait Engine: Send {
     fn abort(&mut self, reason: &str);
     /// Fails if the group has failed or another rank is gone; does not wait.
     fn check(&mut self) -> Result<()>;
+    /// Notes a call whose numbers another engine moves, as this rank's next: it is compared with the
+    /// others' by the next call of this engine, at the latest. Need not wait.
+    fn note(&mut self, call: Call) -> Result<()> {
+        self.barrier(call)
+    }
+    /// Shows the other ranks that this one waits in a noted call, and compares it with those that they
+    /// wait in. Does not wait.
+    fn look_around(&mut self, _what: &dyn Display) -> Result<()> {
+        self.check()
+    }
+    /// Fails at the deadline of a noted call if other ranks have not come to it.
+    fn at_deadline(&mut self, _what: &dyn Display) -> Result<()> {
+        self.check()
+    }
+    /// Ends a noted call: this rank no longer waits.
+    fn end_noted(&mut self) {}
     /// Returns whether all ranks are threads of one process.
     fn is_one_process(&self) -> bool {
         false

@@ -16,7 +16,9 @@ use tandem_comm::store::{Store, StoreServer};
 use tandem_comm::{AbortFlag, CommError, Environment, ProcessGroup, Reduction, Result};
 
 use crate::conformance;
-use crate::disagreement::{DIFFERENT_CALLS, different_calls};
+use crate::disagreement::{
+    DIFFERENT_CALLS, LONG_DIFFERENT_CALLS, different_calls, long_difference, long_different_calls,
+};
 
 /// Deadline of ranks that succeed; only a bug waits for it.
 const DEADLINE: Duration = Duration::from_secs(300);
@@ -219,7 +221,12 @@ fn act(role: &str, group: &mut ProcessGroup, store: &Store) -> String {
         }
         "message of another length" if group.rank() == 0 => return outcome(group.send(1, &[1u8; 3])),
         "message of another length" => return outcome(group.recv(0, &mut [0u8; 4])),
-        case => return different_calls(case.parse().unwrap(), group),
+        case => {
+            return match case.strip_prefix("long ") {
+                Some(case) => long_different_calls(case.parse().unwrap(), group),
+                None => different_calls(case.parse().unwrap(), group),
+            };
+        }
     }
     "ok".to_owned()
 }
@@ -342,6 +349,16 @@ fn different_calls_are_named_on_every_rank_and_nobody_hangs() {
         }
         let (parts, _) = Job::start(&mpi, "5", 3, DEADLINE).results();
         assert!(parts.iter().all(|result| *result == parts[0] && result.contains("in parts")), "{parts:?}");
+    }
+}
+
+#[test]
+fn different_long_calls_are_named_on_every_rank_and_nobody_hangs() {
+    for mpi in every_mpi() {
+        for case in 0..LONG_DIFFERENT_CALLS {
+            let (results, _) = Job::start(&mpi, &format!("long {case}"), 3, DEADLINE).results();
+            assert_eq!(results, vec![long_difference(case); 3], "{}, case {case}", mpi.name);
+        }
     }
 }
 

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::conformance;
-use crate::disagreement::{DIFFERENT_CALLS, different_calls};
+use crate::disagreement::{
+    DIFFERENT_CALLS, LONG_DIFFERENT_CALLS, different_calls, long_difference, long_different_calls,
+};
 use crate::processes::{DEADLINE, Ranks, Role};
 use tandem_comm::launch::meeting::Meeting;
 use tandem_comm::store::{Store, StoreServer};
@@ -108,7 +110,10 @@ fn child() {
             "messages that wait" => messages_that_wait(&mut group),
             "message of another length" if group.rank() == 0 => outcome(group.send(1, &[1u8; 3])),
             "message of another length" => outcome(group.recv(0, &mut [0u8; 4])),
-            case => different_calls(case.parse().unwrap(), &mut group),
+            case => match case.strip_prefix("long ") {
+                Some(case) => long_different_calls(case.parse().unwrap(), &mut group),
+                None => different_calls(case.parse().unwrap(), &mut group),
+            },
         },
     };
     role.report(&result);
@@ -168,6 +173,13 @@ fn different_calls_are_named_on_every_rank_and_nobody_hangs() {
     }
     let parts = all("5", 3, DEADLINE);
     assert!(parts.iter().all(|result| *result == parts[0] && result.contains("in parts")), "{parts:?}");
+}
+
+#[test]
+fn different_long_calls_are_named_on_every_rank_and_nobody_hangs() {
+    for case in 0..LONG_DIFFERENT_CALLS {
+        assert_eq!(all(&format!("long {case}"), 3, DEADLINE), vec![long_difference(case); 3], "case {case}");
+    }
 }
 
 #[test]

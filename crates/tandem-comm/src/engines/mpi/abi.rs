@@ -38,12 +38,12 @@ impl fmt::Display for Abi {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Constants {
     pub(super) comm_world: Handle,
+    pub(super) comm_self: Handle,
     pub(super) errors_return: Handle,
     pub(super) byte: Handle,
     pub(super) int64: Handle,
     pub(super) uint64: Handle,
     pub(super) sum: Handle,
-    pub(super) min: Handle,
     pub(super) max: Handle,
     /// An address that is no address.
     pub(super) in_place: isize,
@@ -56,12 +56,12 @@ pub(super) struct Constants {
 /// The standard ABI's.
 pub(super) const STANDARD: Constants = Constants {
     comm_world: Handle(0x101),
+    comm_self: Handle(0x102),
     errors_return: Handle(0x143),
     byte: Handle(0x247),
     int64: Handle(0x258),
     uint64: Handle(0x259),
     sum: Handle(0x21),
-    min: Handle(0x22),
     max: Handle(0x23),
     in_place: 1,
     status_ignore: 0,
@@ -72,12 +72,12 @@ pub(super) const STANDARD: Constants = Constants {
 /// MPICH's. The second byte of a type's number is its size.
 pub(super) const MPICH: Constants = Constants {
     comm_world: Handle(0x4400_0000),
+    comm_self: Handle(0x4400_0001),
     errors_return: Handle(0x5400_0001),
     byte: Handle(0x4c00_010d),
     int64: Handle(0x4c00_083a),
     uint64: Handle(0x4c00_083e),
     sum: Handle(0x5800_0003),
-    min: Handle(0x5800_0002),
     max: Handle(0x5800_0001),
     in_place: -1,
     status_ignore: 1,
@@ -88,12 +88,12 @@ pub(super) const MPICH: Constants = Constants {
 /// Open MPI's variables whose addresses are handles, in the order of [`Constants`].
 pub(super) const OPEN_MPI_SYMBOLS: [&CStr; 8] = [
     c"ompi_mpi_comm_world",
+    c"ompi_mpi_comm_self",
     c"ompi_mpi_errors_return",
     c"ompi_mpi_byte",
     c"ompi_mpi_int64_t",
     c"ompi_mpi_uint64_t",
     c"ompi_mpi_op_sum",
-    c"ompi_mpi_op_min",
     c"ompi_mpi_op_max",
 ];
 
@@ -108,15 +108,15 @@ impl Constants {
                 for (handle, symbol) in handles.iter_mut().zip(OPEN_MPI_SYMBOLS) {
                     *handle = Handle(library.symbol(symbol)?.as_ptr() as usize);
                 }
-                let [comm_world, errors_return, byte, int64, uint64, sum, min, max] = handles;
+                let [comm_world, comm_self, errors_return, byte, int64, uint64, sum, max] = handles;
                 Ok(Self {
                     comm_world,
+                    comm_self,
                     errors_return,
                     byte,
                     int64,
                     uint64,
                     sum,
-                    min,
                     max,
                     in_place: 1,
                     status_ignore: 0,
@@ -148,8 +148,8 @@ mod tests {
     #[test]
     fn no_two_constants_of_a_table_are_equal() {
         for table in [STANDARD, MPICH] {
-            let Constants { comm_world, errors_return, byte, int64, uint64, sum, min, max, .. } = table;
-            let handles = [comm_world, errors_return, byte, int64, uint64, sum, min, max];
+            let Constants { comm_world, comm_self, errors_return, byte, int64, uint64, sum, max, .. } = table;
+            let handles = [comm_world, comm_self, errors_return, byte, int64, uint64, sum, max];
             assert_eq!(handles.iter().map(|handle| handle.0).collect::<HashSet<_>>().len(), handles.len());
             assert!(handles.iter().all(|handle| handle.0 <= u32::MAX as usize), "{table:?}");
         }

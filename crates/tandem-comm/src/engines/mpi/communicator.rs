@@ -18,7 +18,6 @@ pub(super) enum Number {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fold {
     Sum,
-    Min,
     Max,
 }
 
@@ -258,7 +257,6 @@ impl super::abi::Constants {
     fn fold(&self, fold: Fold) -> Handle {
         match fold {
             Fold::Sum => self.sum,
-            Fold::Min => self.min,
             Fold::Max => self.max,
         }
     }

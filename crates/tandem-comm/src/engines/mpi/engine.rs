@@ -1,37 +1,36 @@
-//! MPI engine: compares the calls, then lets MPI or the ring do the work.
+//! MPI engine: lets MPI or the ring do the work, and compares the marks that come with it.
 
+use std::fmt::Display;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use super::communicator::{Communicator, Fold, Number};
+use super::communicator::{Communicator, Fold, Number, Request};
+use super::mark::{MARK, Mark};
 use super::messages::Messages;
 use super::ring::{self, OrderedReduction};
 use super::segments::Segments;
 use super::staged::{self, AllGather, Broadcast, IntegerAllReduce, IntegerReduceScatter, Parts};
 use super::wait::{Fault, Watch};
 use super::world::blocking;
-use crate::collective::call::{Call, fnv1a};
-use crate::collective::element::ElementKind;
+use crate::collective::call::Call;
+use crate::collective::call_chain::END;
+use crate::collective::element::{ElementKind, Reduction};
 use crate::collective::engine::Engine;
 use crate::error::{CommError, Result};
 use crate::health::abort_flag::AbortFlag;
-use crate::health::failure;
-use crate::store::{Store, StoreError};
+use crate::health::{disagreement, failure};
+use crate::store::Store;
 
 /// Time that a finished rank waits for the others before it leaves its farewell to [`super::Session`].
 const FAREWELL: Duration = Duration::from_secs(1);
 /// Time for the ranks of a stuck group to notice it, one after another.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Time for a rank to tell its different call.
-const ANSWER: Duration = Duration::from_secs(10);
-/// Time for the watchdog to learn why MPI failed.
+/// Time to learn why MPI failed: from the watchdog, or from calls that differ.
 const GRACE: Duration = Duration::from_secs(2);
 /// Time for notices of a failure to leave this rank.
 const NOTICES: Duration = Duration::from_millis(200);
 /// Time for notices to reach a rank that was away for long.
 const LATE_NOTICES: Duration = Duration::from_millis(50);
-/// Call of a rank that drops its group.
-const END: &str = "the end of its group";
 
 pub(super) struct Mpi {
     watch: Watch,
@@ -44,11 +43,11 @@ pub(super) struct Mpi {
     path: String,
     /// Ranks of this group as ranks of the job.
     members: Vec<usize>,
-    /// Number of collectives so far.
-    num_calls: u64,
     /// Time when the last collective ended.
     last_call: Instant,
     failure: Option<CommError>,
+    /// Whether the other ranks have been told to look into the store.
+    has_notified: bool,
 }
 
 impl Mpi {
@@ -70,9 +69,9 @@ impl Mpi {
             job,
             path,
             members,
-            num_calls: 0,
             last_call: Instant::now(),
             failure: None,
+            has_notified: false,
         }
     }
 
@@ -99,7 +98,10 @@ impl Mpi {
     }
 
     /// Tells all ranks, which may wait for this one, that the group has failed.
-    fn notify(&self) {
+    fn notify(&mut self) {
+        if std::mem::replace(&mut self.has_notified, true) {
+            return;
+        }
         let Communicator { rank, size, .. } = self.communicator;
         let notice = |to| self.communicator.notify(self.segments.take(0), to).ok();
         let mut notices: Vec<_> = (0..size).filter(|&to| to != rank).filter_map(notice).collect();
@@ -126,12 +128,14 @@ impl Mpi {
                 let missing = self.hanging(call, suspects);
                 CommError::Deadline { call: call.to_owned(), missing, deadline: self.watch.deadline }
             }
+            Fault::Different => self.disagreement(),
             Fault::Over => self.verdict(GRACE).unwrap_or_else(|| CommError::Engine {
                 reason: format!(
                     "{call}: another rank reported a failure, whose record the store does not have"
                 ),
             }),
-            // A rank that is gone is known to the watchdog soon; MPI only says that a transfer failed.
+            // A rank that is gone is known to the watchdog soon, and one that made another call waits
+            // in it; MPI only says that a transfer failed.
             Fault::Mpi(words) => self
                 .verdict(GRACE.min(self.watch.deadline))
                 .unwrap_or_else(|| CommError::Engine { reason: format!("{call}: {words}") }),
@@ -139,35 +143,47 @@ impl Mpi {
         self.fail(error)
     }
 
-    /// Returns the failure that another rank reported, if it does so within `patience`.
-    fn verdict(&self, patience: Duration) -> Option<CommError> {
-        let Watch { abort_flag, store, .. } = &self.watch;
+    /// Returns the failure that another rank reported, or that calls differ, if that becomes known within
+    /// `patience`.
+    fn verdict(&mut self, patience: Duration) -> Option<CommError> {
         let until = Instant::now() + patience;
         loop {
+            let Watch { abort_flag, store, .. } = &self.watch;
             if abort_flag.is_cut() {
                 return abort_flag.verdict();
             }
-            let filed = if abort_flag.store_is_lost() { None } else { failure::filed(store).ok().flatten() };
-            if filed.is_some() || Instant::now() >= until {
-                return filed;
+            if !abort_flag.store_is_lost() {
+                if let Ok(Some(filed)) = failure::filed(store) {
+                    return Some(filed);
+                }
+                if disagreement::is_found(store) == Ok(true) || self.watch.compare_calls().is_err() {
+                    return Some(self.disagreement());
+                }
+            }
+            if Instant::now() >= until {
+                return None;
             }
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 
+    /// Reports this rank's last calls and returns the verdict on those of all.
+    fn disagreement(&mut self) -> CommError {
+        let Communicator { rank, size, .. } = self.communicator;
+        let (store, deadline) = (self.watch.store.clone(), self.watch.deadline);
+        let report = self.watch.chain.report();
+        let verdict = disagreement::verdict(&store, (rank, size), &report, deadline, || self.notify());
+        verdict.unwrap_or_else(CommError::Store)
+    }
+
     /// Returns the `suspects` that hang, and files ranks that these wait for: they may not be of this group,
     /// whose own record then cannot name them. A rank that waits too is none.
     fn hanging(&self, call: &str, suspects: &[usize]) -> Vec<usize> {
-        let Watch { abort_flag, store, deadline, .. } = &self.watch;
+        let Watch { abort_flag, deadline, .. } = &self.watch;
         let (rank, own) = (self.communicator.rank, self.members[self.communicator.rank]);
         let suspects: Vec<_> = suspects.iter().copied().filter(|&suspect| suspect != rank).collect();
         let late = |missing| CommError::Deadline { call: call.to_owned(), missing, deadline: *deadline };
-        let found = if abort_flag.store_is_lost() {
-            None
-        } else {
-            failure::hanging(store, rank, &suspects, PATIENCE.min(*deadline)).ok()
-        };
-        let Some(hanging) = found else {
+        let Some(hanging) = self.not_waiting(&suspects) else {
             // The store is in the process of the job's first rank, which then hangs as a whole.
             if own != 0 {
                 abort_flag.note(late(vec![0]));
@@ -183,49 +199,61 @@ impl Mpi {
         hanging
     }
 
+    /// Returns the `suspects` that do not wait, unless the store is lost.
+    fn not_waiting(&self, suspects: &[usize]) -> Option<Vec<usize>> {
+        let Watch { abort_flag, store, deadline, .. } = &self.watch;
+        let patience = PATIENCE.min(*deadline);
+        let ask = || failure::hanging(store, self.communicator.rank, suspects, patience).ok();
+        if abort_flag.store_is_lost() { None } else { ask() }
+    }
+
     fn everyone(&self) -> Vec<usize> {
         (0..self.communicator.size).collect()
     }
 
-    /// Runs a collective: waits until all ranks have arrived with the same call, then does `work`.
+    /// Runs a collective. Its messages carry this rank's mark.
     fn collective<T>(
         &mut self,
         call: &Call,
-        work: impl FnOnce(&mut Self) -> std::result::Result<T, Fault>,
+        work: impl FnOnce(&mut Self, Mark) -> std::result::Result<T, Fault>,
     ) -> Result<T> {
         self.check_alive()?;
-        self.num_calls += 1;
-        let text = call.to_string();
-        if self.communicator.size > 1 && !self.compare(&text)? {
-            let error = self.mismatch(&text);
-            return Err(self.fail(error));
-        }
-        let outcome = work(self).map_err(|fault| {
+        self.watch.chain.push(*call, 0);
+        let mark = Mark(self.watch.chain.hash());
+        let done = work(self, mark).and_then(|outcome| self.look_for_late_notices().map(|()| outcome));
+        let outcome = done.map_err(|fault| {
             let everyone = self.everyone();
-            self.fault(&text, fault, &everyone)
+            self.fault(&call.to_string(), fault, &everyone)
         })?;
         self.watch.go_on();
         self.last_call = Instant::now();
         Ok(outcome)
     }
 
-    /// Waits until all ranks have arrived; returns whether their calls are equal.
-    fn compare(&mut self, text: &str) -> Result<bool> {
-        let compared = self.begin_comparison(text).map_err(Fault::Mpi).and_then(|mut request| {
-            self.watch.wait().until_done(&mut request)?;
-            let segment = self.communicator.memory(&mut request);
-            let are_equal = are_equal(segment.bytes());
-            self.segments.put(segment);
-            self.look_for_late_notices()?;
-            Ok(are_equal)
-        });
-        compared.map_err(|fault| {
-            let everyone = self.everyone();
-            self.fault(text, fault, &everyone)
-        })
+    /// Waits until all ranks have come with this rank's mark.
+    fn meet(&mut self, mark: Mark) -> std::result::Result<(), Fault> {
+        if self.communicator.size == 1 {
+            return Ok(());
+        }
+        let mut request = self.begin_meeting(mark)?;
+        self.watch.wait().until_done(&mut request)?;
+        self.end_meeting(mark, &mut request)
     }
 
-    /// Fails if the others have given this rank up before it came. Their parts of the comparison were
+    fn begin_meeting(&self, mark: Mark) -> std::result::Result<Request, Fault> {
+        let mut segment = self.segments.take(MARK);
+        mark.write(segment.bytes_mut(), 0);
+        Ok(self.communicator.all_reduce(segment, MARK / 8, Number::U64, Fold::Sum)?)
+    }
+
+    fn end_meeting(&self, mark: Mark, request: &mut Request) -> std::result::Result<(), Fault> {
+        let segment = self.communicator.memory(request);
+        let met = mark.check_reduced(segment.bytes(), 0, Reduction::Sum, self.communicator.size);
+        self.segments.put(segment);
+        met
+    }
+
+    /// Fails if the others have given this rank up before it came. Their parts of the collective were
     /// there already; their notices follow.
     fn look_for_late_notices(&self) -> std::result::Result<(), Fault> {
         // The others waited for a deadline, all of which this rank spent elsewhere.
@@ -240,58 +268,6 @@ impl Mpi {
         Ok(())
     }
 
-    /// Starts a reduction of every rank's fingerprint: its minimum, and that of its complement.
-    fn begin_comparison(
-        &self,
-        text: &str,
-    ) -> std::result::Result<super::communicator::Request, super::communicator::Failed> {
-        let own = fingerprint(text, self.num_calls);
-        let mut segment = self.segments.take(16);
-        segment.bytes_mut()[..8].copy_from_slice(&own.to_ne_bytes());
-        segment.bytes_mut()[8..16].copy_from_slice(&(!own).to_ne_bytes());
-        self.communicator.all_reduce(segment, 2, Number::U64, Fold::Min)
-    }
-
-    /// Returns the error of ranks with different calls. Rank 0 reads all calls; the others wait for
-    /// its report, and if rank 0 is gone they know that it ended.
-    fn mismatch(&self, text: &str) -> CommError {
-        let Communicator { rank, size, .. } = self.communicator;
-        let store = &self.watch.store;
-        let answer = ANSWER.min(self.watch.deadline);
-        let told = self.tell(text).and_then(|()| {
-            if rank != 0 {
-                let calls = self.call_of(0, answer)?;
-                return Ok(match (self.verdict(answer), &*calls) {
-                    (Some(verdict), _) => verdict,
-                    (None, END) => CommError::PeerLost { rank: 0 },
-                    (None, other) => different(0, other, rank, text),
-                });
-            }
-            for other in 1..size {
-                let call = self.call_of(other, answer)?;
-                if call != text {
-                    return Ok(different(0, text, other, &call));
-                }
-            }
-            // A hash that is equal by chance would not have come here.
-            Ok(CommError::Engine { reason: format!("{text}: ranks disagree about calls that are equal") })
-        });
-        told.unwrap_or_else(|error| match failure::filed(store) {
-            Ok(Some(filed)) => filed,
-            _ => CommError::Store(error),
-        })
-    }
-
-    fn tell(&self, text: &str) -> std::result::Result<(), StoreError> {
-        let rank = self.communicator.rank;
-        self.watch.store.set(&format!("calls/{}/{rank}", self.num_calls), text.as_bytes())
-    }
-
-    fn call_of(&self, rank: usize, limit: Duration) -> std::result::Result<String, StoreError> {
-        let call = self.watch.store.get(&format!("calls/{}/{rank}", self.num_calls), limit)?;
-        Ok(String::from_utf8_lossy(&call).into_owned())
-    }
-
     /// Reduces parts in a fixed order.
     fn ordered(
         &mut self,
@@ -299,7 +275,12 @@ impl Mpi {
         data: &mut [u8],
         parts: &[Range<usize>],
         for_all: bool,
+        mark: Mark,
     ) -> std::result::Result<(), Fault> {
+        // Receives of the ring have room for any of its messages.
+        if ring::is_gathered(data.len(), self.communicator.size) {
+            self.compare_first(mark)?;
+        }
         let reduction = OrderedReduction {
             communicator: &self.communicator,
             segments: &self.segments,
@@ -307,22 +288,29 @@ impl Mpi {
             reduction: call.reduction(),
             parts,
             for_all,
+            mark,
         };
         reduction.run(data, &mut self.watch.wait())
     }
 
-    fn staged(&mut self, collective: &mut dyn staged::Staged) -> std::result::Result<(), Fault> {
+    /// Compares this rank's mark with the others' where MPI cannot bear that they differ.
+    fn compare_first(&mut self, mark: Mark) -> std::result::Result<(), Fault> {
+        if self.communicator.world.library.bears_differences { Ok(()) } else { self.meet(mark) }
+    }
+
+    fn staged(&mut self, collective: &mut dyn staged::Staged, mark: Mark) -> std::result::Result<(), Fault> {
+        self.compare_first(mark)?;
         staged::run(collective, &self.communicator, &self.segments, &mut self.watch.wait())
     }
 
     /// Gathers every rank's `own`.
-    fn gather(&mut self, own: u64) -> std::result::Result<Vec<u64>, Fault> {
+    fn gather(&mut self, own: u64, mark: Mark) -> std::result::Result<Vec<u64>, Fault> {
         let Communicator { rank, size, .. } = self.communicator;
         let mut all = vec![0; size];
         all[rank] = own;
         let parts: Vec<_> = (0..size).map(|rank| 8 * rank..8 * (rank + 1)).collect();
         let data = bytemuck::cast_slice_mut(&mut all);
-        self.staged(&mut AllGather(Parts { data, parts: &parts, rank }))?;
+        self.staged(&mut AllGather(Parts { data, parts: &parts, rank, mark }), mark)?;
         Ok(all)
     }
 
@@ -355,46 +343,20 @@ impl Mpi {
         if self.communicator.size == 1 {
             return Ok(());
         }
-        self.num_calls += 1;
-        let mut request = self.begin_comparison(END)?;
+        self.watch.chain.end();
+        let mark = Mark(self.watch.chain.hash());
+        let mut request = self.begin_meeting(mark)?;
         match self.watch.wait().at_most(FAREWELL).until_done(&mut request) {
-            Ok(()) => {}
+            Ok(()) => self.end_meeting(mark, &mut request),
             Err(Fault::Late) => {
                 // A rank that still works, or that made another call, which then finds this one's.
-                let told = self.tell(END);
+                let told = self.watch.compare_calls();
                 self.communicator.world.keep_farewell(self.communicator.clone(), request);
-                return told.map_err(|error| Fault::Mpi(error.to_string()));
+                told
             }
-            Err(fault) => return Err(fault),
-        }
-        let segment = self.communicator.memory(&mut request);
-        if !are_equal(segment.bytes()) {
-            let error = self.mismatch(END);
-            self.fail(error);
-        }
-        Ok(())
-    }
-}
-
-/// Returns whether the fingerprints of all ranks are equal: their minimum is their maximum.
-fn are_equal(bytes: &[u8]) -> bool {
-    bytes[..8].iter().zip(&bytes[8..16]).all(|(smallest, largest)| *smallest == !largest)
-}
-
-/// Returns the error of two ranks whose calls differ.
-fn different(rank: usize, call: &str, other_rank: usize, other_call: &str) -> CommError {
-    match (call, other_call) {
-        (END, _) => CommError::PeerLost { rank },
-        (_, END) => CommError::PeerLost { rank: other_rank },
-        _ => {
-            CommError::Mismatch { rank, call: call.to_owned(), other_rank, other_call: other_call.to_owned() }
+            Err(fault) => Err(fault),
         }
     }
-}
-
-/// Hashes (FNV-1a) a call and its number in the order of calls.
-fn fingerprint(call: &str, number: u64) -> u64 {
-    fnv1a(call.bytes().chain(number.to_le_bytes()).map(u64::from))
 }
 
 impl Engine for Mpi {
@@ -408,15 +370,15 @@ impl Engine for Mpi {
 
     fn all_reduce(&mut self, call: Call, data: &mut [u8]) -> Result<()> {
         let (size, width) = (self.communicator.size, call.kind.size());
-        self.collective(&call, |this| match call.kind {
+        self.collective(&call, |this, mark| match call.kind {
             _ if size == 1 => Ok(()),
             ElementKind::I64 if ring::is_slow(data.len(), size) => {
-                this.staged(&mut IntegerAllReduce { data, reduction: call.reduction() })
+                this.staged(&mut IntegerAllReduce { data, reduction: call.reduction(), size, mark }, mark)
             }
             _ => {
                 let end = |rank: usize| call.len * rank / size * width;
                 let parts: Vec<_> = (0..size).map(|rank| end(rank)..end(rank + 1)).collect();
-                this.ordered(&call, data, &parts, true)
+                this.ordered(&call, data, &parts, true, mark)
             }
         })
     }
@@ -424,33 +386,36 @@ impl Engine for Mpi {
     fn reduce_scatter(&mut self, call: Call, data: &mut [u8], counts: &[usize]) -> Result<()> {
         let (rank, size) = (self.communicator.rank, self.communicator.size);
         let parts: Vec<_> = call.places(counts).collect();
-        self.collective(&call, |this| match call.kind {
+        self.collective(&call, |this, mark| match call.kind {
             _ if size == 1 => Ok(()),
             ElementKind::I64 if ring::is_slow(data.len(), size) => {
-                let parts = Parts { data, parts: &parts, rank };
-                this.staged(&mut IntegerReduceScatter { parts, reduction: call.reduction() })
+                let parts = Parts { data, parts: &parts, rank, mark };
+                this.staged(&mut IntegerReduceScatter { parts, reduction: call.reduction() }, mark)
             }
-            _ => this.ordered(&call, data, &parts, false),
+            _ => this.ordered(&call, data, &parts, false, mark),
         })
     }
 
     fn all_gather(&mut self, call: Call, data: &mut [u8], counts: &[usize]) -> Result<()> {
         let (rank, size) = (self.communicator.rank, self.communicator.size);
         let parts: Vec<_> = call.places(counts).collect();
-        self.collective(&call, |this| {
-            if size == 1 { Ok(()) } else { this.staged(&mut AllGather(Parts { data, parts: &parts, rank })) }
+        self.collective(&call, |this, mark| {
+            if size == 1 {
+                return Ok(());
+            }
+            this.staged(&mut AllGather(Parts { data, parts: &parts, rank, mark }), mark)
         })
     }
 
     fn broadcast(&mut self, call: Call, root: usize, data: &mut [u8]) -> Result<()> {
         let (is_root, size) = (root == self.communicator.rank, self.communicator.size);
-        self.collective(&call, |this| {
-            if size == 1 { Ok(()) } else { this.staged(&mut Broadcast { data, root, is_root }) }
+        self.collective(&call, |this, mark| {
+            if size == 1 { Ok(()) } else { this.staged(&mut Broadcast { data, root, is_root, mark }, mark) }
         })
     }
 
     fn barrier(&mut self, call: Call) -> Result<()> {
-        self.collective(&call, |_| Ok(()))
+        self.collective(&call, Self::meet)
     }
 
     fn send(&mut self, to: usize, data: &[u8]) -> Result<()> {
@@ -479,13 +444,13 @@ impl Engine for Mpi {
     }
 
     fn split(&mut self, call: Call, color: usize) -> Result<Box<dyn Engine>> {
-        let colors = self.collective(&call, |this| this.gather(color as u64))?;
+        let colors = self.collective(&call, |this, mark| this.gather(color as u64, mark))?;
         let members: Vec<_> =
             (0..self.communicator.size).filter(|&rank| colors[rank] == color as u64).collect();
         // MPI's colours are smaller numbers: the first rank of each colour.
         let part = self.divide(members[0]);
         let part = part.map_err(|fault| self.fault(&call.to_string(), fault, &members))?;
-        let path = format!("{}split-{}-{color}/", self.path, self.num_calls);
+        let path = format!("{}split-{}-{color}/", self.path, self.watch.chain.number());
         let of_job = members.iter().map(|&member| self.members[member]).collect();
         let (deadline, abort_flag) = (self.watch.deadline, self.watch.abort_flag.clone());
         Ok(Box::new(Self::new(part, self.job.clone(), path, of_job, deadline, abort_flag)))
@@ -495,6 +460,29 @@ impl Engine for Mpi {
         if self.failure.is_none() {
             self.fail(CommError::Aborted { rank: self.communicator.rank, reason: reason.to_owned() });
         }
+    }
+
+    /// The next call's mark tells of it.
+    fn note(&mut self, call: Call) -> Result<()> {
+        self.collective(&call, |_, _| Ok(()))
+    }
+
+    fn look_around(&mut self, what: &dyn Display) -> Result<()> {
+        self.check()?;
+        self.watch.show().map_err(|fault| self.fault(&what.to_string(), fault, &[]))
+    }
+
+    fn at_deadline(&mut self, what: &dyn Display) -> Result<()> {
+        self.look_around(what)?;
+        let everyone = self.everyone();
+        match self.not_waiting(&everyone) {
+            Some(hanging) if hanging.is_empty() => Ok(()),
+            _ => Err(self.fault(&what.to_string(), Fault::Late, &everyone)),
+        }
+    }
+
+    fn end_noted(&mut self) {
+        self.watch.go_on();
     }
 
     fn check(&mut self) -> Result<()> {
@@ -510,10 +498,11 @@ impl Drop for Mpi {
         if self.failure.is_none()
             && self.watch.abort_flag.verdict().is_none()
             && !std::thread::panicking()
-            && self.farewell().is_err()
+            && let Err(fault) = self.farewell()
         {
-            // The others are told by the store; MPI cannot be finalised with them.
-            self.communicator.world.set_failed();
+            // MPI cannot be finalised with the others, who are told by the store.
+            let everyone = self.everyone();
+            self.fault(END, fault, &everyone);
         }
     }
 }

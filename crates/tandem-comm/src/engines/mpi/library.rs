@@ -32,6 +32,10 @@ pub(super) struct MpiLibrary {
     pub(super) found: Found,
     pub(super) abi: Abi,
     pub(super) library: Library,
+    /// Whether ranks may be in different collectives until they find out: a message that is longer than its
+    /// receive is an error and no more. Open MPI may fetch the whole message and overwrite what lies behind
+    /// the receive, and Intel MPI ends the process.
+    pub(super) bears_differences: bool,
 }
 
 /// Names and folders of libraries, in the order in which they are tried.
@@ -71,9 +75,10 @@ impl MpiLibrary {
         } else {
             String::new()
         };
+        let bears_differences = words.starts_with("MPICH Version");
         let version = format!("{}, {abi}", short(&words));
         let found = library.found(version, c"MPI_Init_thread");
-        Ok(Self { functions, constants, found, abi, library })
+        Ok(Self { functions, constants, found, abi, library, bears_differences })
     }
 }
 

@@ -12,9 +12,12 @@
 //! `TANDEM_MPI_LIBRARY` in the environment names a file. Otherwise the launcher's folder, the loader
 //! and an active virtual environment are searched, for the launcher's own library first.
 //!
-//! *Same calls.* Before each collective all ranks reduce the fingerprints of their calls, 16 bytes,
-//! to a minimum and a maximum. Ranks that made different calls write them to the store, and the
-//! error names two.
+//! *Same calls.* Each rank chains a hash of its calls, which travels as a mark behind the numbers of
+//! each call: no message is sent for it. A rank that finds another mark, or that waits for a second
+//! while the rank beside it waits in another call, writes its last calls to the store, and the others
+//! follow. The error names the first call that differs, and both ranks. Of the MPIs
+//! that were tried, only MPICH bears a message that is longer than its receive. With others, ranks compare
+//! marks before each of MPI's own collectives, by a reduction of 16 bytes; sums round the ring need none.
 //!
 //! *Numbers.* Gathers, broadcasts and short sums of integers are MPI's own, non-blocking and polled,
 //! in segments of 1 MiB. MPI's order of float sums is not fixed, so these are added in a fixed order:
@@ -36,6 +39,7 @@ mod communicator;
 mod direct;
 mod engine;
 mod library;
+mod mark;
 mod messages;
 mod raw;
 mod ring;
@@ -104,8 +108,10 @@ impl Session {
         let launcher = mpi::launcher(environment).map_err(failed)?;
         let library = MpiLibrary::find(launcher, environment).map_err(failed)?;
         let (world, thread) = World::initialize(library, meeting)?;
-        let handle = world.library.constants.comm_world;
-        let communicator = Communicator::new(world.clone(), handle).map_err(failed)?;
+        let constants = &world.library.constants;
+        // Errors of a request that MPI does not ascribe to a communicator are this one's.
+        Communicator::new(world.clone(), constants.comm_self).map_err(failed)?;
+        let communicator = Communicator::new(world.clone(), constants.comm_world).map_err(failed)?;
         Ok(Self { world, thread, communicator, job: None, has_met: false })
     }
 

@@ -8,6 +8,8 @@
 //! of its own, with a tag of its own, so that connections and cores work at the same time. Each rank
 //! sends `2·(N−1)/N` of the buffer, the minimum.
 //!
+//! Every message carries its sender's mark.
+//!
 //! *Small buffers* would wait `2·(N−1)` times. They are gathered by MPI, and each rank adds.
 //!
 //! Integers need no order. Their long sums go round the ring too: 4 MiB on 2 ranks of MPICH 5.0 took
@@ -18,6 +20,7 @@ use std::ffi::c_int;
 use std::ops::Range;
 
 use super::communicator::{Communicator, Request};
+use super::mark::{MARK, Mark};
 use super::segments::{SEGMENT, Segment, Segments};
 use super::wait::{Fault, Wait};
 use crate::collective::element::{ElementKind, Reduction, reduce};
@@ -39,10 +42,15 @@ const SHORT_PART: usize = 16 << 10;
 const FIRST_TAG: c_int = 16;
 const NUM_TAGS: usize = 1 << 14;
 
+/// Returns whether a buffer of `len` bytes is gathered from `size` ranks.
+pub(super) fn is_gathered(len: usize, size: usize) -> bool {
+    len * size <= GATHERED
+}
+
 /// Returns whether a buffer of `len` bytes is too long to be gathered from `size` ranks, and too short
 /// for the ring.
 pub(super) fn is_slow(len: usize, size: usize) -> bool {
-    len * size > GATHERED && len < SHORT_PART * size
+    !is_gathered(len, size) && len < SHORT_PART * size
 }
 
 /// A reduction of all ranks' buffers in parts.
@@ -55,6 +63,7 @@ pub(super) struct OrderedReduction<'a> {
     pub(super) parts: &'a [Range<usize>],
     /// Whether every rank gets all parts, or its own.
     pub(super) for_all: bool,
+    pub(super) mark: Mark,
 }
 
 /// One chunk's way round the ring.
@@ -68,7 +77,7 @@ struct Lane {
 
 impl OrderedReduction<'_> {
     pub(super) fn run(&self, data: &mut [u8], wait: &mut Wait) -> Result<(), Fault> {
-        if data.len() * self.communicator.size <= GATHERED {
+        if is_gathered(data.len(), self.communicator.size) {
             return self.gather(data, wait);
         }
         let num_rounds = self.parts.iter().map(|part| part.len().div_ceil(CHUNK)).max().unwrap_or(0);
@@ -111,7 +120,7 @@ impl OrderedReduction<'_> {
 
     fn begin(&self, round: usize, data: &[u8]) -> Result<Lane, Fault> {
         let own = &data[self.sent(round, 0)];
-        let mut segment = self.segments.take(CHUNK);
+        let mut segment = self.segments.take(CHUNK + MARK);
         segment.bytes_mut()[..own.len()].copy_from_slice(own);
         let mut lane = Lane { round, step: 0, incoming: None, sends: Vec::with_capacity(MAX_SENDS) };
         self.exchange(&mut lane, Some(segment))?;
@@ -124,14 +133,18 @@ impl OrderedReduction<'_> {
         let tag = FIRST_TAG + (lane.round % NUM_TAGS) as c_int;
         let (sent, coming) = (self.sent(lane.round, lane.step), self.sent(lane.round, lane.step + 1));
         if !coming.is_empty() {
-            let room = self.segments.take(CHUNK);
+            // Room for any chunk: some MPIs end the process over a message that is longer than its room.
+            let mut room = self.segments.take(CHUNK + MARK);
+            Mark::wipe(room.bytes_mut(), coming.len());
             lane.incoming =
-                Some(self.communicator.recv(room, coming.len(), (rank + size - 1) % size, tag)?);
+                Some(self.communicator.recv(room, CHUNK + MARK, (rank + size - 1) % size, tag)?);
         }
         match segment {
             Some(segment) if sent.is_empty() => self.segments.put(segment),
-            Some(segment) => {
-                lane.sends.push(self.communicator.send(segment, sent.len(), (rank + 1) % size, tag)?);
+            Some(mut segment) => {
+                self.mark.write(segment.bytes_mut(), sent.len());
+                let len = sent.len() + MARK;
+                lane.sends.push(self.communicator.send(segment, len, (rank + 1) % size, tag)?);
             }
             None => {}
         }
@@ -160,7 +173,7 @@ impl OrderedReduction<'_> {
                 lane.incoming = Some(request);
                 return Ok(has_moved);
             }
-            segment = Some(self.receive(lane, self.communicator.memory(&mut request), data));
+            segment = Some(self.receive(lane, self.communicator.memory(&mut request), data)?);
         }
         lane.step += 1;
         if lane.step < self.num_steps() {
@@ -172,8 +185,9 @@ impl OrderedReduction<'_> {
     }
 
     /// Adds this rank's chunk to the one that has come, or stores a finished one.
-    fn receive(&self, lane: &Lane, mut segment: Segment, data: &mut [u8]) -> Segment {
+    fn receive(&self, lane: &Lane, mut segment: Segment, data: &mut [u8]) -> Result<Segment, Fault> {
         let chunk = self.sent(lane.round, lane.step + 1);
+        self.mark.check(segment.bytes(), chunk.len())?;
         let (come, own) = (&mut segment.bytes_mut()[..chunk.len()], &mut data[chunk]);
         let num_sums = self.communicator.size - 1;
         if lane.step < num_sums {
@@ -182,7 +196,7 @@ impl OrderedReduction<'_> {
         if lane.step + 1 >= num_sums {
             own.copy_from_slice(come);
         }
-        segment
+        Ok(segment)
     }
 
     /// Gathers all ranks' buffers and reduces them in the ring's order.
@@ -192,17 +206,22 @@ impl OrderedReduction<'_> {
         if len == 0 {
             return Ok(());
         }
-        let mut segment = self.segments.take(len * size);
-        segment.bytes_mut()[len * rank..len * (rank + 1)].copy_from_slice(data);
-        let mut request = self.communicator.all_gather(segment, &vec![len; size])?;
+        let stride = len + MARK;
+        let mut segment = self.segments.take(stride * size);
+        segment.bytes_mut()[stride * rank..][..len].copy_from_slice(data);
+        self.mark.write(segment.bytes_mut(), stride * rank + len);
+        let mut request = self.communicator.all_gather(segment, &vec![stride; size])?;
         wait.until_done(&mut request)?;
         let segment = self.communicator.memory(&mut request);
+        for rank in 0..size {
+            self.mark.check(segment.bytes(), stride * rank + len)?;
+        }
         for (owner, part) in self.parts.iter().enumerate() {
             if !self.for_all && owner != rank {
                 continue;
             }
             let of_rank = |rank: usize| {
-                let start = len * (rank % size);
+                let start = stride * (rank % size);
                 &segment.bytes()[start + part.start..start + part.end]
             };
             let own = &mut data[part.clone()];

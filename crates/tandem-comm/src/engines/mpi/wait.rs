@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::communicator::{Communicator, Failed, Request};
+use crate::collective::call_chain::CallChain;
 use crate::health::abort_flag::AbortFlag;
-use crate::health::failure;
+use crate::health::{disagreement, failure};
 use crate::store::Store;
 
 /// Time for which a wait polls without giving the core away: on a busy machine it is not soon back.
@@ -25,6 +26,8 @@ pub(super) enum Fault {
     Late,
     /// The group has failed elsewhere.
     Over,
+    /// Another rank has made a different call.
+    Different,
     /// MPI's own error.
     Mpi(Failed),
 }
@@ -35,7 +38,7 @@ impl From<Failed> for Fault {
     }
 }
 
-/// Signs of a failure that a waiting rank looks for.
+/// What a waiting rank shows to the others and looks for: its calls, and signs of a failure.
 pub(super) struct Watch {
     pub(super) communicator: Communicator,
     /// Store with the group's prefix.
@@ -48,8 +51,12 @@ pub(super) struct Watch {
     awaited: Vec<usize>,
     pub(super) abort_flag: AbortFlag,
     pub(super) deadline: Duration,
+    /// This rank's collectives.
+    pub(super) chain: CallChain,
     /// Whether this rank has said in the store that it waits.
     is_said: bool,
+    /// Number of the last call that is in the store.
+    shown: Option<u64>,
 }
 
 impl Watch {
@@ -60,8 +67,10 @@ impl Watch {
         abort_flag: AbortFlag,
         deadline: Duration,
     ) -> Self {
-        let (store, awaited) = (job.prefixed(path), Vec::new());
-        Self { communicator, store, job: job.clone(), members, awaited, abort_flag, deadline, is_said: false }
+        let (store, job) = (job.prefixed(path), job.clone());
+        let (awaited, chain) = (Vec::new(), CallChain::new());
+        let (is_said, shown) = (false, None);
+        Self { communicator, store, job, members, awaited, abort_flag, deadline, chain, is_said, shown }
     }
 
     /// Fails if the group has failed elsewhere.
@@ -85,8 +94,15 @@ impl Watch {
     }
 
     fn begin(&mut self) -> Wait<'_> {
-        let now = Instant::now();
-        Wait { limit: self.deadline, watch: self, since: now, looked: now }
+        let (now, limit) = (Instant::now(), self.deadline);
+        Wait { limit, watch: self, since: now, looked: now, shows_after: LONG.min(limit / 2) }
+    }
+
+    /// Shows the others, in a call of all, that this rank waits, and in which call.
+    pub(super) fn show(&mut self) -> Result<(), Fault> {
+        self.awaited.clone_from(&self.members);
+        self.say();
+        self.compare_calls()
     }
 
     fn say(&mut self) {
@@ -96,6 +112,25 @@ impl Watch {
             self.is_said = self.store.set(&failure::stuck(own), b"").is_ok()
                 && failure::say_waiting(&self.job, self.members[own], &self.awaited).is_ok();
         }
+    }
+
+    /// Shows this rank's last calls in the store, and compares those that the ranks beside it have shown.
+    /// Of ranks that wait in different calls, two are neighbours.
+    pub(super) fn compare_calls(&mut self) -> Result<(), Fault> {
+        let Communicator { rank, size, .. } = self.communicator;
+        if size == 1 || self.abort_flag.store_is_lost() {
+            return Ok(());
+        }
+        let (report, number) = (self.chain.report(), self.chain.number());
+        if self.shown != Some(number) && disagreement::tell(&self.store, rank, &report).is_ok() {
+            self.shown = Some(number);
+        }
+        for beside in [(rank + 1) % size, (rank + size - 1) % size] {
+            if disagreement::is_told_of(&self.store, &report, beside).unwrap_or(false) {
+                return Err(Fault::Different);
+            }
+        }
+        Ok(())
     }
 
     /// Takes back that this rank waits.
@@ -116,18 +151,23 @@ pub(super) struct Wait<'a> {
     /// Time of the last progress.
     since: Instant,
     looked: Instant,
+    /// Time without progress after which this rank shows its call: at first [`LONG`], then twice as long
+    /// each time.
+    shows_after: Duration,
 }
 
 impl Wait<'_> {
     /// Lowers the limit to `limit`.
     pub(super) fn at_most(mut self, limit: Duration) -> Self {
         self.limit = self.limit.min(limit);
+        self.shows_after = self.shows_after.min(self.limit / 2);
         self
     }
 
     /// Notes that something has arrived.
     pub(super) fn progressed(&mut self) {
         self.since = Instant::now();
+        self.shows_after = LONG.min(self.limit / 2);
     }
 
     /// Pauses, or fails if there is no use in waiting.
@@ -151,8 +191,10 @@ impl Wait<'_> {
         if waited >= self.limit {
             return Err(Fault::Late);
         }
-        if waited >= LONG.min(self.limit / 2) {
+        if waited >= self.shows_after {
+            self.shows_after = 2 * waited;
             self.watch.say();
+            self.watch.compare_calls()?;
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
-//! NCCL engine: another engine compares the calls, then NCCL does the work.
+//! NCCL engine: NCCL does the work, and another engine compares the calls.
 
+use std::fmt::Display;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -8,6 +9,7 @@ use super::libraries::Libraries;
 use super::raw::UniqueId;
 use super::staging::Staging;
 use crate::collective::call::{Call, Operation, fnv1a};
+use crate::collective::call_chain::COMPARED_CALLS;
 use crate::collective::element::ElementKind;
 use crate::collective::engine::{DeviceEngine, Engine};
 use crate::error::{CommError, Result};
@@ -18,6 +20,8 @@ const BUSY: Duration = Duration::from_millis(1);
 const PAUSE: Duration = Duration::from_micros(100);
 /// Interval of checking the other ranks.
 const LOOK: Duration = Duration::from_millis(250);
+/// Time after which a waiting rank shows its call to the others, at first; then twice as long each time.
+const SHOW: Duration = Duration::from_secs(1);
 /// Time for the control to find a lost rank that NCCL may have noticed first.
 const GRACE: Duration = Duration::from_secs(2);
 /// Interval of asking the control for it.
@@ -35,6 +39,8 @@ pub(super) struct Nccl {
     libraries: Libraries,
     ordinal: usize,
     deadline: Duration,
+    /// Number of calls that the control has noted since it last compared them.
+    num_noted: u64,
 }
 
 impl Nccl {
@@ -80,21 +86,36 @@ impl Nccl {
         let communicator = Communicator::begin(&libraries.0, id, rank, size)
             .map_err(|reason| refuse(&mut *control, format!("GPU {ordinal}: {reason}")))?;
         let libraries = libraries.clone();
-        let mut this =
-            Self { communicator: Some(communicator), staging, control, libraries, ordinal, deadline };
+        let mut this = Self {
+            communicator: Some(communicator),
+            staging,
+            control,
+            libraries,
+            ordinal,
+            deadline,
+            num_noted: 0,
+        };
         this.await_ready(&"meeting of the GPUs")?;
         Ok(this)
     }
 
-    /// Runs a collective: waits until all ranks have arrived with the same call, then does `work`
-    /// unless there are no numbers.
+    /// Begins a call. The control compares it now or soon.
+    fn begin(&mut self, call: Call) -> Result<()> {
+        self.num_noted += 1;
+        if self.num_noted >= COMPARED_CALLS {
+            return self.barrier(call);
+        }
+        self.control.note(call).inspect_err(|_| self.give_up())
+    }
+
+    /// Runs a collective: does `work` unless there are no numbers.
     fn collective(
         &mut self,
         call: Call,
         data: &mut [u8],
         work: impl FnOnce(&mut Self, Place, &mut [u8]) -> Result<()>,
     ) -> Result<()> {
-        self.barrier(call)?;
+        self.begin(call)?;
         if data.is_empty() {
             return Ok(());
         }
@@ -104,15 +125,14 @@ impl Nccl {
         work(self, place, data)
     }
 
-    /// Runs a collective on GPU memory: waits until all ranks have arrived with the same call, then
-    /// until it is done.
+    /// Runs a collective on GPU memory: waits until it is done.
     fn on_numbers(
         &mut self,
         call: Call,
         start: u64,
         operation: impl FnOnce(&Communicator, Place) -> std::result::Result<(), String>,
     ) -> Result<()> {
-        self.barrier(call)?;
+        self.begin(call)?;
         if call.len == 0 {
             return Ok(());
         }
@@ -133,30 +153,38 @@ impl Nccl {
 
     /// Waits until NCCL and the stream are idle, at most the deadline and while the other ranks
     /// live.
-    fn await_ready(&mut self, what: &dyn std::fmt::Display) -> Result<()> {
+    fn await_ready(&mut self, what: &dyn Display) -> Result<()> {
         let began = Instant::now();
-        let mut looked = began;
+        let (mut looked, mut shows_after) = (began, SHOW.min(self.deadline / 4));
         loop {
             match self.is_done() {
-                Ok(true) => return Ok(()),
+                Ok(true) => break,
                 Ok(false) => {}
                 Err(reason) => return Err(self.fail(what, &reason)),
             }
             let now = Instant::now();
+            let waited = now - began;
             if now - looked >= LOOK {
                 looked = now;
                 self.check()?;
             }
-            if now - began >= self.deadline {
+            if waited >= shows_after {
+                shows_after = 2 * waited;
+                self.control.look_around(what).inspect_err(|_| self.give_up())?;
+            }
+            if waited >= self.deadline {
+                self.control.at_deadline(what).inspect_err(|_| self.give_up())?;
                 let reason = format!(
-                    "all ranks made the call, but NCCL did not finish within {} s: a GPU or the network between them hangs, or is slower than \
-                     the deadline allows",
+                    "NCCL did not finish within {} s, and no rank is known to be missing: a GPU or the network between them hangs, or is \
+                     slower than the deadline allows",
                     self.deadline.as_secs_f64()
                 );
                 return Err(self.fail(what, &reason));
             }
-            if now - began < BUSY { std::thread::yield_now() } else { std::thread::sleep(PAUSE) }
+            if waited < BUSY { std::thread::yield_now() } else { std::thread::sleep(PAUSE) }
         }
+        self.control.end_noted();
+        Ok(())
     }
 
     fn is_done(&self) -> std::result::Result<bool, String> {
@@ -169,11 +197,11 @@ impl Nccl {
     }
 
     /// Fails the group, here and through the control for all. If NCCL failed because a rank is
-    /// gone, all ranks report that.
-    fn fail(&mut self, what: &dyn std::fmt::Display, reason: &str) -> CommError {
+    /// gone or made another call, all ranks report that.
+    fn fail(&mut self, what: &dyn Display, reason: &str) -> CommError {
         let until = Instant::now() + GRACE.min(self.deadline);
         let error = loop {
-            match self.control.check() {
+            match self.control.look_around(what) {
                 Err(known) => break known,
                 Ok(()) if Instant::now() < until => std::thread::sleep(ASK),
                 Ok(()) => break give_up(&mut *self.control, format!("{what}: {reason}")),
@@ -296,6 +324,7 @@ impl Engine for Nccl {
     }
 
     fn barrier(&mut self, call: Call) -> Result<()> {
+        self.num_noted = 0;
         self.control.barrier(call).inspect_err(|_| self.give_up())
     }
 

@@ -5,9 +5,11 @@
 //! yet; its tests use fakes of both libraries.
 //!
 //! *Two planes.* NCCL moves numbers only: ranks that make different calls, or of which one has
-//! died, hang. A group therefore keeps another engine as its *control*. Before each collective all
-//! ranks meet in the control's barrier, which detects missing, dead and disagreeing ranks. Messages
-//! between two ranks also use the control: NCCL's wait for their receiver.
+//! died, hang. A group therefore keeps another engine as its *control*, which notes each call and
+//! sends nothing for it: the hash of all calls goes out with its next message. That is a barrier at
+//! every 32nd call at the latest. A rank that waits for NCCL asks the control for lost ranks, and
+//! after a second shows its call to the others. Messages between two ranks also use the control:
+//! NCCL's wait for their receiver.
 //!
 //! *Host memory.* Host buffers travel through a buffer in GPU memory, which grows to the largest.
 //! Equal parts are one operation; unequal parts are a group of broadcasts or reductions.

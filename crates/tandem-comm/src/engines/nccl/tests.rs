@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::fake::{self, Trouble};
 use crate::collective::call::{Call, Operation};
+use crate::collective::call_chain::COMPARED_CALLS;
 use crate::collective::element::Reduction;
 use crate::collective::engine::Engine;
 use crate::engines::threads;
@@ -50,7 +51,7 @@ fn a_hundred_megabytes_are_reduced() {
 }
 
 /// Controls over TCP, whose ranks could be processes.
-fn tcp_groups(size: usize) -> Vec<ProcessGroup> {
+fn tcp_groups(size: usize, deadline: Duration) -> Vec<ProcessGroup> {
     use crate::engines::tcp::{self, AbortFlag};
     use crate::store::{Store, StoreServer};
 
@@ -60,7 +61,7 @@ fn tcp_groups(size: usize) -> Vec<ProcessGroup> {
     std::thread::scope(|scope| {
         let meet = |rank| {
             let store = Store::connect("127.0.0.1", port, DEADLINE).unwrap();
-            scope.spawn(move || tcp::group(store, rank, size, DEADLINE, AbortFlag::default()).unwrap())
+            scope.spawn(move || tcp::group(store, rank, size, deadline, AbortFlag::default()).unwrap())
         };
         let handles: Vec<_> = (0..size).map(meet).collect();
         handles.into_iter().map(|handle| handle.join().unwrap()).collect()
@@ -69,7 +70,7 @@ fn tcp_groups(size: usize) -> Vec<ProcessGroup> {
 
 #[test]
 fn the_conformance_suite_passes_where_tcp_compares_the_calls() {
-    on(tcp_groups(3), DEADLINE, |group| conformance::everything(&mut group.unwrap()));
+    on(tcp_groups(3, DEADLINE), DEADLINE, |group| conformance::everything(&mut group.unwrap()));
 }
 
 /// Returns each rank's calls of NCCL and CUDA during one collective.
@@ -153,9 +154,90 @@ fn different_calls_are_named_and_nothing_is_asked_of_nccl() {
     assert_eq!(results, vec![Err(error); 3]);
 }
 
+/// Over TCP, NCCL is asked before the calls are compared: it hangs, or fails.
+#[test]
+fn different_calls_are_named_by_tcp_while_nccl_hangs() {
+    let calls = |case: usize, is_other: bool, group: &mut ProcessGroup| match (case, is_other) {
+        (0, true) => group.all_reduce(&mut [0f32; 5], Reduction::Sum),
+        (1, true) => group.broadcast(&mut [0f32; 4], 1),
+        (2, true) => group.barrier(),
+        (3, true) => group.split(0).map(|_| ()),
+        _ => group.all_reduce(&mut [0f32; 4], Reduction::Sum),
+    };
+    for trouble in [Trouble::Nothing, Trouble::RemoteError] {
+        for (case, other_call) in
+            ["all_reduce(sum) of 5 f32", "broadcast of 4 f32 from rank 1", "barrier", "split"]
+                .into_iter()
+                .enumerate()
+        {
+            let results = on(tcp_groups(3, DEADLINE), DEADLINE, |group| {
+                let mut group = group.unwrap();
+                group.all_reduce(&mut [0f32; 4], Reduction::Sum).unwrap();
+                fake::trouble(trouble);
+                let first = calls(case, group.rank() == 1, &mut group);
+                assert_eq!(group.barrier(), first, "a group that failed stays so");
+                first
+            });
+            let (call, other_call) = ("all_reduce(sum) of 4 f32".to_owned(), other_call.to_owned());
+            let error = CommError::Mismatch { rank: 0, call, other_rank: 1, other_call };
+            assert_eq!(results, vec![Err(error); 3], "{trouble:?}");
+        }
+    }
+}
+
+#[test]
+fn a_difference_that_nccl_does_not_see_is_found_after_a_few_calls() {
+    let results = on(tcp_groups(3, DEADLINE), DEADLINE, |group| {
+        let mut group = group.unwrap();
+        let first = if group.rank() == 1 {
+            group.all_reduce(&mut [0f32; 0], Reduction::Sum)
+        } else {
+            group.all_reduce(&mut [0i64; 0], Reduction::Sum)
+        };
+        assert_eq!(first, Ok(()), "it moves nothing");
+        (0..COMPARED_CALLS).find_map(|_| group.all_reduce(&mut [0f32; 4], Reduction::Sum).err())
+    });
+    let call = |kind: &str| format!("all_reduce(sum) of 0 {kind}");
+    let error = CommError::Mismatch { rank: 0, call: call("i64"), other_rank: 1, other_call: call("f32") };
+    assert_eq!(results, vec![Some(error); 3]);
+}
+
+#[test]
+fn a_rank_that_hangs_is_named_by_tcp_at_the_deadline() {
+    let results = on(tcp_groups(3, MISSED), MISSED, |group| {
+        let mut group = group.unwrap();
+        if group.rank() == 1 {
+            std::thread::sleep(2 * MISSED);
+        }
+        group.all_reduce(&mut [0f32; 4], Reduction::Sum)
+    });
+    let call = "all_reduce(sum) of 4 f32".to_owned();
+    assert_eq!(results, vec![Err(CommError::Deadline { call, missing: vec![1], deadline: MISSED }); 3]);
+}
+
+#[test]
+fn a_rank_that_is_slow_more_than_once_fails_nobody() {
+    let results = on(tcp_groups(3, DEADLINE), DEADLINE, |group| {
+        let mut group = group.unwrap();
+        for call in 0..2 * COMPARED_CALLS {
+            if call % 20 == 7 && group.rank() as u64 == call % 3 {
+                // Longer than the time after which the others look around.
+                std::thread::sleep(Duration::from_millis(1200));
+            }
+            group.all_reduce(&mut [0f32; 4], Reduction::Sum)?;
+        }
+        Result::Ok(())
+    });
+    assert_eq!(results, vec![Ok(()); 3]);
+}
+
 /// Returns all ranks' errors of an all-reduce with trouble on rank 1.
 fn with_trouble(trouble: Trouble, deadline: Duration) -> Vec<String> {
-    let results = on(threads::groups(3, DEADLINE), deadline, |group| {
+    trouble_of(threads::groups(3, DEADLINE), trouble, deadline)
+}
+
+fn trouble_of(groups: Vec<ProcessGroup>, trouble: Trouble, deadline: Duration) -> Vec<String> {
+    let results = on(groups, deadline, |group| {
         let mut group = group.unwrap();
         if group.rank() == 1 {
             fake::trouble(trouble);
@@ -189,13 +271,12 @@ fn a_gpu_without_room_ends_all_ranks() {
 
 #[test]
 fn nccl_that_hangs_is_given_up_at_the_deadline() {
-    let result = &with_trouble(Trouble::Hangs, MISSED)[0];
-    assert!(
-        result.contains(
-            " gave up: all_reduce(sum) of 4 f32: all ranks made the call, but NCCL did not finish within 3 s"
-        ),
-        "{result}"
-    );
+    for groups in [threads::groups(3, DEADLINE), tcp_groups(3, MISSED)] {
+        let result = &trouble_of(groups, Trouble::Hangs, MISSED)[0];
+        let expected =
+            " gave up: all_reduce(sum) of 4 f32: NCCL did not finish within 3 s, and no rank is known";
+        assert!(result.contains(expected), "{result}");
+    }
 }
 
 /// Control of a rank that arrives at an all-reduce and then disappears.
@@ -236,7 +317,10 @@ impl Engine for Deserter {
         self.control().broadcast(call, root, data)
     }
     fn barrier(&mut self, call: Call) -> Result<()> {
-        self.control().barrier(call)?;
+        self.control().barrier(call)
+    }
+    fn note(&mut self, call: Call) -> Result<()> {
+        self.control().note(call)?;
         if matches!(call.operation, Operation::AllReduce(_)) {
             self.control = None;
             return Err(CommError::PeerLost { rank: self.rank });
@@ -282,7 +366,7 @@ fn a_rank_that_is_gone_in_the_middle_is_named_by_the_control() {
 
 #[test]
 fn a_rank_that_is_gone_in_the_middle_is_named_by_tcp() {
-    a_deserter_is_named(tcp_groups);
+    a_deserter_is_named(|size| tcp_groups(size, DEADLINE));
 }
 
 #[test]

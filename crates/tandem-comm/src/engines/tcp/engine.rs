@@ -1,5 +1,6 @@
 //! TCP engine: one rank's calls.
 
+use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,7 +73,7 @@ impl Tcp {
     }
 
     /// Fails the group.
-    fn fault(&mut self, call: &dyn std::fmt::Display, fault: Fault) -> CommError {
+    fn fault(&mut self, call: &dyn Display, fault: Fault) -> CommError {
         let member = self.member();
         match fault {
             Fault::Gone(peer) => {
@@ -202,6 +203,28 @@ impl Engine for Tcp {
     fn abort(&mut self, reason: &str) {
         let rank = self.rank();
         self.member().fail(CommError::Aborted { rank, reason: reason.to_owned() });
+    }
+
+    /// The chain goes out with the next message.
+    fn note(&mut self, call: Call) -> Result<()> {
+        self.collective(call, 0, |_| Ok(()))
+    }
+
+    fn look_around(&mut self, what: &dyn Display) -> Result<()> {
+        self.check()?;
+        self.wire.look_around(None).map_err(|fault| self.fault(what, fault))
+    }
+
+    fn at_deadline(&mut self, what: &dyn Display) -> Result<()> {
+        self.look_around(what)?;
+        match self.member().hanging() {
+            Some(missing) => Err(self.member().late(what.to_string(), missing)),
+            None => Ok(()),
+        }
+    }
+
+    fn end_noted(&mut self) {
+        self.wire.end();
     }
 
     fn check(&mut self) -> Result<()> {

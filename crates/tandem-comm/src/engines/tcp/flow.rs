@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use super::Fault;
-use super::header::Frame;
+use super::header::{Frame, Header};
 use super::wire::Wire;
 use crate::collective::element::{ElementKind, Reduction};
 
@@ -63,7 +63,7 @@ impl Wire {
         let output = flow.to.map(|(peer, _)| self.out_link(peer)).transpose()?;
         if let Some(i) = output {
             self.end_header(i)?;
-            let header = self.chain.header(Frame::Call);
+            let header = Header { frame: Frame::Call, position: self.chain.position() };
             self.outs[i].begin(&header);
         }
         let mut progress = Progress {

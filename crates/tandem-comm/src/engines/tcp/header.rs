@@ -1,5 +1,7 @@
 //! Header of a frame: the call that the sender makes, in a chain with all calls before it.
 
+use crate::collective::call_chain::Position;
+
 /// Bytes of a header.
 pub(super) const HEADER: usize = 64;
 
@@ -19,16 +21,13 @@ pub(super) enum Frame {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) frame: Frame,
-    /// Number of the sender's call, from 1.
-    pub(super) number: u64,
-    /// Hash of all calls before it.
-    pub(super) before: u64,
-    /// Hash of this call.
-    pub(super) hash: u64,
+    /// Place of the sender's call.
+    pub(super) position: Position,
 }
 
 impl Header {
-    pub(super) const FAREWELL: Self = Self { frame: Frame::Farewell, number: 0, before: 0, hash: 0 };
+    pub(super) const FAREWELL: Self =
+        Self { frame: Frame::Farewell, position: Position { number: 0, before: 0, hash: 0 } };
 
     pub(super) fn encode(&self) -> [u8; HEADER] {
         let frame = match self.frame {
@@ -39,7 +38,8 @@ impl Header {
         let mut bytes = [0; HEADER];
         bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
         bytes[4..8].copy_from_slice(&frame.to_le_bytes());
-        for (i, number) in [self.number, self.before, self.hash].into_iter().enumerate() {
+        let Position { number, before, hash } = self.position;
+        for (i, number) in [number, before, hash].into_iter().enumerate() {
             bytes[8 + 8 * i..16 + 8 * i].copy_from_slice(&number.to_le_bytes());
         }
         bytes
@@ -55,7 +55,8 @@ impl Header {
             (MAGIC, 3) => Frame::Farewell,
             _ => return None,
         };
-        Some(Self { frame, number: number(8), before: number(16), hash: number(24) })
+        let position = Position { number: number(8), before: number(16), hash: number(24) };
+        Some(Self { frame, position })
     }
 }
 
@@ -66,7 +67,7 @@ mod tests {
     #[test]
     fn a_header_is_read_as_it_was_written_and_other_bytes_are_none() {
         for frame in [Frame::Call, Frame::Probe, Frame::Farewell] {
-            let header = Header { frame, number: 7, before: u64::MAX, hash: 1 << 40 };
+            let header = Header { frame, position: Position { number: 7, before: u64::MAX, hash: 1 << 40 } };
             let mut bytes = header.encode();
             assert_eq!(Header::decode(&bytes), Some(header));
             bytes[0] ^= 1;

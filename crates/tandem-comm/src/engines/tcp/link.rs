@@ -87,7 +87,7 @@ impl OutLink {
 
     /// Begins a frame.
     pub(super) fn begin(&mut self, header: &Header) {
-        (self.header, self.sent, self.call) = (header.encode(), 0, header.number);
+        (self.header, self.sent, self.call) = (header.encode(), 0, header.position.number);
     }
 
     /// Sends what fits of the header and of `bytes`, elements of `width` bytes; returns the number

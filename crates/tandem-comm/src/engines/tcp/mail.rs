@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::header::{Frame, HEADER, Header};
 use super::link::Connection;
 use super::socket::Gone;
+use crate::collective::call_chain::Position;
 use crate::collective::engine::{MAX_MESSAGE_BYTES, MAX_MESSAGES};
 use crate::engines::buffer_pool::BufferPool;
 use crate::health::wake::Wake;
@@ -81,7 +82,8 @@ impl Outbox {
     pub(super) fn send(&self, peer: usize, data: &[u8]) -> Result<bool, Gone> {
         let mut state = self.lock();
         let mut message = state.spare.take(HEADER + data.len());
-        let header = Header { frame: Frame::Call, number: data.len() as u64, before: 0, hash: 0 };
+        let position = Position { number: data.len() as u64, ..Position::default() };
+        let header = Header { frame: Frame::Call, position };
         message.extend_from_slice(&header.encode());
         message.extend_from_slice(data);
         state.num += 1;
@@ -172,7 +174,7 @@ impl Inbox {
             }
         }
         match Header::decode(&self.header) {
-            Some(Header { frame: Frame::Call, number, .. }) => Ok(Some(number as usize)),
+            Some(Header { frame: Frame::Call, position }) => Ok(Some(position.number as usize)),
             _ => Err(Gone),
         }
     }

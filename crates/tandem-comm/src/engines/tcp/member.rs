@@ -7,27 +7,20 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
-use super::call_chain::{Difference, first_difference};
 use super::handshake::Purpose;
 use super::link::Connection;
 use super::mail::Outbox;
 use super::wire::sleep;
 use crate::error::{CommError, Result};
 use crate::health::abort_flag::AbortFlag;
-use crate::health::failure;
 use crate::health::wake::Wake;
-use crate::store::{Store, StoreError};
+use crate::health::{disagreement, failure};
+use crate::store::Store;
 
-/// Time for all ranks to report their calls when two of them differ.
-const REPORTS: Duration = Duration::from_secs(5);
-/// Time for the rank that compares them.
-const COMPARISON: Duration = Duration::from_secs(10);
 /// Time for the ranks of a stuck group to notice it, one after another.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Time for the last connection of a rank that has left to arrive.
 pub(super) const ON_ITS_WAY: Duration = Duration::from_secs(1);
-/// Key of the rank that compares the calls of all.
-const COMPARER: &str = "comparer";
 
 pub(super) struct Member {
     pub(super) rank: usize,
@@ -178,7 +171,7 @@ impl Member {
     pub(super) fn lose(&self, rank: usize) {
         self.note_gone(rank);
         let asks = self.asks_store() && lock(&self.verdict).is_none();
-        if asks && self.store.check(&[COMPARER]).is_ok_and(|found| found) {
+        if asks && disagreement::is_found(&self.store).is_ok_and(|found| found) {
             self.calls_differ.store(true, Ordering::Release);
             self.close();
         } else {
@@ -286,58 +279,11 @@ impl Member {
     /// Reports this rank's last calls and returns the verdict: the first rank to come compares
     /// those of all.
     pub(super) fn compare_calls(&self, report: &str) -> CommError {
-        let verdict = self.compared(report).unwrap_or_else(CommError::Store);
-        self.fail(verdict)
-    }
-
-    fn compared(&self, report: &str) -> std::result::Result<CommError, StoreError> {
-        self.store.set(&report_key(self.rank), report.as_bytes())?;
-        let own = self.rank.to_string();
-        let comparer = self.store.compare_set(COMPARER, b"", own.as_bytes())?;
-        if comparer != own.as_bytes() {
-            return self.await_verdict(&comparer);
-        }
         // The others notice that this rank's connections end, and find that they must report.
-        self.close();
-        let keys: Vec<String> = (0..self.size()).map(report_key).collect();
-        let names: Vec<&str> = keys.iter().map(String::as_str).collect();
-        match self.store.wait(&names, self.deadline.min(REPORTS)) {
-            Err(StoreError::Timeout { .. }) => {}
-            other => other?,
-        }
-        let mut reports = Vec::new();
-        for (rank, key) in names.iter().enumerate() {
-            if self.store.check(&[key])? {
-                let report = self.store.get(key, PATIENCE)?;
-                reports.push((rank, String::from_utf8_lossy(&report).into_owned()));
-            }
-        }
-        Ok(match first_difference(&reports) {
-            Some(Difference { rank, call, other_rank, other_call }) => {
-                CommError::Mismatch { rank, call, other_rank, other_call }
-            }
-            None => {
-                let reason = "ranks made different calls, but those that did ended before they could tell";
-                CommError::Aborted { rank: self.rank, reason: reason.to_owned() }
-            }
-        })
+        let (place, close) = ((self.rank, self.size()), || self.close());
+        let verdict = disagreement::verdict(&self.store, place, report, self.deadline, close);
+        self.fail(verdict.unwrap_or_else(CommError::Store))
     }
-
-    /// Waits for the failure that the comparing rank files.
-    fn await_verdict(&self, comparer: &[u8]) -> std::result::Result<CommError, StoreError> {
-        match failure::await_filed(&self.store, COMPARISON) {
-            Err(StoreError::Timeout { .. }) | Ok(None) => {
-                let rank = String::from_utf8_lossy(comparer).parse().unwrap_or(self.rank);
-                Ok(CommError::PeerLost { rank })
-            }
-            Ok(Some(verdict)) => Ok(verdict),
-            Err(error) => Err(error),
-        }
-    }
-}
-
-fn report_key(rank: usize) -> String {
-    format!("calls/{rank}")
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

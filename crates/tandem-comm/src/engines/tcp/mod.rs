@@ -28,7 +28,6 @@
 //! interface or the address.
 
 mod address_book;
-mod call_chain;
 mod collectives;
 mod engine;
 mod flow;

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Fault;
-use super::call_chain::{CallChain, Comparison};
 use super::handshake::Purpose;
 use super::header::{Frame, Header};
 use super::link::{InLink, OutLink};
@@ -15,6 +14,7 @@ use super::member::Member;
 use super::memory::Side;
 use super::node::Node;
 use super::schedule::after;
+use crate::collective::call_chain::{CallChain, Comparison};
 
 /// Time in a call without progress, after which a rank shows the others which call it is in.
 const STUCK: Duration = Duration::from_secs(1);
@@ -96,7 +96,7 @@ impl Wire {
         loop {
             let peer = link.connection.peer;
             let Some(header) = link.next_header().map_err(|_| Fault::Gone(peer))? else { return Ok(false) };
-            match (header.frame, self.chain.compare(&header)) {
+            match (header.frame, self.chain.compare(&header.position)) {
                 (Frame::Farewell, _) => return Err(Fault::Gone(peer)),
                 (Frame::Probe, Comparison::Same | Comparison::Earlier) => link.accept(),
                 (Frame::Probe, Comparison::Later) => {
@@ -199,7 +199,7 @@ impl Wire {
 
     /// Shows this rank's call to the next rank, and compares those that others show. Links that the
     /// call does not use are read here only.
-    fn look_around(&mut self, used: Option<usize>) -> Result<(), Fault> {
+    pub(super) fn look_around(&mut self, used: Option<usize>) -> Result<(), Fault> {
         if !self.is_stuck {
             self.is_stuck = self.member.say_stuck();
             self.probe();
@@ -221,7 +221,7 @@ impl Wire {
             if header.frame == Frame::Farewell {
                 break;
             }
-            let comparison = self.chain.compare(&header);
+            let comparison = self.chain.compare(&header.position);
             match (header.frame, comparison) {
                 (_, Comparison::Different) => return Err(Fault::Different),
                 (Frame::Probe, comparison) => {
@@ -240,7 +240,7 @@ impl Wire {
     pub(super) fn check_probes(&mut self) -> Result<(), Fault> {
         for link in &mut self.ins {
             let Some(probe) = link.probe else { continue };
-            match self.chain.compare(&probe) {
+            match self.chain.compare(&probe.position) {
                 Comparison::Different => return Err(Fault::Different),
                 Comparison::Later => {}
                 Comparison::Same | Comparison::Earlier => link.probe = None,
@@ -260,7 +260,7 @@ impl Wire {
         let (link, number) = (&mut self.outs[i], self.chain.number());
         // The frame of this call shows as much.
         if link.call < number && link.is_header_sent() {
-            let header: Header = self.chain.header(Frame::Probe);
+            let header = Header { frame: Frame::Probe, position: self.chain.position() };
             let before = link.call;
             link.begin(&header);
             let _ = link.write(&[], 1);

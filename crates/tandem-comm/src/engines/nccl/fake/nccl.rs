@@ -6,7 +6,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
-use super::communicator::{INVALID_USAGE, Posted, Rank, Shared, State, What};
+use super::communicator::{Posted, Rank, Shared, State, What};
 use super::cuda::offset;
 use super::{CURRENT, TROUBLE, Trouble, lock, write_down};
 use crate::engines::nccl::raw::{Config, NcclFunctions, RawCommunicator, RawStream, UniqueId};
@@ -18,6 +18,7 @@ const ASKED: u32 = 2;
 const OK: c_int = 0;
 const SYSTEM_ERROR: c_int = 2;
 const INVALID_ARGUMENT: c_int = 4;
+const INVALID_USAGE: c_int = 5;
 const REMOTE_ERROR: c_int = 6;
 const IN_PROGRESS: c_int = 7;
 

@@ -1,18 +1,22 @@
 //! Chain of a rank's calls: each call's hash continues the hash of all calls before.
 //!
-//! A frame carries its sender's chain, so ranks compare all of their calls on messages that they
+//! Messages carry their sender's chain, so ranks compare all of their calls on messages that they
 //! send anyway. The last calls are kept to name the first that differs.
 
-use super::header::{Frame, Header};
 use crate::collective::call::{Call, Operation, fnv1a};
 use crate::collective::element::{ElementKind, Reduction};
 
 /// Number of calls that are kept.
 const KEPT: usize = 64;
+/// Number of calls after which ranks compare their chains, where no message does so earlier. Fewer than
+/// are kept, so that the first difference can be named.
+pub(crate) const COMPARED_CALLS: u64 = KEPT as u64 / 2;
+/// Text of the last call: the rank drops its group.
+pub(crate) const END: &str = "the end of its group";
 
 /// Relation of another rank's call to this rank's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Comparison {
+pub(crate) enum Comparison {
     /// The same call.
     Same,
     /// A call that this rank has made before, and the same.
@@ -23,14 +27,26 @@ pub(super) enum Comparison {
     Different,
 }
 
+/// A call's place in a chain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Position {
+    /// Number of the call, from 1.
+    pub(crate) number: u64,
+    /// Hash of all calls before it.
+    pub(crate) before: u64,
+    /// Hash of this call.
+    pub(crate) hash: u64,
+}
+
 #[derive(Clone, Copy)]
 struct Entry {
-    call: Call,
+    /// `None` at the end.
+    call: Option<Call>,
     before: u64,
     hash: u64,
 }
 
-pub(super) struct CallChain {
+pub(crate) struct CallChain {
     /// Number of calls so far.
     number: u64,
     /// Hash of all calls.
@@ -40,20 +56,34 @@ pub(super) struct CallChain {
 }
 
 impl CallChain {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { number: 0, after: 0, last: [None; KEPT] }
     }
 
     /// Begins a call. `detail` are arguments that the call does not have.
-    pub(super) fn push(&mut self, call: Call, detail: u64) {
-        let (before, hash) = (self.after, hash(&call, detail));
+    pub(crate) fn push(&mut self, call: Call, detail: u64) {
+        self.append(Some(call), hash(&call, detail));
+    }
+
+    /// Ends the chain.
+    pub(crate) fn end(&mut self) {
+        self.append(None, fnv1a(END.bytes().map(u64::from)));
+    }
+
+    fn append(&mut self, call: Option<Call>, hash: u64) {
+        let before = self.after;
         self.number += 1;
         self.after = fnv1a([before, hash].into_iter());
         self.last[self.number as usize % KEPT] = Some(Entry { call, before, hash });
     }
 
+    /// Returns the hash of all calls.
+    pub(crate) fn hash(&self) -> u64 {
+        self.after
+    }
+
     /// Returns the number of the current call.
-    pub(super) fn number(&self) -> u64 {
+    pub(crate) fn number(&self) -> u64 {
         self.number
     }
 
@@ -62,15 +92,15 @@ impl CallChain {
         self.last[number as usize % KEPT].as_ref().filter(|_| is_kept)
     }
 
-    /// Returns the header of a frame of the current call.
-    pub(super) fn header(&self, frame: Frame) -> Header {
+    /// Returns the place of the current call.
+    pub(crate) fn position(&self) -> Position {
         let (before, hash) = self.entry(self.number).map_or((0, 0), |entry| (entry.before, entry.hash));
-        Header { frame, number: self.number, before, hash }
+        Position { number: self.number, before, hash }
     }
 
     /// Compares another rank's call with this rank's.
-    pub(super) fn compare(&self, header: &Header) -> Comparison {
-        let Header { number, before, hash, .. } = *header;
+    pub(crate) fn compare(&self, position: &Position) -> Comparison {
+        let Position { number, before, hash } = *position;
         if number > self.number {
             let follows = number > self.number + 1 || before == self.after;
             return if follows { Comparison::Later } else { Comparison::Different };
@@ -83,10 +113,11 @@ impl CallChain {
     }
 
     /// Returns the last calls as text, one a line: number, hash, call.
-    pub(super) fn report(&self) -> String {
+    pub(crate) fn report(&self) -> String {
         let first = self.number.saturating_sub(KEPT as u64 - 1);
         let line = |number| {
             let Entry { call, hash, .. } = self.entry(number)?;
+            let call = call.map_or_else(|| END.to_owned(), |call| call.to_string());
             Some(format!("{number}\t{hash:x}\t{call}\n"))
         };
         (first..=self.number).filter_map(line).collect()
@@ -95,15 +126,15 @@ impl CallChain {
 
 /// First call that differs between two ranks.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Difference {
-    pub(super) rank: usize,
-    pub(super) call: String,
-    pub(super) other_rank: usize,
-    pub(super) other_call: String,
+pub(crate) struct Difference {
+    pub(crate) rank: usize,
+    pub(crate) call: String,
+    pub(crate) other_rank: usize,
+    pub(crate) other_call: String,
 }
 
 /// Returns the first call that differs, given the reports of the ranks that wrote one.
-pub(super) fn first_difference(reports: &[(usize, String)]) -> Option<Difference> {
+pub(crate) fn first_difference(reports: &[(usize, String)]) -> Option<Difference> {
     let lines = |text: &str| -> Vec<(u64, String, String)> {
         let fields = |line: &str| {
             let mut fields = line.splitn(3, '\t');
@@ -174,7 +205,7 @@ mod tests {
     #[test]
     fn equal_chains_agree_and_a_difference_is_seen_in_every_later_call() {
         let own = chain(&[barrier(), gather(&[1, 2])]);
-        let ask = |calls: &[Call]| own.compare(&chain(calls).header(Frame::Call));
+        let ask = |calls: &[Call]| own.compare(&chain(calls).position());
         assert_eq!(ask(&[barrier(), gather(&[1, 2])]), Comparison::Same);
         assert_eq!(ask(&[barrier()]), Comparison::Earlier);
         assert_eq!(ask(&[barrier(), gather(&[1, 2]), barrier()]), Comparison::Later);
