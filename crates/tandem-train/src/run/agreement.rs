@@ -127,9 +127,19 @@ pub(super) fn on_run_folder(output: &Path, run_dir: Option<&RunDir>, group: &mut
         fs::remove_file(&file).map_err(TrainError::io("remove", &file))?;
     }
     match seen.iter().position(|&seen| seen == 0) {
-        Some(reader) => Err(TrainError::NotShared { path: of_first.into(), writer: 0, reader }),
+        Some(reader) => {
+            await_all(group);
+            Err(TrainError::NotShared { path: of_first.into(), writer: 0, reader })
+        }
         None => Ok(()),
     }
+}
+
+/// Waits until every rank has what this one has. A rank that ends with its error earlier would end the calls
+/// in which others still learn it, and they would report a lost rank.
+fn await_all(group: &mut ProcessGroup) {
+    // A rank that leaves the barrier ends it for others, who know enough by then.
+    let _ = group.barrier();
 }
 
 /// Returns whether there is nothing to compare: threads of one process have the same config and files.
@@ -148,6 +158,7 @@ fn compare(facts: &[Fact], group: &mut ProcessGroup) -> Result<()> {
     let first = hashes.next().unwrap_or_default();
     let Some(rank) = hashes.position(|hash| hash != first).map(|index| index + 1) else { return Ok(()) };
     let [of_first, of_other] = [facts_of(facts, 0, group)?, facts_of(facts, rank, group)?];
+    await_all(group);
     let (name, first, other) = first_difference(&of_first, &of_other);
     Err(TrainError::Disagreement { name, first, rank, other })
 }
