@@ -1,0 +1,101 @@
+//! Settings of the original DPO code, `eric-mitchell/direct-preference-optimization`: hydra's
+//! overrides and `config.yaml`.
+
+use super::name::{Converted, Name, Part, key, key_but, missing, not_needed, part};
+use super::values::{count, flag, number, text};
+
+pub(super) const NAMES: &[Name] = &[
+    key(&["model.name_or_path"], "model", text),
+    key_but(&["model.archive"], "weights", text, "the path of a policy.pt"),
+    not_needed(
+        &["model.tokenizer_name_or_path", "model.block_name", "model.fsdp_policy_mp"],
+        "the model's folder has its tokenizer, and `compute.dtype` the type of matmuls",
+    ),
+    part(&["model.policy_dtype", "policy_dtype"], Part::MixedPrecision, "it is `compute.dtype` here: \"bf16\" or \"f32\""),
+    not_needed(
+        &["model.reference_dtype", "reference_dtype"],
+        "the reference computes in `compute.dtype` too; `compute.format` stores it in fewer bits",
+    ),
+    part(
+        &["loss", "loss.name"],
+        Part::Method,
+        "`method` is \"sft\" or \"dpo\" here, and `objective.loss` the loss",
+    ),
+    key(&["loss.beta"], "objective.beta", number),
+    key(&["loss.label_smoothing"], "objective.label_smoothing", number),
+    key(&["loss.reference_free"], "objective.reference_free", flag),
+    key(&["n_epochs"], "train.epochs", number),
+    part(
+        &["n_examples"],
+        Part::Examples,
+        "it is `train.steps` here: rows of the whole run, divided by `train.batch_size`",
+    ),
+    part(
+        &["n_eval_examples"],
+        Part::EvalRows,
+        "it is `data.eval_rows` here",
+    ),
+    part(
+        &["eval_every"],
+        Part::EvalExamples,
+        "it is `train.eval_every` here, in steps: rows divided by `train.batch_size`",
+    ),
+    part(&["batch_size"], Part::Batch, "it is `train.batch_size` here, the rows of a step over all ranks"),
+    not_needed(&["eval_batch_size"], "evaluation has the micro-batches of `train.micro_batch_tokens`"),
+    missing(
+        &["do_first_eval", "sample_during_eval", "n_eval_model_samples"],
+        "evaluations follow `train.eval_every` and sample nothing; `tandem generate` does",
+    ),
+    key_but(
+        &["trainer"],
+        "compute.sharding",
+        |value| match value.as_str() {
+            Some("BasicTrainer") => Converted::Changed("ddp".into(), "layers are not spread over GPUs"),
+            Some("FSDPTrainer") => Converted::Value("zero3".into()),
+            Some("TensorParallelTrainer") => {
+                Converted::Missing("set `compute.tensor` to the number of ranks that share a layer")
+            }
+            _ => Converted::Wrong("\"BasicTrainer\", \"FSDPTrainer\" or \"TensorParallelTrainer\""),
+        },
+        "\"zero3\" is FSDPTrainer",
+    ),
+    key_but(
+        &["warmup_steps"],
+        "train.warmup_steps",
+        count,
+        "step i of w has (i + 1) / (w + 1) of the rate there, i / w here",
+    ),
+    key(&["weight_decay"], "train.weight_decay", number),
+    key(&["max_grad_norm"], "train.max_grad_norm", number),
+    key_but(
+        &["optimizer"],
+        "train.optimizer",
+        |value| match value.as_str() {
+            Some("RMSprop") => Converted::Value("rmsprop".into()),
+            Some("AdamW") => Converted::Value("adamw".into()),
+            Some("Adam") => Converted::Changed("adamw".into(), "without weight decay the two are the same"),
+            _ => Converted::Missing("optimisers are \"adamw\" and \"rmsprop\""),
+        },
+        "\"adamw\" or \"rmsprop\"",
+    ),
+    part(
+        &["activation_checkpointing"],
+        Part::Checkpointing,
+        "it is `compute.checkpointing` here: \"none\", \"selective\" or \"block\"",
+    ),
+    not_needed(
+        &[
+            "exp_name",
+            "local_dirs",
+            "local_run_dir",
+            "debug",
+            "wandb.enabled",
+            "wandb.entity",
+            "wandb.project",
+            "minimum_log_interval_secs",
+            "fsdp_port",
+            "hydra.run.dir",
+        ],
+        "the run's folder, `output`, has every step in metrics.jsonl",
+    ),
+];
