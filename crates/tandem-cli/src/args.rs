@@ -32,6 +32,8 @@ pub(crate) enum Command {
     Train(TrainArguments),
     /// Show the memory, placement and time of a run, without running it.
     Plan(PlanArguments),
+    /// Explain keys of a configuration, print a resolved one, or write its JSON schema.
+    Config(ConfigArguments),
     /// Show the data as the model sees it: tokens, the trained ones in colour.
     Data(DataArguments),
     /// Evaluate the model of run.toml on its held-out data, or with --judge the win rate of a
@@ -131,6 +133,26 @@ pub(crate) struct PlanArguments {
     /// Also write the plan as an HTML page.
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, arg_required_else_help = true)]
+pub(crate) struct ConfigArguments {
+    /// Keys or tables to explain, for example train.batch_size, or adapter.
+    #[arg(value_name = "KEY")]
+    pub keys: Vec<String>,
+    #[command(subcommand)]
+    pub command: Option<ConfigCommand>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Print a configuration with every default written out and absolute paths. Names of the hub are
+    /// downloaded without weights.
+    Show(RunArguments),
+    /// Print the JSON schema of configurations. An editor with taplo takes it from a first line
+    /// `#:schema FILE`.
+    Schema,
 }
 
 #[derive(Debug, Args)]

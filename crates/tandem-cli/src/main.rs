@@ -41,6 +41,7 @@ fn run(arguments: Arguments) -> anyhow::Result<Exit> {
     match arguments.command {
         Command::Train(arguments) => commands::train::run(&arguments),
         Command::Plan(arguments) => commands::plan::run(&arguments),
+        Command::Config(arguments) => commands::config::run(&arguments),
         Command::Data(arguments) => commands::data::run(&arguments),
         Command::Eval(arguments) => commands::eval::run(&arguments),
         Command::Generate(arguments) => commands::generate::run(&arguments),

@@ -14,7 +14,7 @@ use super::reader::Entry;
 
 /// Type and range of a value.
 #[derive(Clone, Debug)]
-pub(super) enum ValueKind {
+pub(crate) enum ValueKind {
     /// An integer in a range.
     Integer(RangeInclusive<u64>),
     /// A finite number in a range.

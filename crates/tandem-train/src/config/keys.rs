@@ -8,7 +8,7 @@
 
 use super::Method;
 use super::error::Result;
-use super::form::Form;
+use super::form::{Form, ValueKind};
 use super::reader::Section;
 
 /// Rule for a key whose value differs from that of the run being resumed.
@@ -29,6 +29,8 @@ pub struct KeyRow {
     pub former: Option<&'static str>,
     /// Type and range.
     pub kind: String,
+    /// Type and range, for the JSON schema.
+    pub(crate) value: ValueKind,
     /// Default; `None` for a required key.
     pub default: Option<String>,
     /// Rule for resuming.
@@ -79,6 +81,7 @@ impl<'a, T: Clone + 'a> Key<'a, T> {
             name: "",
             former: None,
             kind: form.kind.to_string().replacen(',', &format!("{unit},"), 1),
+            value: form.kind.clone(),
             default: Some((form.write)(&default).map_or("none".to_owned(), |value| cell(&value))),
             resume: Resume::Alters,
             methods: Vec::new(),

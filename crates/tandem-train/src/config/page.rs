@@ -24,7 +24,7 @@ says so.
 ";
 
 /// Heading and introduction of each table.
-const SECTIONS: [(&str, &str, &str); 9] = [
+pub(super) const SECTIONS: [(&str, &str, &str); 9] = [
     ("", "At the top", ""),
     (
         "adapter",
@@ -83,10 +83,9 @@ pub fn reference_page() -> String {
         renamed.extend(table.keys.iter().filter_map(full));
     }
     page += JUDGES;
-    let common = list(|keys| JudgeSection::visit(None, keys).map(drop)).remove(0).keys;
-    let _ = write!(page, "\n{}", rows(&common[..3]));
+    let _ = write!(page, "\n{}", rows(&judge_keys()));
     for kind in KINDS {
-        let keys = list(|keys| JudgeKind::visit(kind, None, keys).map(drop)).remove(0).keys;
+        let keys = keys_of_judge(kind);
         let _ = write!(page, "\n### `kind = \"{kind}\"`\n\n{}", rows(&keys));
         let full = |row: &KeyRow| Some((format!("`judges[].{}` ({kind})", row.former?), row.name));
         renamed.extend(keys.iter().filter_map(full));
@@ -97,6 +96,19 @@ pub fn reference_page() -> String {
         let _ = writeln!(page, "| {former} | `{now}` |");
     }
     page
+}
+
+/// Keys that every judge has.
+pub(super) fn judge_keys() -> Vec<KeyRow> {
+    let mut keys = list(|keys| JudgeSection::visit(None, keys).map(drop)).remove(0).keys;
+    // Those of the default kind follow.
+    keys.truncate(3);
+    keys
+}
+
+/// Keys of one kind of judge.
+pub(super) fn keys_of_judge(kind: &str) -> Vec<KeyRow> {
+    list(|keys| JudgeKind::visit(kind, None, keys).map(drop)).remove(0).keys
 }
 
 pub(super) fn list(visit: impl FnOnce(&mut Keys) -> super::error::Result<()>) -> Vec<Table<KeyRow>> {

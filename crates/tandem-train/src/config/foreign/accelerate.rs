@@ -58,13 +58,22 @@ pub(super) const NAMES: &[Name] = &[
         },
         "\"cpu\"",
     ),
-    not_needed(&["num_cpu_threads_per_process", "enable_cpu_affinity"], "`compute.threads` divides the cores"),
-    not_needed(&["max_restarts", "monitor_interval", "log_dir", "role"], "`tandem launch` has `--max-restarts` and `--log-dir`"),
+    not_needed(
+        &["num_cpu_threads_per_process", "enable_cpu_affinity"],
+        "`compute.threads` divides the cores",
+    ),
+    not_needed(
+        &["max_restarts", "monitor_interval", "log_dir", "role"],
+        "`tandem launch` has `--max-restarts` and `--log-dir`",
+    ),
     not_needed(
         &["downcast_bf16", "tpu_env", "tpu_use_cluster", "tpu_use_sudo", "tpu_name", "tpu_zone", "tpu_vm"],
         "there are no TPUs here",
     ),
-    not_needed(&["dynamo_config", "dynamo_backend", "dynamo_mode"], "there is one implementation of each kernel"),
+    not_needed(
+        &["dynamo_config", "dynamo_backend", "dynamo_mode"],
+        "there is one implementation of each kernel",
+    ),
     part(
         &["deepspeed_config.zero_stage", "zero_stage"],
         Part::ZeroStage,
@@ -106,20 +115,26 @@ pub(super) const NAMES: &[Name] = &[
         "it is not needed: `compute.sharding` (\"zero1\" to \"zero3\") and `compute.offload` do it",
     ),
     not_needed(
-        &["deepspeed_config.zero3_init_flag", "zero3_init_flag", "deepspeed_config.zero3_save_16bit_model", "zero3_save_16bit_model"],
+        &[
+            "deepspeed_config.zero3_init_flag",
+            "zero3_init_flag",
+            "deepspeed_config.zero3_save_16bit_model",
+            "zero3_save_16bit_model",
+        ],
         "weights are loaded shard by shard, and the final model is whole",
     ),
-    missing(
-        &["deepspeed_config.deepspeed_moe_layer_cls_names"],
-        "mixtures of experts do not train",
-    ),
+    missing(&["deepspeed_config.deepspeed_moe_layer_cls_names"], "mixtures of experts do not train"),
     part(
         &["fsdp_config.fsdp_sharding_strategy", "fsdp_sharding_strategy"],
         Part::Fsdp,
         "it is `compute.sharding` here: \"zero3\", or \"zero2\" for SHARD_GRAD_OP",
     ),
     part(
-        &["fsdp_config.fsdp_reshard_after_forward", "fsdp_config.reshard_after_forward", "fsdp_reshard_after_forward"],
+        &[
+            "fsdp_config.fsdp_reshard_after_forward",
+            "fsdp_config.reshard_after_forward",
+            "fsdp_reshard_after_forward",
+        ],
         Part::FsdpReshard,
         "it is `compute.sharding` here: \"zero3\" reshards after forward, \"zero2\" does not",
     ),
@@ -129,7 +144,11 @@ pub(super) const NAMES: &[Name] = &[
         "it is `compute.offload` here: \"host\"",
     ),
     part(
-        &["fsdp_config.fsdp_activation_checkpointing", "fsdp_config.activation_checkpointing", "fsdp_activation_checkpointing"],
+        &[
+            "fsdp_config.fsdp_activation_checkpointing",
+            "fsdp_config.activation_checkpointing",
+            "fsdp_activation_checkpointing",
+        ],
         Part::Checkpointing,
         "it is `compute.checkpointing` here: \"none\", \"selective\" or \"block\"",
     ),
@@ -155,14 +174,24 @@ pub(super) const NAMES: &[Name] = &[
         ],
         "layers are the units of `compute.sharding`, fetched ahead of their use",
     ),
-    key(&["parallelism_config.parallelism_config_tp_size", "parallelism_config_tp_size"], "compute.tensor", count),
+    key(
+        &["parallelism_config.parallelism_config_tp_size", "parallelism_config_tp_size"],
+        "compute.tensor",
+        count,
+    ),
     key(
         &["parallelism_config.parallelism_config_dp_replicate_size", "parallelism_config_dp_replicate_size"],
         "compute.replicate",
         count,
     ),
     missing(
-        &["parallelism_config.parallelism_config_cp_size", "parallelism_config.parallelism_config_sp_size", "fp8_config", "megatron_lm_config", "mpirun_config"],
+        &[
+            "parallelism_config.parallelism_config_cp_size",
+            "parallelism_config.parallelism_config_sp_size",
+            "fp8_config",
+            "megatron_lm_config",
+            "mpirun_config",
+        ],
         "give `compute.sharding`, `compute.tensor` and `compute.pipeline`",
     ),
 ];

@@ -249,13 +249,19 @@ pub(super) const NAMES: &[Name] = &[
         "config.json says the kind of the model, and no code of its folder is run",
     ),
     missing(&["base_model_config", "tokenizer_config"], "config and tokenizer are those of `model`'s folder"),
-    not_needed(&["fsdp_version", "world_size", "device", "ddp", "deepcompile"], "`compute` says where ranks run"),
+    not_needed(
+        &["fsdp_version", "world_size", "device", "ddp", "deepcompile"],
+        "`compute` says where ranks run",
+    ),
     missing(
         &["sequence_parallel_degree", "context_parallel_size", "ring_attn_func", "heads_k_stride"],
         "a sequence stays on the ranks of `compute.tensor`",
     ),
     key(&["dp_replicate_size"], "compute.replicate", count),
-    not_needed(&["dp_shard_size"], "`compute.sharding` shards over all ranks, or over each of `compute.replicate`"),
+    not_needed(
+        &["dp_shard_size"],
+        "`compute.sharding` shards over all ranks, or over each of `compute.replicate`",
+    ),
     key(&["rl_beta", "dpo_beta", "trl.beta"], "objective.beta", number),
     key(&["dpo_label_smoothing", "cpo_label_smoothing"], "objective.label_smoothing", number),
     part(
@@ -263,9 +269,20 @@ pub(super) const NAMES: &[Name] = &[
         Part::Loss,
         "it is `objective.loss` here: a name, or a table as `{ sigmoid = 1, sft = 0.5 }`",
     ),
-    part(&["dpo_loss_weights"], Part::LossWeights, "write a table: `objective.loss = { sigmoid = 1, sft = 0.5 }`"),
+    part(
+        &["dpo_loss_weights"],
+        Part::LossWeights,
+        "write a table: `objective.loss = { sigmoid = 1, sft = 0.5 }`",
+    ),
     missing(
-        &["dpo_use_weighting", "orpo_alpha", "simpo_gamma", "cpo_alpha", "kto_desirable_weight", "kto_undesirable_weight"],
+        &[
+            "dpo_use_weighting",
+            "orpo_alpha",
+            "simpo_gamma",
+            "cpo_alpha",
+            "kto_desirable_weight",
+            "kto_undesirable_weight",
+        ],
         "the losses are those of docs/config.md, `objective.loss`",
     ),
     key(&["trl.ref_model_mixup_alpha"], "reference.sync_alpha", number),

@@ -4,7 +4,11 @@ use super::name::{Name, Part, key, missing, not_needed, part};
 use super::values::number_or_auto;
 
 pub(super) const NAMES: &[Name] = &[
-    part(&["train_batch_size"], Part::Batch, "it is `train.batch_size` here, the rows of a step over all ranks"),
+    part(
+        &["train_batch_size"],
+        Part::Batch,
+        "it is `train.batch_size` here, the rows of a step over all ranks",
+    ),
     part(
         &["train_micro_batch_size_per_gpu"],
         Part::DeviceBatch,
@@ -72,7 +76,10 @@ pub(super) const NAMES: &[Name] = &[
     part(&["optimizer.params.betas"], Part::Betas, "it is `train.betas` here"),
     key(&["optimizer.params.eps"], "train.eps", number_or_auto),
     key(&["optimizer.params.weight_decay"], "train.weight_decay", number_or_auto),
-    not_needed(&["optimizer.params.torch_adam", "optimizer.params.adam_w_mode"], "`train.optimizer` says all"),
+    not_needed(
+        &["optimizer.params.torch_adam", "optimizer.params.adam_w_mode"],
+        "`train.optimizer` says all",
+    ),
     part(
         &["scheduler.type"],
         Part::Schedule,

@@ -29,9 +29,9 @@ pub(super) const NAMES: &[Name] = &[
         &["template"],
         "data.chat_template",
         |value| match value.as_str() {
-            Some("default" | "empty" | "vanilla") => {
-                Converted::Missing("the model's own chat template is used; give another in `data.chat_template`")
-            }
+            Some("default" | "empty" | "vanilla") => Converted::Missing(
+                "the model's own chat template is used; give another in `data.chat_template`",
+            ),
             _ => Converted::Same("the model's own chat template is used; compare with `tandem data`"),
         },
         "a path or a text; without it the model's own template is used",
@@ -75,11 +75,7 @@ pub(super) const NAMES: &[Name] = &[
         "\"shuffled\" or \"sequential\"",
     ),
     part(&["lora_rank"], Part::Rank, "it is `adapter.rank` here"),
-    part(
-        &["lora_target"],
-        Part::Targets,
-        "it is `adapter.targets` here: \"all-linear\", or a list of names",
-    ),
+    part(&["lora_target"], Part::Targets, "it is `adapter.targets` here: \"all-linear\", or a list of names"),
     key(&["additional_target"], "adapter.modules_to_save", texts),
     key(&["adapter_name_or_path"], "adapter.start", text),
     not_needed(&["adapter_folder", "create_new_adapter"], "`adapter.start` names the folder"),
@@ -102,8 +98,16 @@ pub(super) const NAMES: &[Name] = &[
         ],
         "optimisers are \"adamw\" and \"rmsprop\", with the losses of `objective.loss`",
     ),
-    part(&["quantization_bit"], Part::Bits, "write `compute.format = \"nf4\"` or \"int8\", with a table `[adapter]`"),
-    part(&["quantization_type"], Part::QuantType, "write `compute.format = \"nf4\"`; \"fp4\" is not supported"),
+    part(
+        &["quantization_bit"],
+        Part::Bits,
+        "write `compute.format = \"nf4\"` or \"int8\", with a table `[adapter]`",
+    ),
+    part(
+        &["quantization_type"],
+        Part::QuantType,
+        "write `compute.format = \"nf4\"`; \"fp4\" is not supported",
+    ),
     not_needed(&["quantization_device_map"], "`compute.format` says all about frozen weights"),
     part(&["pref_loss"], Part::Loss, "it is `objective.loss` here"),
     key(&["pref_beta"], "objective.beta", number),
@@ -114,7 +118,12 @@ pub(super) const NAMES: &[Name] = &[
     ),
     key(&["ref_model_adapters", "ref_adapters"], "reference.adapter", text),
     missing(
-        &["ref_model_quantization_bit", "reward_model_adapters", "reward_model_quantization_bit", "reward_model_type"],
+        &[
+            "ref_model_quantization_bit",
+            "reward_model_adapters",
+            "reward_model_quantization_bit",
+            "reward_model_type",
+        ],
         "frozen weights have the one `compute.format`",
     ),
     not_needed(
@@ -173,6 +182,9 @@ pub(super) const NAMES: &[Name] = &[
     ),
     not_needed(&["infer_backend", "infer_dtype", "offload_folder"], "it is for inference"),
     not_needed(&["hf_hub_token", "ms_hub_token", "om_hub_token"], "HF_TOKEN is read"),
-    missing(&["early_stopping_steps"], "`train.keep = 0` keeps every checkpoint, and metrics.jsonl has their losses"),
+    missing(
+        &["early_stopping_steps"],
+        "`train.keep = 0` keeps every checkpoint, and metrics.jsonl has their losses",
+    ),
     missing(&["predict_with_generate"], "`tandem eval --judge` compares completions"),
 ];

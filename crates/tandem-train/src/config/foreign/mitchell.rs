@@ -11,7 +11,11 @@ pub(super) const NAMES: &[Name] = &[
         &["model.tokenizer_name_or_path", "model.block_name", "model.fsdp_policy_mp"],
         "the model's folder has its tokenizer, and `compute.dtype` the type of matmuls",
     ),
-    part(&["model.policy_dtype", "policy_dtype"], Part::MixedPrecision, "it is `compute.dtype` here: \"bf16\" or \"f32\""),
+    part(
+        &["model.policy_dtype", "policy_dtype"],
+        Part::MixedPrecision,
+        "it is `compute.dtype` here: \"bf16\" or \"f32\"",
+    ),
     not_needed(
         &["model.reference_dtype", "reference_dtype"],
         "the reference computes in `compute.dtype` too; `compute.format` stores it in fewer bits",
@@ -30,11 +34,7 @@ pub(super) const NAMES: &[Name] = &[
         Part::Examples,
         "it is `train.steps` here: rows of the whole run, divided by `train.batch_size`",
     ),
-    part(
-        &["n_eval_examples"],
-        Part::EvalRows,
-        "it is `data.eval_rows` here",
-    ),
+    part(&["n_eval_examples"], Part::EvalRows, "it is `data.eval_rows` here"),
     part(
         &["eval_every"],
         Part::EvalExamples,

@@ -8,7 +8,8 @@ use super::*;
 const FIELDS: &str = include_str!("fields.txt");
 
 fn full_keys() -> Vec<String> {
-    let full = |table: &str, key: &str| if table.is_empty() { key.to_owned() } else { format!("{table}.{key}") };
+    let full =
+        |table: &str, key: &str| if table.is_empty() { key.to_owned() } else { format!("{table}.{key}") };
     own_keys().iter().flat_map(|(table, keys)| keys.iter().map(move |key| full(table, key))).collect()
 }
 

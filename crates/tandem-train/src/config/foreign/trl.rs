@@ -58,7 +58,13 @@ pub(super) const NAMES: &[Name] = &[
         "rows are tokenised on all cores, once, and kept in `data.cache`",
     ),
     not_needed(
-        &["dataset_text_field", "dataset_kwargs", "remove_unused_columns", "label_names", "dataset_text_column"],
+        &[
+            "dataset_text_field",
+            "dataset_kwargs",
+            "remove_unused_columns",
+            "label_names",
+            "dataset_text_column",
+        ],
         "the rows' own keys say what they are; `data.columns` maps other columns to them (docs/data.md)",
     ),
     not_needed(&["ignore_bias_buffers", "debug", "prediction_loss_only"], "it mends troubles of torch alone"),
@@ -488,12 +494,7 @@ pub(super) const NAMES: &[Name] = &[
     key(&["ddp_timeout"], "compute.deadline", count),
     missing(&["ddp_backend"], "`compute.engine` chooses among our own engines; \"auto\" is right"),
     not_needed(
-        &[
-            "ddp_find_unused_parameters",
-            "ddp_bucket_cap_mb",
-            "ddp_broadcast_buffers",
-            "ddp_static_graph",
-        ],
+        &["ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph"],
         "ranks and their messages follow from `[compute]`",
     ),
     not_needed(&["full_determinism"], "a run has the same bits each time, on any number of ranks"),
@@ -534,7 +535,11 @@ pub(super) const NAMES: &[Name] = &[
         Part::Loss,
         "it is `objective.loss` here: a name, or a table as `{ sigmoid = 1, sft = 0.5 }`",
     ),
-    part(&["loss_weights"], Part::LossWeights, "write a table: `objective.loss = { sigmoid = 1, sft = 0.5 }`"),
+    part(
+        &["loss_weights"],
+        Part::LossWeights,
+        "write a table: `objective.loss = { sigmoid = 1, sft = 0.5 }`",
+    ),
     part(&["rpo_alpha"], Part::SftWeight, "write a table: `objective.loss = { sigmoid = 1, sft = 0.5 }`"),
     key(&["beta"], "objective.beta", number),
     key(&["label_smoothing"], "objective.label_smoothing", number),

@@ -16,7 +16,9 @@ pub(super) fn as_number(value: &Value) -> Option<f64> {
 
 /// A whole number of at least 0.
 pub(super) fn as_count(value: &Value) -> Option<u64> {
-    as_number(value).filter(|number| *number >= 0.0 && number.fract() == 0.0 && *number < 9e15).map(|n| n as u64)
+    as_number(value)
+        .filter(|number| *number >= 0.0 && number.fract() == 0.0 && *number < 9e15)
+        .map(|n| n as u64)
 }
 
 /// A switch, also in the words of YAML 1.1 and of shells.
@@ -88,7 +90,8 @@ pub(super) fn number_or_auto(value: &Value) -> Converted {
 }
 
 pub(super) fn count(value: &Value) -> Converted {
-    as_count(value).map_or(Converted::Wrong("a whole number"), |count| Converted::Value((count as i64).into()))
+    as_count(value)
+        .map_or(Converted::Wrong("a whole number"), |count| Converted::Value((count as i64).into()))
 }
 
 pub(super) fn flag(value: &Value) -> Converted {
