@@ -9,7 +9,7 @@ create_model() {
     cp "$tandem" "$CLUSTER/bin/tandem"
     python3 "$here/tiny_model.py" "$CLUSTER"
     cd "$CLUSTER"
-    tandem init source model --seed 3 >/dev/null
+    tandem init-weights source model --seed 3 >/dev/null
     local steps
     for steps in $short $long; do
         configure "whole-$steps" "$steps"

@@ -49,8 +49,10 @@ pub(crate) enum Command {
     Merge(MergeArguments),
     /// Write a model in another program's format.
     Export(ExportArguments),
-    /// Create a model of random weights from a config.json.
+    /// Write the first run.toml: from answers, or from another program's settings.
     Init(InitArguments),
+    /// Create a model of random weights from a config.json.
+    InitWeights(InitWeightsArguments),
     /// Start several ranks of a run, one process each, on this machine or on several.
     Launch(LaunchArguments),
     /// List this machine's devices and libraries, and which ones are missing.
@@ -554,6 +556,89 @@ impl From<StoredType> for DType {
 
 #[derive(Debug, Args)]
 pub(crate) struct InitArguments {
+    /// File to write. Relative paths in it are relative to its folder.
+    #[arg(value_name = "RUN.TOML", default_value = "run.toml")]
+    pub file: PathBuf,
+    #[arg(value_name = "OUTPUT", hide = true)]
+    pub second: Option<PathBuf>,
+    /// Translate this file: a YAML file of TRL, Axolotl or LLaMA-Factory, an Accelerate or DeepSpeed
+    /// configuration, or the command line of a training script; - reads standard input. May be repeated:
+    /// the files of one run.
+    #[arg(long, value_name = "FILE")]
+    pub from: Vec<PathBuf>,
+    /// The program that the files of --from are of, where their content does not tell.
+    #[arg(long, value_enum, requires = "from")]
+    pub kind: Option<ForeignProgram>,
+    /// Ranks that the other program's run had, if none of its files says it.
+    #[arg(long, value_name = "RANKS", requires = "from", value_parser = clap::value_parser!(u64).range(1..))]
+    pub ranks: Option<u64>,
+    /// Training method.
+    #[arg(long, value_enum)]
+    pub method: Option<InitMethod>,
+    /// Model folder, GGUF file, or a name of the hub.
+    #[arg(long, value_name = "MODEL")]
+    pub model: Option<String>,
+    /// Training rows: a file, a pattern, or a split of the hub as hf://owner/name/train. May be repeated.
+    #[arg(long, value_name = "ROWS")]
+    pub data: Vec<String>,
+    /// Held-out rows. May be repeated.
+    #[arg(long, value_name = "ROWS")]
+    pub eval_data: Vec<String>,
+    /// Run folder; default: runs/METHOD.
+    #[arg(long, value_name = "FOLDER")]
+    pub output: Option<String>,
+    /// Parameters that train: all of them, a LoRA adapter, or one on weights in 4 bits. Default: all.
+    #[arg(long, value_enum, conflicts_with = "from")]
+    pub train: Option<Trained>,
+    /// Devices of the run: auto, cpu, cpu:4, cuda, cuda:0,1; or those of another machine, as 2xA10.
+    #[arg(long, value_name = "DEVICES")]
+    pub devices: Option<String>,
+    /// Most memory that each rank may use, for example 24GiB.
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<String>,
+    /// Write the file without a look at model and rows and without a plan.
+    #[arg(long)]
+    pub no_plan: bool,
+    /// Replace an existing file.
+    #[arg(long)]
+    pub overwrite: bool,
+}
+
+/// A program whose settings are translated.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum ForeignProgram {
+    Trl,
+    Axolotl,
+    LlamaFactory,
+    Accelerate,
+    Deepspeed,
+    Mitchell,
+}
+
+/// A training method that `init` writes a run of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum InitMethod {
+    /// Supervised fine-tuning on demonstrations.
+    Sft,
+    /// Direct preference optimisation on pairs.
+    Dpo,
+    /// A reward model from pairs.
+    Reward,
+}
+
+/// Parameters that train.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Trained {
+    /// Every weight.
+    Full,
+    /// A LoRA adapter.
+    Lora,
+    /// A LoRA adapter on frozen weights in 4 bits.
+    Qlora,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InitWeightsArguments {
     /// A config.json, a folder with one, or a model's name on the hub. Tokenizer files beside it are copied.
     #[arg(value_name = "CONFIG")]
     pub config: PathBuf,

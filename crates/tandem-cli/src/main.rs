@@ -50,6 +50,7 @@ fn run(arguments: Arguments) -> anyhow::Result<Exit> {
         Command::Merge(arguments) => commands::merge::run(&arguments),
         Command::Export(arguments) => commands::export::run(&arguments),
         Command::Init(arguments) => commands::init::run(&arguments),
+        Command::InitWeights(arguments) => commands::init_weights::run(&arguments),
         Command::Launch(arguments) => commands::launch::run(&arguments),
         Command::Doctor(arguments) => commands::doctor::run(&arguments),
         Command::Quickstart(arguments) => quickstart::run(&arguments),

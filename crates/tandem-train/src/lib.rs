@@ -51,7 +51,7 @@ mod profile;
 pub mod recipe;
 mod reference;
 pub mod run;
-mod size;
+pub mod size;
 mod step;
 pub mod weights;
 

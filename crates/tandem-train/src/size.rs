@@ -13,7 +13,7 @@ const UNITS: [(&str, u64); 8] = [
 ];
 
 /// Reads "24GiB", "1.5 GB" or "512MiB"; `None` if it is no such thing, or less than a byte.
-pub(crate) fn parse(text: &str) -> Option<u64> {
+pub fn parse(text: &str) -> Option<u64> {
     let text = text.trim();
     let (number, bytes) = UNITS.iter().find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?, *bytes)))?;
     let bytes = number.trim().parse::<f64>().ok()? * bytes as f64;
@@ -21,14 +21,14 @@ pub(crate) fn parse(text: &str) -> Option<u64> {
 }
 
 /// Formats bytes so that [`parse`] returns exactly the same number.
-pub(crate) fn exact(bytes: u64) -> String {
+pub fn exact(bytes: u64) -> String {
     let fits = |(_, unit): &&(&str, u64)| bytes >= *unit && bytes.is_multiple_of(*unit);
     let (unit, size) = UNITS.iter().find(fits).unwrap_or(&("B", 1));
     format!("{}{unit}", bytes / size)
 }
 
 /// Formats bytes for people: "1.25 GiB", "312.0 MiB", "12 KiB".
-pub(crate) fn in_words(bytes: u64) -> String {
+pub fn in_words(bytes: u64) -> String {
     let of = |unit: u64| bytes as f64 / unit as f64;
     match bytes {
         0..0x40_0000 => format!("{:.0} KiB", of(1 << 10)),

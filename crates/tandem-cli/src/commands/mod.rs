@@ -8,6 +8,7 @@ pub(crate) mod eval;
 pub(crate) mod export;
 pub(crate) mod generate;
 pub(crate) mod init;
+pub(crate) mod init_weights;
 pub(crate) mod launch;
 pub(crate) mod merge;
 pub(crate) mod plan;

@@ -36,7 +36,32 @@ pub(crate) fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
     let file = arguments.config.as_deref().expect("clap asks for it");
     // A plan reads configs and rows, no weights.
     let mut config = hub::config(file, &overrides, ModelFiles::WithoutWeights)?;
-    let devices = match &arguments.devices {
+    let devices = devices(&mut config, arguments.devices.as_deref(), &table)?;
+    let mut watcher = Watcher::every(1);
+    match placement::check(&config.compute) {
+        Ok(None) => {}
+        Ok(Some(warning)) => watcher.event(&Event::Warning(&warning)),
+        Err(error) if arguments.devices.is_none() => return Err(error.into()),
+        Err(error) => watcher.event(&Event::Warning(&elsewhere(&error))),
+    }
+    if let Some(tokens) = arguments.assume_tokens {
+        let outline =
+            PlanInputs::assume(&config, SyntheticBatch { tokens, scored: arguments.assume_scored })?;
+        return show(arguments, &config, &outline, &devices);
+    }
+    let prepared = RunInputs::open(&config, &mut watcher)?;
+    watcher.finish();
+    show(arguments, &config, &PlanInputs::new(&prepared), &devices)
+}
+
+/// Returns the devices that are planned for, and sets those of the config: the `asked` ones, which may not
+/// exist here, or those of the config.
+pub(super) fn devices(
+    config: &mut Config,
+    asked: Option<&str>,
+    table: &DeviceTable,
+) -> anyhow::Result<Devices> {
+    let devices = match asked {
         Some(text) => {
             let devices = table.devices(text)?;
             // The planned devices may not exist here.
@@ -55,24 +80,10 @@ pub(crate) fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
             Devices { count: config.compute.devices.num_ranks(), kind }
         }
     };
-    if let (Some(cores), Some(_)) = (devices.kind.cores, &arguments.devices) {
+    if let (Some(cores), Some(_)) = (devices.kind.cores, asked) {
         config.compute.threads.get_or_insert((cores / devices.count).max(1));
     }
-    let mut watcher = Watcher::every(1);
-    match placement::check(&config.compute) {
-        Ok(None) => {}
-        Ok(Some(warning)) => watcher.event(&Event::Warning(&warning)),
-        Err(error) if arguments.devices.is_none() => return Err(error.into()),
-        Err(error) => watcher.event(&Event::Warning(&elsewhere(&error))),
-    }
-    if let Some(tokens) = arguments.assume_tokens {
-        let outline =
-            PlanInputs::assume(&config, SyntheticBatch { tokens, scored: arguments.assume_scored })?;
-        return show(arguments, &config, &outline, &devices);
-    }
-    let prepared = RunInputs::open(&config, &mut watcher)?;
-    watcher.finish();
-    show(arguments, &config, &PlanInputs::new(&prepared), &devices)
+    Ok(devices)
 }
 
 /// Warning for a plan of other devices: this machine would refuse the run.

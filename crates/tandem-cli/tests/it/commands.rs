@@ -181,11 +181,11 @@ fn generate_reads_prompts_from_standard_input() {
 #[test]
 fn init_depends_on_the_seed_and_on_nothing_else() {
     let shop = Workshop::new();
-    shop.run(&["init", "source/config.json", "again", "--seed", "3"]).expect(0);
+    shop.run(&["init-weights", "source/config.json", "again", "--seed", "3"]).expect(0);
     assert!(shop.bytes("model/model.safetensors") == shop.bytes("again/model.safetensors"));
-    shop.run(&["init", "source", "other", "--seed", "4"]).expect(0);
+    shop.run(&["init-weights", "source", "other", "--seed", "4"]).expect(0);
     assert!(shop.bytes("model/model.safetensors") != shop.bytes("other/model.safetensors"));
-    shop.run(&["init", "source", "model"]).expect(2).says(&["model", "already"]);
+    shop.run(&["init-weights", "source", "model"]).expect(2).says(&["model", "already"]);
 }
 
 #[test]

@@ -100,7 +100,7 @@ fn commands_take_names_of_the_hub() {
     let local = online.run(&["generate", "model", "--raw", "--max-new-tokens", "4", "the"]).expect(0);
     let remote = online.run(&["generate", "o/m@main", "--raw", "--max-new-tokens", "4", "the"]).expect(0);
     assert_eq!(local.stdout, remote.stdout);
-    online.run(&["init", "hf://o/m", "new", "--seed", "3"]).expect(0);
+    online.run(&["init-weights", "hf://o/m", "new", "--seed", "3"]).expect(0);
     assert_eq!(online.shop.bytes("new/model.safetensors"), online.shop.bytes("model/model.safetensors"));
 }
 
@@ -110,7 +110,7 @@ fn plans_and_random_weights_download_no_weights() {
     online.run(&["plan", "hub.toml", "--assume-tokens", "64"]).expect(0);
     online.run(&["plan", "hub.toml"]).expect(0);
     online.run(&["data", "hub.toml"]).expect(0);
-    online.run(&["init", "o/m", "new"]).expect(0);
+    online.run(&["init-weights", "o/m", "new"]).expect(0);
     online.run(&["train", "hub.toml", "--set", "weights=random", "--set", "train.steps=1"]).expect(0);
     let weights = |path: &str| path.contains("model.safetensors");
     assert!(!online.server.requests().iter().any(|request| weights(&request.path)));

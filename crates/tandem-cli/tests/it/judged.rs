@@ -11,7 +11,7 @@ const LENGTH: &str = "[[judges]]\nkind = \"length\"\nunit = \"characters\"\nper_
 /// Two models, prompts of both kinds, and a judge that likes short answers.
 fn shop() -> Workshop {
     let shop = Workshop::new();
-    shop.run(&["init", "source", "other", "--seed", "4"]).expect(0);
+    shop.run(&["init-weights", "source", "other", "--seed", "4"]).expect(0);
     shop.write_rows("prompts.jsonl", 8, |i| {
         let text = format!("Count to {i}:{}", " and on".repeat(i));
         let prompt = if i < 4 { json!(text) } else { json!([{"role": "user", "content": text}]) };

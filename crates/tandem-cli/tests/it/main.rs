@@ -10,6 +10,7 @@ mod hub;
 #[path = "../../../tandem-hub/tests/it/server.rs"]
 #[allow(dead_code, reason = "the faults are for the tests of tandem-hub")]
 mod hub_server;
+mod init;
 mod interruption;
 mod judged;
 mod plan;

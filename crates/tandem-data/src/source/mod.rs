@@ -7,6 +7,7 @@ mod csv_rows;
 pub(crate) mod files;
 mod format;
 mod json;
+pub mod peek;
 pub(crate) mod reader;
 pub mod record;
 pub mod shapes;

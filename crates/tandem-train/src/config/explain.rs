@@ -77,11 +77,16 @@ fn table(name: &str, keys: &[&(String, KeyRow)]) -> String {
         lines.push(plain(&about.replace('\n', " ")));
     }
     for (_, row) in keys {
-        let first = plain(&row.doc);
-        let end = first.find(". ").map_or(first.len(), |end| end + 1);
-        lines.push(format!("  {:width$}  {}", row.name, &first[..end]));
+        lines.push(format!("  {:width$}  {}.", row.name, first_sentence(&row.doc)));
     }
     lines.join("\n")
+}
+
+/// Returns the first sentence of a documentation as plain text, without its full stop.
+pub(super) fn first_sentence(doc: &str) -> String {
+    let text = plain(doc);
+    let end = text.find(". ").unwrap_or(text.trim_end_matches('.').len());
+    text[..end].to_owned()
 }
 
 fn key(full: &str, row: &KeyRow) -> String {

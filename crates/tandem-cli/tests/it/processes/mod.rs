@@ -34,7 +34,7 @@ fn configure_divisible(shop: &Workshop, output: &str, steps: u64) -> String {
         config["num_attention_heads"] = 4.into();
         config["num_key_value_heads"] = 4.into();
         shop.write("source/config.json", &config.to_string());
-        shop.run(&["init", "source", "divisible", "--seed", "3"]).expect(0);
+        shop.run(&["init-weights", "source", "divisible", "--seed", "3"]).expect(0);
     }
     let name = configure(shop, output, steps);
     let toml = shop.read(&name).replace("model = \"model\"", "model = \"divisible\"");

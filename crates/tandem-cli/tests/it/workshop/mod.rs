@@ -61,7 +61,7 @@ impl Workshop {
         recipe
             .train(["the quick brown fox", "jumps over the lazy dog"].iter(), &workshop.path("source"))
             .unwrap();
-        workshop.run(&["init", "source", "model", "--seed", "3"]).expect(0);
+        workshop.run(&["init-weights", "source", "model", "--seed", "3"]).expect(0);
         workshop.write_rows("preferences.jsonl", 24, |i| {
             json!({
                 "prompt": format!("Count to {i}:"),

@@ -30,7 +30,7 @@ pub(super) const NAMES: &[Name] = &[
         "it is not needed: `compute.sharding` and `compute.devices` say it",
     ),
     not_needed(
-        &["multi_gpu", "use_deepspeed", "use_fsdp", "no_python", "quiet", "compute_environment"],
+        &["multi_gpu", "use_deepspeed", "use_fsdp", "no_python", "quiet", "compute_environment", "debug"],
         "`compute.sharding` and `compute.devices` say it",
     ),
     part(&["mixed_precision"], Part::MixedPrecision, "it is `compute.dtype` here: \"bf16\" or \"f32\""),
@@ -50,7 +50,7 @@ pub(super) const NAMES: &[Name] = &[
         "as \"cuda:0,1\"",
     ),
     key_but(
-        &["cpu"],
+        &["cpu", "use_cpu"],
         "compute.devices",
         |value| match as_flag(value) {
             Some(true) => Converted::Value("cpu".into()),
@@ -116,6 +116,8 @@ pub(super) const NAMES: &[Name] = &[
     ),
     not_needed(
         &[
+            "deepspeed_config",
+            "parallelism_config",
             "deepspeed_config.zero3_init_flag",
             "zero3_init_flag",
             "deepspeed_config.zero3_save_16bit_model",
@@ -154,6 +156,7 @@ pub(super) const NAMES: &[Name] = &[
     ),
     not_needed(
         &[
+            "fsdp_config",
             "fsdp_config.fsdp_version",
             "fsdp_config.fsdp_auto_wrap_policy",
             "fsdp_config.auto_wrap_policy",

@@ -1,6 +1,6 @@
 //! Settings of a DeepSpeed configuration. `"auto"` leaves a value to the trainer's own setting.
 
-use super::name::{Name, Part, key, missing, not_needed, part};
+use super::name::{Name, Part, key, key_but, missing, not_needed, part};
 use super::values::number_or_auto;
 
 pub(super) const NAMES: &[Name] = &[
@@ -15,6 +15,13 @@ pub(super) const NAMES: &[Name] = &[
         "it is `train.micro_batch_size` here, which may be left out; `train.batch_size` has the rows of a step over \
          all ranks",
     ),
+    part(
+        &["gradient_accumulation_steps"],
+        Part::Accumulation,
+        "it is not needed: `train.batch_size` has the rows of a step over all ranks, and they are accumulated over \
+         as many micro-batches as `train.micro_batch_tokens` makes",
+    ),
+    key_but(&["gradient_clipping"], "train.max_grad_norm", number_or_auto, "0 never clips"),
     part(
         &["zero_optimization.stage"],
         Part::ZeroStage,
@@ -40,6 +47,12 @@ pub(super) const NAMES: &[Name] = &[
             "zero_optimization",
             "zero_optimization.offload_optimizer",
             "zero_optimization.offload_param",
+            "zero_optimization.offload_optimizer.pin_memory",
+            "zero_optimization.offload_param.pin_memory",
+            "zero_optimization.offload_optimizer.buffer_count",
+            "zero_optimization.offload_param.buffer_count",
+            "zero_optimization.offload_param.buffer_size",
+            "zero_optimization.offload_param.nvme_path",
             "zero_optimization.overlap_comm",
             "zero_optimization.contiguous_gradients",
             "zero_optimization.reduce_bucket_size",

@@ -5,14 +5,27 @@ use super::name::{Converted, Name, Part, key, key_but, missing, not_needed, part
 use super::values::{count, flag, number, text};
 
 pub(super) const NAMES: &[Name] = &[
+    key_but(
+        &["model"],
+        "model",
+        |value| match value.as_str() {
+            Some("pythia28") => Converted::Value("EleutherAI/pythia-2.8b".into()),
+            Some("pythia69") => Converted::Value("EleutherAI/pythia-6.9b".into()),
+            Some("gpt2-large") => Converted::Value("openai-community/gpt2-large".into()),
+            Some("gpt2-xl") => Converted::Value("openai-community/gpt2-xl".into()),
+            Some("blank_model") => Converted::Same("model.name_or_path names it"),
+            _ => Converted::Missing("give the model's folder or its name on the hub with --model"),
+        },
+        "a folder, a GGUF file or a name of the hub",
+    ),
     key(&["model.name_or_path"], "model", text),
     key_but(&["model.archive"], "weights", text, "the path of a policy.pt"),
     not_needed(
-        &["model.tokenizer_name_or_path", "model.block_name", "model.fsdp_policy_mp"],
+        &["model.tokenizer_name_or_path", "model.block_name"],
         "the model's folder has its tokenizer, and `compute.dtype` the type of matmuls",
     ),
     part(
-        &["model.policy_dtype", "policy_dtype"],
+        &["model.policy_dtype", "policy_dtype", "model.fsdp_policy_mp"],
         Part::MixedPrecision,
         "it is `compute.dtype` here: \"bf16\" or \"f32\"",
     ),
@@ -28,6 +41,21 @@ pub(super) const NAMES: &[Name] = &[
     key(&["loss.beta"], "objective.beta", number),
     key(&["loss.label_smoothing"], "objective.label_smoothing", number),
     key(&["loss.reference_free"], "objective.reference_free", flag),
+    part(&["datasets"], Part::Datasets, "it is `data.train` here: a file, or a split of the hub"),
+    key(&["max_length"], "data.max_length", count),
+    key_but(
+        &["max_prompt_length"],
+        "data.max_prompt_length",
+        count,
+        "rows with a longer prompt are dropped, not cut",
+    ),
+    key(&["seed"], "seed", count),
+    part(&["lr"], Part::LearningRate, "it is `train.learning_rate` here"),
+    part(
+        &["gradient_accumulation_steps"],
+        Part::Accumulation,
+        "it is not needed: `train.batch_size` has the rows of a step over all ranks",
+    ),
     key(&["n_epochs"], "train.epochs", number),
     part(
         &["n_examples"],

@@ -6,10 +6,13 @@
 
 mod accelerate;
 mod axolotl;
+mod command_line;
 mod deepspeed;
+mod document;
 mod llama_factory;
 mod mitchell;
 mod name;
+mod translate;
 mod trl;
 mod values;
 
@@ -19,6 +22,7 @@ use super::keys::Keys;
 use super::page::list;
 use super::tree::{Node, Value};
 use name::{Meaning, Name};
+pub use translate::{Answers, Facts, Translation, translate};
 
 /// A program whose settings are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,4 +1,4 @@
-//! `tandem init`: random weights from a config.json and a seed.
+//! `tandem init-weights`: random weights from a config.json and a seed.
 
 use std::path::Path;
 
@@ -7,15 +7,18 @@ use tandem_kernels::{DType, Device, MemoryKind};
 use tandem_model::save::SHARD_BYTES;
 use tandem_model::{Decoder, ModelFolder, Save};
 
-use crate::args::InitArguments;
+use crate::args::InitWeightsArguments;
 use crate::exit::{Exit, mistake};
 use crate::hub;
 use crate::output::print_lines;
 
-pub(crate) fn run(arguments: &InitArguments) -> anyhow::Result<Exit> {
-    let InitArguments { config, output, seed } = arguments;
+pub(crate) fn run(arguments: &InitWeightsArguments) -> anyhow::Result<Exit> {
+    let InitWeightsArguments { config, output, seed } = arguments;
     if output.exists() {
-        return Err(mistake(format!("{} already exists; init writes a new folder", output.display())));
+        return Err(mistake(format!(
+            "{} already exists; init-weights writes a new folder",
+            output.display()
+        )));
     }
     let config = &hub::model(config, ModelFiles::WithoutWeights)?;
     let folder = if config.is_file() { config.parent().unwrap_or(Path::new("")) } else { config };

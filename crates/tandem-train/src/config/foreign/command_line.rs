@@ -1,0 +1,291 @@
+//! Command lines: launchers, the training scripts of the programs, and hydra's overrides.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::Program;
+use super::document::{Document, at};
+use crate::config::Method;
+use crate::config::error::Result;
+
+/// A training command.
+pub(super) struct CommandLine {
+    /// Options of the launcher and of the script, those that win last.
+    pub documents: Vec<Document>,
+    /// Files that options name, in the order of their options: which file, and of which program.
+    pub files: Vec<(String, Option<Program>)>,
+    /// Method, if the script's name says it.
+    pub method: Option<Method>,
+}
+
+/// Programs that start a training script.
+const LAUNCHERS: [&str; 10] = [
+    "python",
+    "python3",
+    "torchrun",
+    "accelerate",
+    "deepspeed",
+    "trl",
+    "axolotl",
+    "llamafactory-cli",
+    "uv",
+    "lmf",
+];
+
+impl CommandLine {
+    /// Finds the training command of a text; `None` if there is none.
+    pub(super) fn parse(path: &Path, text: &str, kind: Option<Program>) -> Result<Option<Self>> {
+        let mut found: Option<(usize, Vec<String>)> = None;
+        for (line, text) in logical_lines(text) {
+            let Some(words) = shlex::split(&text) else {
+                if text.split_whitespace().next().is_some_and(is_launcher) {
+                    return Err(at(path, Some(line), "a quotation mark of this command is not closed"));
+                }
+                continue;
+            };
+            let start = words.iter().position(|word| !is_assignment(word));
+            let is_command =
+                start.is_some_and(|start| is_launcher(&words[start]) && is_training(&words[start..]));
+            let is_hydra = start.is_none() && !words.is_empty() && kind == Some(Program::Mitchell)
+                || words.iter().filter(|word| is_override(word)).count() >= 2 && start.is_none();
+            if !is_command && !is_hydra {
+                continue;
+            }
+            if let Some((first, _)) = found {
+                return Err(at(
+                    path,
+                    Some(line),
+                    format!("a second training command, after that of line {first}; give a file with one"),
+                ));
+            }
+            found = Some((line, if is_hydra { words } else { words[start.unwrap_or(0)..].to_vec() }));
+        }
+        found.map(|(line, words)| Reader::new(path, line, kind).read(&words)).transpose()
+    }
+}
+
+/// Lines with their continuations, and the number of their first.
+fn logical_lines(text: &str) -> Vec<(usize, String)> {
+    let mut lines: Vec<(usize, String)> = Vec::new();
+    let mut continues = false;
+    for (index, line) in text.lines().enumerate() {
+        let (line_text, goes_on) = match line.trim_end().strip_suffix('\\') {
+            Some(start) => (start, true),
+            None => (line, false),
+        };
+        match lines.last_mut().filter(|_| continues) {
+            Some((_, all)) => {
+                all.push(' ');
+                all.push_str(line_text.trim());
+            }
+            None => lines.push((index + 1, line_text.trim().trim_start_matches("$ ").to_owned())),
+        }
+        continues = goes_on;
+    }
+    lines
+}
+
+fn is_launcher(word: &str) -> bool {
+    let name = word.rsplit('/').next().unwrap_or(word);
+    LAUNCHERS.contains(&name)
+}
+
+/// Whether the words of a launcher train: they name a script, a module or a file.
+fn is_training(words: &[String]) -> bool {
+    words[1..].iter().any(|word| word.ends_with(".py") || word.ends_with(".yaml") || word.ends_with(".yml"))
+        || matches!(words[0].rsplit('/').next(), Some("trl"))
+        || words.iter().any(|word| word == "-m")
+}
+
+/// `NAME=value` before a command.
+fn is_assignment(word: &str) -> bool {
+    word.split_once('=')
+        .is_some_and(|(name, _)| !name.is_empty() && !name.starts_with('-') && !name.contains('/'))
+}
+
+/// hydra's `name=value`.
+fn is_override(word: &str) -> bool {
+    word.split_once('=').is_some_and(|(name, _)| {
+        !name.is_empty() && name.chars().all(|c| c.is_ascii_lowercase() || matches!(c, '_' | '.' | '0'..='9'))
+    })
+}
+
+struct Reader<'a> {
+    path: &'a Path,
+    line: usize,
+    kind: Option<Program>,
+    files: Vec<(String, Option<Program>)>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(path: &'a Path, line: usize, kind: Option<Program>) -> Self {
+        Self { path, line, kind, files: Vec::new() }
+    }
+
+    fn read(mut self, words: &[String]) -> Result<CommandLine> {
+        let (launcher, script) = split(words);
+        let mut documents = Vec::new();
+        let launched = options(launcher);
+        let processes = processes(&launched);
+        if let Some(file) = launched.get("config_file").and_then(Value::as_str) {
+            self.files.push((file.to_owned(), Some(Program::Accelerate)));
+        }
+        let own = launched.into_iter().filter(|(name, _)| is_accelerates(name)).chain(processes);
+        let settings: Map<String, Value> = own.collect();
+        if !settings.is_empty() {
+            documents.push(self.document(Program::Accelerate, settings));
+        }
+        let name = script.first().map_or("", |word| word.rsplit('/').next().unwrap_or(word));
+        let rest = script.get(1..).unwrap_or(&[]);
+        let is_hydra = script.iter().filter(|word| is_override(word)).count() * 2
+            > script.len().saturating_sub(1)
+            && script.iter().all(|word| !word.starts_with("--"))
+            && !rest
+                .iter()
+                .chain(script.first())
+                .any(|word| word.ends_with(".yaml") || word.ends_with(".yml"));
+        if self.kind == Some(Program::Mitchell) || (self.kind.is_none() && is_hydra && !script.is_empty()) {
+            let words = if is_override(&script[0]) { script } else { rest };
+            let settings = words.iter().filter_map(|word| word.split_once('='));
+            let settings =
+                settings.map(|(name, value)| (name.trim_start_matches('+').to_owned(), bare(value)));
+            documents.push(self.document(Program::Mitchell, settings.collect()));
+            return Ok(CommandLine { documents, files: self.files, method: None });
+        }
+        let mut settings = options(rest);
+        let configured = ["config"].iter().find_map(|name| settings.remove(*name));
+        if let Some(Value::String(file)) = configured {
+            self.files.push((file, self.kind));
+        }
+        // Axolotl and LLaMA-Factory take their file without an option.
+        let files = script.iter().filter(|word| word.ends_with(".yaml") || word.ends_with(".yml"));
+        for file in files
+            .filter(|file| !self.files.iter().any(|(known, _)| known == *file))
+            .cloned()
+            .collect::<Vec<_>>()
+        {
+            let is_value = script.windows(2).any(|pair| pair[0].starts_with("--") && pair[1] == file);
+            if !is_value {
+                self.files.push((file, None));
+            }
+        }
+        settings.retain(|name, _| name != "_");
+        if !settings.is_empty() {
+            let program = self.kind.unwrap_or_else(|| program_of(words, &settings));
+            documents.push(self.document(program, settings));
+        }
+        Ok(CommandLine { documents, files: self.files, method: method_of(name) })
+    }
+
+    fn document(&self, program: Program, settings: Map<String, Value>) -> Document {
+        let lines: HashMap<String, usize> = settings.keys().map(|name| (name.clone(), self.line)).collect();
+        Document { path: self.path.to_owned(), program, settings, lines }
+    }
+}
+
+/// Splits a command into the launcher's options and the script with its own.
+fn split(words: &[String]) -> (&[String], &[String]) {
+    let head = words[0].rsplit('/').next().unwrap_or(&words[0]);
+    if matches!(head, "trl" | "axolotl" | "llamafactory-cli" | "lmf") || is_override(&words[0]) {
+        // `trl dpo`, `axolotl train`: the method or verb stands for the script.
+        return if is_override(&words[0]) { (&[], words) } else { (&[], &words[1..]) };
+    }
+    let is_script =
+        |(index, word): &(usize, &String)| *index > 0 && (word.ends_with(".py") || words[index - 1] == "-m");
+    let script = words.iter().enumerate().find(is_script).map_or(words.len(), |(index, _)| index);
+    // `accelerate launch -m axolotl.cli.train` and `python -m torch.distributed.run x.py`.
+    match words.get(script).map(String::as_str) {
+        Some("torch.distributed.run" | "torch.distributed.launch" | "accelerate.commands.launch") => {
+            let inner = words[script + 1..].iter().position(|word| word.ends_with(".py"));
+            let inner = inner.map_or(words.len(), |index| script + 1 + index);
+            (&words[script + 1..inner], &words[inner..])
+        }
+        _ => (&words[1..script], &words[script..]),
+    }
+}
+
+/// Options as settings: `--name value`, `--name=value`, `--name a b`, `--flag`, `--no_flag`.
+fn options(words: &[String]) -> Map<String, Value> {
+    let mut settings = Map::new();
+    let mut index = 0;
+    while index < words.len() {
+        let word = &words[index];
+        index += 1;
+        let Some(name) = word.strip_prefix("--") else { continue };
+        if let Some((name, value)) = name.split_once('=') {
+            settings.insert(name.replace('-', "_"), bare(value));
+            continue;
+        }
+        let is_value = |word: &String| {
+            !(word.starts_with("--") || word.starts_with('-') && word.parse::<f64>().is_err())
+        };
+        let count = words[index..].iter().take_while(|word| is_value(word)).count();
+        let values: Vec<Value> = words[index..index + count].iter().map(|word| bare(word)).collect();
+        index += count;
+        let name = name.replace('-', "_");
+        match (&values[..], name.strip_prefix("no_")) {
+            ([], Some(positive)) => settings.insert(positive.to_owned(), false.into()),
+            ([], None) => settings.insert(name, true.into()),
+            ([only], _) => settings.insert(name, only.clone()),
+            _ => settings.insert(name, values.into()),
+        };
+    }
+    settings
+}
+
+/// A word of a command: `[a,b]` is a list, `null` nothing, other words text.
+fn bare(word: &str) -> Value {
+    match word {
+        "null" | "None" => Value::Null,
+        _ if word.starts_with('[') || word.starts_with('{') => {
+            serde_json::from_str(word).unwrap_or_else(|_| match word.starts_with('[') {
+                true => {
+                    let items = word.trim_matches(['[', ']']).split(',').map(str::trim);
+                    items.filter(|item| !item.is_empty()).map(|item| item.trim_matches(['"', '\''])).collect()
+                }
+                false => word.into(),
+            })
+        }
+        _ => word.into(),
+    }
+}
+
+/// Ranks that torchrun or DeepSpeed's launcher starts.
+fn processes(launched: &Map<String, Value>) -> Option<(String, Value)> {
+    let count =
+        |names: &[&str]| names.iter().find_map(|name| launched.get(*name)).and_then(super::values::as_count);
+    let each = count(&["nproc_per_node", "num_gpus"])?;
+    let machines = count(&["nnodes", "num_nodes"]).unwrap_or(1);
+    Some(("num_processes".to_owned(), (each * machines).into()))
+}
+
+/// Whether an option of a launcher is a setting and not a file.
+fn is_accelerates(name: &str) -> bool {
+    Program::Accelerate.find(name).is_some()
+}
+
+fn program_of(words: &[String], settings: &Map<String, Value>) -> Program {
+    let says = |text: &str| words.iter().take(6).any(|word| word.contains(text));
+    match () {
+        () if says("axolotl") => Program::Axolotl,
+        () if says("llamafactory") || says("lmf") || settings.contains_key("finetuning_type") => {
+            Program::LlamaFactory
+        }
+        () => Program::Trl,
+    }
+}
+
+/// The method of a script, or of `trl`'s first word.
+fn method_of(script: &str) -> Option<Method> {
+    let script = script.to_ascii_lowercase();
+    let has = |word: &str| script.split(|c: char| !c.is_alphanumeric()).any(|part| part == word);
+    match () {
+        () if has("online") => Some(Method::Online),
+        () if has("dpo") => Some(Method::Dpo),
+        () if has("sft") => Some(Method::Sft),
+        () if has("reward") => Some(Method::Reward),
+        () => None,
+    }
+}

@@ -1,0 +1,256 @@
+//! Files of other programs: YAML, JSON and command lines as settings with their lines.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+use yaml_rust2::parser::{Event, MarkedEventReceiver, Parser};
+use yaml_rust2::scanner::{Marker, TScalarStyle};
+use yaml_rust2::{Yaml, YamlLoader};
+
+use super::Program;
+use crate::config::error::{ConfigError, Place, Problem, Result};
+
+/// Settings of one file, or of the options of one command.
+#[derive(Clone, Debug)]
+pub(super) struct Document {
+    pub path: PathBuf,
+    pub program: Program,
+    pub settings: Map<String, Value>,
+    /// Lines by dotted name.
+    pub lines: HashMap<String, usize>,
+}
+
+/// Settings that only files of one program have.
+const MARKS: [(Program, &[&str]); 6] = [
+    (
+        Program::DeepSpeed,
+        &["zero_optimization", "train_micro_batch_size_per_gpu", "zero_allow_untested_optimizer"],
+    ),
+    (
+        Program::Accelerate,
+        &["compute_environment", "distributed_type", "main_training_function", "num_machines"],
+    ),
+    (Program::Axolotl, &["base_model", "sequence_len", "num_epochs", "val_set_size", "lora_target_linear"]),
+    (
+        Program::LlamaFactory,
+        &["finetuning_type", "cutoff_len", "pref_loss", "lora_rank", "template", "stage"],
+    ),
+    (Program::Mitchell, &["n_epochs", "loss.name", "loss.beta", "exp_name", "local_dirs", "n_eval_examples"]),
+    (
+        Program::Trl,
+        &[
+            "model_name_or_path",
+            "output_dir",
+            "dataset_name",
+            "per_device_train_batch_size",
+            "learning_rate",
+            "peft_type",
+            "use_peft",
+        ],
+    ),
+];
+
+impl Document {
+    /// Reads a mapping in YAML or JSON; `None` if the text is neither.
+    pub(super) fn parse(path: &Path, text: &str, kind: Option<Program>) -> Result<Option<Self>> {
+        let is_json = path.extension().is_some_and(|end| end == "json") || text.trim_start().starts_with('{');
+        let (settings, lines) = match is_json {
+            true => (json(path, text)?, HashMap::new()),
+            false => match yaml(path, text)? {
+                Some(read) => read,
+                None => return Ok(None),
+            },
+        };
+        let program = match kind.or_else(|| recognise(&settings)) {
+            Some(program) => program,
+            None => {
+                let names: Vec<_> = Program::NAMES.iter().map(|(name, _)| *name).collect();
+                return Err(at(
+                    path,
+                    None,
+                    format!(
+                        "its settings are of no program that is known here; give --kind, one of {}",
+                        names.join(", ")
+                    ),
+                ));
+            }
+        };
+        Ok(Some(Self { path: path.to_owned(), program, settings, lines }))
+    }
+
+    pub(super) fn place(&self, name: &str) -> Place {
+        let mut of = name;
+        let line = loop {
+            match (self.lines.get(of), of.rfind('.')) {
+                (Some(line), _) => break Some(*line),
+                (None, Some(end)) => of = &of[..end],
+                (None, None) => break None,
+            }
+        };
+        Place::File { path: self.path.clone(), line }
+    }
+}
+
+/// The error for a place in another program's file.
+pub(super) fn at(path: &Path, line: Option<usize>, message: impl Into<String>) -> ConfigError {
+    let place = Place::File { path: path.to_owned(), line };
+    ConfigError { place, problem: Problem::Syntax { message: message.into() } }
+}
+
+/// Returns the program whose file has these settings.
+fn recognise(settings: &Map<String, Value>) -> Option<Program> {
+    let has = |mark: &str| match mark.split_once('.') {
+        Some((outer, inner)) => {
+            settings.contains_key(mark) || settings.get(outer).is_some_and(|value| value.get(inner).is_some())
+        }
+        None => settings.contains_key(mark),
+    };
+    let count = |marks: &[&str]| marks.iter().filter(|mark| has(mark)).count();
+    let counts = MARKS.map(|(program, marks)| (program, count(marks)));
+    // The first of the most marks: TRL's names occur in files of the others too.
+    let most = counts.iter().map(|(_, count)| *count).max().filter(|count| *count > 0)?;
+    let own = counts.iter().find(|(program, count)| *count > 0 && *program != Program::Trl);
+    match own {
+        Some(_) => {
+            counts.iter().filter(|(p, _)| *p != Program::Trl).max_by_key(|(_, count)| *count).map(|(p, _)| *p)
+        }
+        None => counts.iter().find(|(_, count)| *count == most).map(|(program, _)| *program),
+    }
+}
+
+fn json(path: &Path, text: &str) -> Result<Map<String, Value>> {
+    let value: Value = serde_json::from_str(text)
+        .map_err(|error| at(path, Some(error.line()), format!("not valid JSON: {error}")))?;
+    match value {
+        Value::Object(settings) => Ok(settings),
+        _ => Err(at(path, None, "expected a JSON object of settings")),
+    }
+}
+
+type Read = (Map<String, Value>, HashMap<String, usize>);
+
+fn yaml(path: &Path, text: &str) -> Result<Option<Read>> {
+    let documents = match YamlLoader::load_from_str(text) {
+        Ok(documents) => documents,
+        // A command line is often no YAML either; a mapping is announced by its first lines.
+        Err(_) if !looks_like_yaml(path, text) => return Ok(None),
+        Err(error) => {
+            let line = Some(error.marker().line());
+            return Err(at(path, line, format!("not valid YAML: {}", error.info())));
+        }
+    };
+    let [Yaml::Hash(_)] = &documents[..] else {
+        return match documents.len() {
+            0 | 1 => Ok(None),
+            _ => Err(at(path, None, "expected one YAML document, found several; split the file")),
+        };
+    };
+    let Value::Object(settings) = plain(&documents[0]) else { return Ok(None) };
+    let mut places = Places::default();
+    Parser::new_from_str(text).load(&mut places, false).map_err(|error| {
+        at(path, Some(error.marker().line()), format!("not valid YAML: {}", error.info()))
+    })?;
+    Ok(Some((settings, places.lines)))
+}
+
+fn looks_like_yaml(path: &Path, text: &str) -> bool {
+    path.extension().is_some_and(|end| end == "yaml" || end == "yml")
+        || text.lines().filter(|line| !line.trim_start().starts_with('#')).any(|line| {
+            line.split_once(": ").is_some_and(|(key, _)| key.chars().all(|c| c.is_alphanumeric() || c == '_'))
+        })
+}
+
+/// YAML as JSON. Keys that are no text become text; tags and aliases are resolved by the reader.
+fn plain(yaml: &Yaml) -> Value {
+    match yaml {
+        Yaml::Real(text) => text.parse::<f64>().map_or_else(|_| text.clone().into(), Value::from),
+        Yaml::Integer(number) => (*number).into(),
+        // YAML 1.1, which PyYAML reads, has these words as switches.
+        Yaml::String(text) => match text.as_str() {
+            "yes" | "Yes" | "on" | "On" | "True" | "TRUE" => true.into(),
+            "no" | "No" | "off" | "Off" | "False" | "FALSE" => false.into(),
+            _ => text.clone().into(),
+        },
+        Yaml::Boolean(flag) => (*flag).into(),
+        Yaml::Array(items) => items.iter().map(plain).collect(),
+        Yaml::Hash(entries) => {
+            let entry = |(key, value): (&Yaml, &Yaml)| {
+                let key = match key {
+                    Yaml::String(text) | Yaml::Real(text) => text.clone(),
+                    Yaml::Integer(number) => number.to_string(),
+                    Yaml::Boolean(flag) => flag.to_string(),
+                    _ => return None,
+                };
+                Some((key, plain(value)))
+            };
+            Value::Object(entries.iter().filter_map(entry).collect())
+        }
+        Yaml::Null | Yaml::BadValue | Yaml::Alias(_) => Value::Null,
+    }
+}
+
+/// Lines of the keys of nested mappings.
+#[derive(Default)]
+struct Places {
+    lines: HashMap<String, usize>,
+    /// The open mappings and lists: the name so far, and the key whose value comes next.
+    open: Vec<Level>,
+}
+
+struct Level {
+    name: String,
+    is_mapping: bool,
+    key: Option<String>,
+}
+
+impl Places {
+    /// Takes a scalar as a key or a value; returns the name of the value that begins.
+    fn next(&mut self, scalar: Option<&str>, line: usize) -> Option<String> {
+        let Some(level) = self.open.last_mut() else { return Some(String::new()) };
+        if !level.is_mapping {
+            return None;
+        }
+        match (level.key.take(), scalar) {
+            (Some(key), _) => Some(key),
+            (None, Some(text)) => {
+                let name =
+                    if level.name.is_empty() { text.to_owned() } else { format!("{}.{text}", level.name) };
+                self.lines.entry(name.clone()).or_insert(line);
+                level.key = Some(name);
+                None
+            }
+            // A mapping or list as a key: none of its names matters.
+            (None, None) => None,
+        }
+    }
+}
+
+impl MarkedEventReceiver for Places {
+    fn on_event(&mut self, event: Event, marker: Marker) {
+        match event {
+            Event::Scalar(
+                text,
+                TScalarStyle::Plain | TScalarStyle::SingleQuoted | TScalarStyle::DoubleQuoted,
+                ..,
+            ) => {
+                self.next(Some(&text), marker.line());
+            }
+            Event::Scalar(..) | Event::Alias(_) => {
+                self.next(None, marker.line());
+            }
+            Event::MappingStart(..) | Event::SequenceStart(..) => {
+                let is_mapping = matches!(event, Event::MappingStart(..));
+                let name = self.next(None, marker.line());
+                // Names inside of lists are not told apart.
+                let inside_list = self.open.iter().any(|level| !level.is_mapping);
+                let name = name.filter(|_| !inside_list).unwrap_or_default();
+                self.open.push(Level { name, is_mapping: is_mapping && !inside_list, key: None });
+            }
+            Event::MappingEnd | Event::SequenceEnd => {
+                self.open.pop();
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,404 @@
+//! Batches, length of the run, optimiser, schedule, checkpoints and evaluations.
+
+use super::{Given, Translator};
+use crate::config::Method;
+use crate::config::error::Result;
+use crate::config::foreign::Program;
+use crate::config::foreign::name::Part;
+use crate::config::foreign::values::{as_number, is_off};
+
+/// Names of optimisers that are ours.
+const OPTIMIZERS: [(&[&str], &str, Option<&str>); 4] = [
+    (
+        &[
+            "adamw",
+            "adamw_torch",
+            "adamw_torch_fused",
+            "adamw_hf",
+            "adamw_apex_fused",
+            "adamw_torch_xla",
+            "adamw_torch_npu_fused",
+            "paged_adamw_32bit",
+            "paged_adamw",
+            "AdamW",
+            "Adam",
+            "adam",
+        ],
+        "adamw",
+        None,
+    ),
+    (
+        &["adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "paged_adamw_8bit", "ao_adamw_8bit"],
+        "adamw",
+        Some("8bit"),
+    ),
+    (&["rmsprop", "rmsprop_bnb", "rmsprop_bnb_32bit", "RMSprop"], "rmsprop", None),
+    (&["rmsprop_bnb_8bit"], "rmsprop", Some("8bit")),
+];
+
+impl Translator<'_> {
+    /// Rows of a step over all ranks, and of a micro-batch.
+    pub(super) fn batch(&mut self) -> Result<()> {
+        let machines = self.part(Part::Machines);
+        self.machines = machines.as_ref().map_or(Ok(1), Given::count)?.max(1);
+        let processes = self.part(Part::Processes).map(|given| given.count()).transpose()?;
+        let (ranks, origin) = match (self.answers.ranks, processes) {
+            (Some(ranks), _) => (ranks, ""),
+            (None, Some(ranks)) => (ranks, ""),
+            (None, None) if self.answers.assumed_ranks.is_some() => {
+                (self.answers.assumed_ranks.unwrap_or(1), "")
+            }
+            (None, None) => (1, " (no file says how many: give --ranks)"),
+        };
+        self.ranks = ranks.max(1);
+        let total = self.part(Part::Batch);
+        let (device, accumulated) = (self.part(Part::DeviceBatch), self.part(Part::Accumulation));
+        let accumulation = match accumulated.as_ref().filter(|given| given.value != "auto") {
+            Some(given) => given.count()?.max(1),
+            None => 1,
+        };
+        if self.program == Program::Mitchell {
+            return self.mitchells_batch(total, accumulated, accumulation);
+        }
+        let default = if self.program == Program::Axolotl { 1 } else { 8 };
+        let each = device.as_ref().map_or(Ok(default), Given::count)?;
+        if each == 0 {
+            return Err(device.expect("it is not the default").wrong("at least 1"));
+        }
+        let batch = each * accumulation * self.ranks;
+        let each_words = match &device {
+            Some(given) => format!("{} {each}", given.setting),
+            None => format!("{each} per device by {}", self.default_of()),
+        };
+        let words = format!("{each_words} × {accumulation} accumulated × {} ranks{origin}", self.ranks);
+        match total {
+            Some(given) if given.count()? != batch && device.is_some() => {
+                return Err(given.conflict(format!(
+                    "it is not {batch}, which is {words}; say how many ranks there were with --ranks"
+                )));
+            }
+            Some(given) => self.draft.set("train.batch_size", given.count()? as i64, given.shown()),
+            None => self.draft.set("train.batch_size", batch as i64, words),
+        }
+        if let Some(given) = device {
+            self.draft.set(
+                "train.micro_batch_size",
+                each as i64,
+                format!("{}; `tandem plan` says what fits", given.shown()),
+            );
+        }
+        Ok(())
+    }
+
+    /// The batch is over all GPUs there, and accumulation cuts it.
+    fn mitchells_batch(
+        &mut self,
+        total: Option<Given>,
+        accumulated: Option<Given>,
+        parts: u64,
+    ) -> Result<()> {
+        let batch = total.as_ref().map_or(Ok(4), Given::count)?;
+        let comment = total.map_or_else(|| self.default_of(), |given| given.shown());
+        self.draft.set("train.batch_size", batch as i64, format!("{comment}, over all GPUs"));
+        if let Some(given) = accumulated {
+            let each = (batch / parts / self.ranks).max(1);
+            self.draft.set(
+                "train.micro_batch_size",
+                each as i64,
+                format!("{}, {} ranks", given.shown(), self.ranks),
+            );
+        }
+        Ok(())
+    }
+
+    /// Steps or epochs.
+    pub(super) fn length(&mut self) -> Result<()> {
+        let (steps, epochs) = (self.part(Part::MaxSteps), self.part(Part::Epochs));
+        let examples = self.part(Part::Examples).filter(|given| !is_off(&given.value));
+        let is_set = |given: &Given| as_number(&given.value).is_some_and(|steps| steps > 0.0);
+        if let Some(given) = examples {
+            let batch = self.batch_size();
+            self.draft.remove("train.epochs");
+            self.draft.set(
+                "train.steps",
+                given.count()?.div_ceil(batch).max(1) as i64,
+                format!("{} in batches of {batch}", given.shown()),
+            );
+            return Ok(());
+        }
+        if let Some(given) = steps.filter(is_set) {
+            self.draft.set("train.steps", given.count()? as i64, given.shown());
+            if let Some(epochs) = epochs {
+                self.not_needed(&epochs, "the number of steps is given");
+            }
+            return Ok(());
+        }
+        if self.draft.get("train.epochs").is_some() {
+            return Ok(());
+        }
+        let default = if matches!(self.program, Program::Axolotl | Program::Mitchell) { 1.0 } else { 3.0 };
+        match epochs {
+            Some(given) => self.draft.set("train.epochs", given.number()?, given.shown()),
+            None => self.draft.set("train.epochs", default, self.default_of()),
+        }
+        Ok(())
+    }
+
+    fn batch_size(&self) -> u64 {
+        self.draft.get("train.batch_size").and_then(toml::Value::as_integer).unwrap_or(1).max(1) as u64
+    }
+
+    /// Steps of an epoch, if the rows can be counted.
+    fn steps_per_epoch(&self) -> Option<u64> {
+        let rows = self.facts.num_rows(&self.train_files())?;
+        let limit =
+            self.draft.get("data.train_rows").and_then(toml::Value::as_integer).map(|rows| rows as u64);
+        Some(limit.map_or(rows, |limit| rows.min(limit)).div_ceil(self.batch_size()))
+    }
+
+    /// Learning rate and optimiser.
+    pub(super) fn optimizer(&mut self) -> Result<()> {
+        match self.part(Part::LearningRate) {
+            Some(given) => {
+                let comment = if given.setting == "learning_rate" { String::new() } else { given.shown() };
+                self.draft.set("train.learning_rate", given.number()?, comment);
+            }
+            None => {
+                let rate = match (self.program, self.method) {
+                    (Program::Mitchell, _) => 5e-7,
+                    (Program::LlamaFactory, _) => 5e-5,
+                    (Program::Axolotl, _) => {
+                        return Err(self.lacking("learning_rate", "it, which Axolotl needs too"));
+                    }
+                    (_, Method::Sft) => 2e-5,
+                    (_, Method::Dpo) => 1e-6,
+                    (_, Method::Reward) => 1e-4,
+                    (_, Method::Online) => 5e-7,
+                };
+                self.draft.set("train.learning_rate", rate, self.default_of());
+            }
+        }
+        let given = self.part(Part::Optimizer);
+        if let Some(given) = given {
+            let name = given.text()?;
+            match OPTIMIZERS.iter().find(|(names, ..)| names.contains(&name)) {
+                Some((_, ours, state)) => {
+                    if *ours != "adamw" || state.is_some() {
+                        self.draft.set("train.optimizer", *ours, given.shown());
+                    } else {
+                        self.not_needed(&given, "\"adamw\" is the default");
+                    }
+                    if let Some(state) = state {
+                        self.draft.set("train.optimizer_state", *state, given.shown());
+                    }
+                }
+                None => self.missing(
+                    &given,
+                    "optimisers are \"adamw\" and \"rmsprop\"; this run has adamw, so compare its rate",
+                ),
+            }
+        } else if self.program == Program::Mitchell && self.draft.get("train.optimizer").is_none() {
+            self.draft.set("train.optimizer", "rmsprop", self.default_of());
+        }
+        if let Some(given) = self.part(Part::Betas) {
+            let betas: Option<Vec<f64>> =
+                given.value.as_array().map(|betas| betas.iter().filter_map(as_number).collect());
+            match betas.filter(|betas| betas.len() == 2) {
+                Some(betas) => self.draft.set("train.betas", betas, given.shown()),
+                None => return Err(given.wrong("two numbers")),
+            }
+        }
+        let betas = (self.part(Part::Beta1), self.part(Part::Beta2));
+        if betas.0.is_some() || betas.1.is_some() {
+            let number = |given: &Option<Given>, default| given.as_ref().map_or(Ok(default), Given::number);
+            let pair = vec![number(&betas.0, 0.9)?, number(&betas.1, 0.999)?];
+            let names: Vec<_> = [&betas.0, &betas.1].into_iter().flatten().map(Given::shown).collect();
+            self.draft.set("train.betas", pair, names.join(", "));
+        }
+        if self.draft.get("train.max_grad_norm").is_none() && self.program == Program::Mitchell {
+            self.draft.set("train.max_grad_norm", 10.0, self.default_of());
+        }
+        Ok(())
+    }
+
+    /// Schedule and warm-up.
+    pub(super) fn schedule(&mut self) -> Result<()> {
+        let given = self.part(Part::Schedule);
+        let default = match self.program {
+            Program::Axolotl => "cosine",
+            Program::Mitchell => "constant_with_warmup",
+            _ => "linear",
+        };
+        let name = given.as_ref().map_or(Ok(default), |given| given.text())?.to_owned();
+        let (ours, change) = match name.as_str() {
+            "linear" | "WarmupDecayLR" => ("linear", ""),
+            "cosine" | "WarmupCosineLR" => ("cosine", ""),
+            "cosine_with_restarts" => ("cosine", "; with one cycle it is this"),
+            "constant" | "constant_with_warmup" | "WarmupLR" => ("constant", ""),
+            "polynomial" => ("linear", "; with power 1 it is this, but ends at 0 and not at 1e-7"),
+            _ => ("", ""),
+        };
+        match (&given, ours) {
+            (Some(given), "") => {
+                self.missing(
+                    given,
+                    "schedules are \"linear\", \"cosine\" and \"constant\"; this run has \"cosine\"",
+                );
+                self.draft.set("train.schedule", "cosine", format!("not {}", given.shown()));
+            }
+            (Some(given), ours) if given.setting != "schedule" => {
+                self.draft.set("train.schedule", ours, format!("{}{change}", given.shown()));
+            }
+            (_, ours) => self.draft.set("train.schedule", ours, self.default_of()),
+        }
+        self.warmup(&name)
+    }
+
+    fn warmup(&mut self, schedule: &str) -> Result<()> {
+        let (steps, ratio) = (self.part(Part::WarmupSteps), self.part(Part::WarmupRatio));
+        if schedule == "constant" {
+            for given in [steps, ratio].into_iter().flatten().filter(|given| !is_off(&given.value)) {
+                self.not_needed(&given, "the schedule \"constant\" of transformers has no warm-up");
+            }
+            return Ok(());
+        }
+        let is_set = |given: &Given| !is_off(&given.value);
+        if let Some(given) = steps.filter(is_set) {
+            let number = given.number()?;
+            // transformers 5 takes a number below 1 as a share.
+            if number < 1.0 {
+                self.draft.set(
+                    "train.warmup_ratio",
+                    number,
+                    format!("{}, a share of all steps", given.shown()),
+                );
+            } else {
+                let comment = if given.setting == "warmup_steps" { String::new() } else { given.shown() };
+                self.draft.set("train.warmup_steps", given.number()? as i64, comment);
+            }
+            if let Some(ratio) = ratio {
+                self.not_needed(&ratio, "the number of steps wins");
+            }
+            return Ok(());
+        }
+        match (ratio, self.program) {
+            (Some(given), _) if is_set(&given) => self.draft.set("train.warmup_ratio", given.number()?, ""),
+            (Some(_), _) => {}
+            (None, Program::Axolotl) if self.parts_are_without_warmup() => {
+                self.draft.set(
+                    "train.warmup_ratio",
+                    0.03,
+                    format!("{}, at most 100 steps there", self.default_of()),
+                );
+            }
+            (None, Program::Mitchell) if self.draft.get("train.warmup_steps").is_none() => {
+                self.draft.set(
+                    "train.warmup_steps",
+                    150,
+                    format!("{}: step i has (i + 1) / 151 of the rate there", self.default_of()),
+                );
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn parts_are_without_warmup(&self) -> bool {
+        self.draft.get("train.warmup_steps").is_none()
+    }
+
+    /// Checkpoints and evaluations.
+    pub(super) fn saves(&mut self) -> Result<()> {
+        let (strategy, steps, per_epoch) =
+            (self.part(Part::SaveStrategy), self.part(Part::SaveSteps), self.part(Part::SavesPerEpoch));
+        self.every("train.save_every", strategy, steps, per_epoch)?;
+        let (strategy, steps, per_epoch) =
+            (self.part(Part::EvalStrategy), self.part(Part::EvalSteps), self.part(Part::EvalsPerEpoch));
+        let has_eval = self.draft.get("data.eval").is_some();
+        let given = [&strategy, &steps, &per_epoch]
+            .into_iter()
+            .flatten()
+            .find(|given| !is_off(&given.value))
+            .cloned();
+        match given {
+            Some(given) if !has_eval => {
+                self.not_needed(&given, "there are no held-out rows; give `data.eval`");
+            }
+            _ => self.every("train.eval_every", strategy, steps, per_epoch)?,
+        }
+        if let Some(given) = self.part(Part::EvalExamples) {
+            let batch = self.batch_size();
+            let steps = (given.count()? / batch).max(1);
+            match has_eval {
+                true => self.draft.set(
+                    "train.eval_every",
+                    steps as i64,
+                    format!("{} in batches of {batch}", given.shown()),
+                ),
+                false => self.not_needed(&given, "there are no held-out rows; give `data.eval`"),
+            }
+        }
+        if let Some(given) = self.part(Part::EvalRows) {
+            match has_eval {
+                true => self.draft.set("data.eval_rows", given.count()? as i64, given.shown()),
+                false => self.not_needed(&given, "there are no held-out rows; give `data.eval`"),
+            }
+        }
+        Ok(())
+    }
+
+    fn every(
+        &mut self,
+        key: &str,
+        strategy: Option<Given>,
+        steps: Option<Given>,
+        per_epoch: Option<Given>,
+    ) -> Result<()> {
+        let word = strategy.as_ref().and_then(|given| given.value.as_str()).unwrap_or("steps").to_owned();
+        match (strategy, steps, per_epoch) {
+            (Some(strategy), steps, _) if is_off(&strategy.value) => {
+                for given in [Some(strategy), steps].into_iter().flatten() {
+                    self.not_needed(&given, format!("`{key}` is 0 unless given: at the end only"));
+                }
+            }
+            (Some(strategy), ..) if word == "epoch" => self.times_per_epoch(key, &strategy, 1)?,
+            (None, None, Some(times)) if !is_off(&times.value) => {
+                let count = times.count()?;
+                self.times_per_epoch(key, &times, count)?;
+            }
+            (strategy, Some(steps), _) => {
+                let number = steps.number()?;
+                if number >= 1.0 || number == 0.0 {
+                    self.draft.set(key, number as i64, steps.shown());
+                } else {
+                    self.missing(&steps, format!("`{key}` is a number of steps, not a share of them"));
+                }
+                if let Some(strategy) = strategy {
+                    self.not_needed(&strategy, format!("`{key}` counts steps"));
+                }
+            }
+            (Some(strategy), None, _) => {
+                self.not_needed(
+                    &strategy,
+                    format!("`{key}` counts steps, and is 0 unless given: at the end only"),
+                );
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn times_per_epoch(&mut self, key: &str, given: &Given, times: u64) -> Result<()> {
+        match self.steps_per_epoch() {
+            Some(steps) => {
+                let every = (steps / times.max(1)).max(1);
+                self.draft.set(key, every as i64, format!("{}; an epoch has {steps} steps", given.shown()));
+            }
+            None => self.missing(
+                given,
+                format!("`{key}` counts steps, and the rows of an epoch are not known yet; set it"),
+            ),
+        }
+        Ok(())
+    }
+}

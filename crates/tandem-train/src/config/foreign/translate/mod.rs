@@ -1,0 +1,529 @@
+//! Translation of other programs' files into a configuration of ours.
+//!
+//! Each setting is looked up in its program's table. A setting with a key of its own is converted at
+//! once. The others are collected as parts, and [`Translator`] makes keys of them topic by topic,
+//! with the program's own defaults where they differ from ours.
+
+mod adapter;
+mod batch;
+mod compute;
+mod data;
+mod objective;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::Program;
+use super::command_line::CommandLine;
+use super::document::{Document, at};
+use super::name::{Converted, Meaning, Part};
+use super::values::{as_count, as_flag, as_number, is_off, shown};
+use crate::config::Method;
+use crate::config::draft::{Draft, Remark};
+use crate::config::error::{ConfigError, Place, Problem, Result};
+
+/// Answers that the command line gives beside the files.
+#[derive(Clone, Debug, Default)]
+pub struct Answers {
+    /// Training method.
+    pub method: Option<Method>,
+    /// Model.
+    pub model: Option<String>,
+    /// Training rows.
+    pub train: Vec<String>,
+    /// Held-out rows.
+    pub eval: Vec<String>,
+    /// Run folder.
+    pub output: Option<String>,
+    /// Ranks that the other program's run had.
+    pub ranks: Option<u64>,
+    /// Ranks to assume where neither `ranks` nor a file says it.
+    pub assumed_ranks: Option<u64>,
+}
+
+/// Facts about the files that settings name.
+pub trait Facts {
+    /// Returns the path or name as the new file, in its folder, would have it.
+    fn path(&self, given: &str) -> String;
+    /// Returns a path that is no name of the hub, as the new file, in its folder, would have it.
+    fn local(&self, given: &str) -> String;
+    /// Returns whether a path exists.
+    fn exists(&self, given: &str) -> bool;
+    /// Returns `model_type` of the model's config.json.
+    fn model_type(&self, model: &str) -> Option<String>;
+    /// Returns the columns of the first row.
+    fn columns(&self, train: &str) -> Option<Vec<String>>;
+    /// Returns the number of rows of all files.
+    fn num_rows(&self, train: &[String]) -> Option<u64>;
+}
+
+/// A translated run.
+#[derive(Clone, Debug)]
+pub struct Translation {
+    /// The configuration.
+    pub draft: Draft,
+    /// Programs whose settings were found.
+    pub programs: Vec<Program>,
+    /// Ranks of the other program's run.
+    pub ranks: u64,
+    /// Machines of the other program's run.
+    pub machines: u64,
+    /// Length of the sequences that rows were packed into, if so.
+    pub packed: Option<u64>,
+}
+
+/// Reads files of other programs and translates them into one run.
+///
+/// `kind` names the program where the content does not. Files that settings name are read too.
+///
+/// # Errors
+/// If a file cannot be read or recognised, a value has the wrong type, something necessary is missing,
+/// or the method or the loss cannot be had. The message names file, line and setting.
+pub fn translate(
+    files: &[PathBuf],
+    kind: Option<Program>,
+    answers: &Answers,
+    facts: &dyn Facts,
+) -> Result<Translation> {
+    let mut sources = Sources { documents: Vec::new(), method: None, kind, seen: Vec::new() };
+    for file in files {
+        sources.read(file, kind)?;
+    }
+    Translator::new(sources, answers, facts)?.finish()
+}
+
+/// All documents of a run.
+struct Sources {
+    documents: Vec<Document>,
+    method: Option<Method>,
+    kind: Option<Program>,
+    seen: Vec<PathBuf>,
+}
+
+impl Sources {
+    fn read(&mut self, path: &Path, kind: Option<Program>) -> Result<()> {
+        if self.seen.iter().any(|seen| seen == path) {
+            return Ok(());
+        }
+        self.seen.push(path.to_owned());
+        let text = match path.as_os_str() == "-" {
+            true => std::io::read_to_string(std::io::stdin()),
+            false => std::fs::read_to_string(path),
+        };
+        let unreadable = |error| at(path, None, format!("cannot read the file: {error}"));
+        let text = text.map_err(unreadable)?;
+        if let Some(document) = Document::parse(path, &text, kind)? {
+            self.add(document)?;
+            return Ok(());
+        }
+        let Some(command) = CommandLine::parse(path, &text, kind)? else {
+            return Err(at(
+                path,
+                None,
+                "expected YAML, JSON or the command line of a training script, found neither of them",
+            ));
+        };
+        self.method = command.method.or(self.method);
+        for (file, kind) in command.files {
+            self.read(&beside(path, &file), kind.or(self.kind.filter(|_| kind.is_none())))?;
+        }
+        for document in command.documents {
+            self.add(document)?;
+        }
+        Ok(())
+    }
+
+    /// Adds a document, and the DeepSpeed file that it names before it.
+    fn add(&mut self, document: Document) -> Result<()> {
+        let named = document
+            .settings
+            .get("deepspeed")
+            .or_else(|| document.settings.get("deepspeed_config")?.get("deepspeed_config_file"))
+            .or_else(|| document.settings.get("deepspeed_config_file"));
+        if let Some(Value::String(file)) = named {
+            let file = beside(&document.path, file);
+            if file.is_file() {
+                self.read(&file, Some(Program::DeepSpeed))?;
+            }
+        }
+        self.documents.push(document);
+        Ok(())
+    }
+}
+
+/// A path that a file names: relative to the current folder as for the other program, or beside the file.
+fn beside(file: &Path, named: &str) -> PathBuf {
+    let named = Path::new(named);
+    match named.exists() {
+        true => named.to_owned(),
+        false => file.parent().unwrap_or(Path::new("")).join(named),
+    }
+}
+
+/// A setting of a part.
+#[derive(Clone)]
+struct Given {
+    setting: String,
+    value: Value,
+    place: Place,
+    program: Program,
+}
+
+impl Given {
+    fn shown(&self) -> String {
+        format!("{} = {}", self.setting, shown(&self.value))
+    }
+
+    fn wrong(&self, expected: &str) -> ConfigError {
+        let problem = Problem::Value {
+            key: self.setting.clone(),
+            expected: expected.to_owned(),
+            found: shown(&self.value),
+        };
+        ConfigError { place: self.place.clone(), problem }
+    }
+
+    fn conflict(&self, reason: impl Into<String>) -> ConfigError {
+        let problem = Problem::Conflict { key: self.setting.clone(), reason: reason.into() };
+        ConfigError { place: self.place.clone(), problem }
+    }
+
+    fn count(&self) -> Result<u64> {
+        as_count(&self.value).ok_or_else(|| self.wrong("a whole number"))
+    }
+
+    fn number(&self) -> Result<f64> {
+        as_number(&self.value).ok_or_else(|| self.wrong("a number"))
+    }
+
+    fn flag(&self) -> Result<bool> {
+        as_flag(&self.value).ok_or_else(|| self.wrong("true or false"))
+    }
+
+    fn text(&self) -> Result<&str> {
+        self.value.as_str().ok_or_else(|| self.wrong("a text"))
+    }
+}
+
+struct Translator<'a> {
+    /// Program of the run's settings.
+    program: Program,
+    programs: Vec<Program>,
+    answers: &'a Answers,
+    facts: &'a dyn Facts,
+    parts: BTreeMap<Part, Given>,
+    draft: Draft,
+    method: Method,
+    /// Place of errors about something missing.
+    file: Place,
+    ranks: u64,
+    machines: u64,
+    packed: Option<u64>,
+}
+
+impl<'a> Translator<'a> {
+    fn new(mut sources: Sources, answers: &'a Answers, facts: &'a dyn Facts) -> Result<Self> {
+        // Launchers come first, so that the run's own settings win.
+        let order = |program| match program {
+            Program::Accelerate => 0,
+            Program::DeepSpeed => 1,
+            _ => 2,
+        };
+        sources.documents.sort_by_key(|document| order(document.program));
+        let last = sources.documents.last().expect("at least one file is read");
+        let file = Place::File { path: last.path.clone(), line: None };
+        let mut programs: Vec<_> = sources.documents.iter().map(|document| document.program).collect();
+        programs.dedup();
+        let mut translator = Self {
+            // Launchers alone have the defaults of TRL's scripts.
+            program: if order(last.program) == 2 { last.program } else { Program::Trl },
+            programs,
+            answers,
+            facts,
+            parts: BTreeMap::new(),
+            draft: Draft::default(),
+            method: Method::Sft,
+            file,
+            ranks: 1,
+            machines: 1,
+            packed: None,
+        };
+        for document in &sources.documents {
+            let settings: Vec<_> =
+                document.settings.iter().map(|(name, value)| (name.clone(), value)).collect();
+            translator.collect(document, &settings)?;
+        }
+        translator.method = translator.find_method(&sources)?;
+        Ok(translator)
+    }
+
+    /// Sorts the settings of a document into keys, parts and remarks.
+    fn collect(&mut self, document: &Document, settings: &[(String, &Value)]) -> Result<()> {
+        for (name, value) in settings {
+            let found = document.program.find(name);
+            let has_inner = || {
+                let prefix = format!("{name}.");
+                document
+                    .program
+                    .own()
+                    .iter()
+                    .any(|known| known.names.iter().any(|name| name.starts_with(&prefix)))
+            };
+            match value {
+                Value::Null if name == "max_length" => {
+                    self.draft.set("data.max_length", 1 << 24, "max_length = null: no row is cut");
+                }
+                Value::Null => {}
+                Value::Object(entries)
+                    if found.is_none_or(|found| !matches!(found.meaning, Meaning::Key { .. }))
+                        && has_inner() =>
+                {
+                    let inner: Vec<_> =
+                        entries.iter().map(|(key, value)| (format!("{name}.{key}"), value)).collect();
+                    self.collect(document, &inner)?;
+                }
+                _ => {
+                    let given = Given {
+                        setting: name.clone(),
+                        value: (*value).clone(),
+                        place: document.place(name),
+                        program: document.program,
+                    };
+                    self.take(given, found.map(|found| found.meaning))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, given: Given, meaning: Option<Meaning>) -> Result<()> {
+        let is_auto =
+            given.value == "auto" && matches!(given.program, Program::DeepSpeed | Program::Accelerate);
+        match meaning {
+            _ if is_auto => {}
+            None => self.draft.unknown.push(Remark { setting: given.shown(), reason: String::new() }),
+            Some(Meaning::NotNeeded(reason)) => self.not_needed(&given, reason),
+            Some(Meaning::Missing(_)) if is_off(&given.value) => {
+                self.not_needed(&given, "it is off here too");
+            }
+            Some(Meaning::Missing(reason)) => self.missing(&given, reason),
+            Some(Meaning::Part { part, .. }) => {
+                self.parts.insert(part, given);
+            }
+            Some(Meaning::Key { key, convert, .. }) => match convert(&given.value) {
+                Converted::Value(value) => {
+                    let is_same_name = key.rsplit('.').next() == Some(&given.setting);
+                    let comment = if is_same_name { String::new() } else { given.shown() };
+                    self.draft.set(key, value, comment);
+                }
+                Converted::Changed(value, why) => {
+                    self.draft.set(key, value, format!("{}: {why}", given.shown()));
+                }
+                Converted::Same(why) => self.not_needed(&given, why),
+                Converted::Missing(why) => self.missing(&given, why),
+                Converted::Wrong(expected) => return Err(given.wrong(expected)),
+            },
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Translation> {
+        self.draft.set("method", self.method.name(), "");
+        self.model()?;
+        self.data()?;
+        self.objective()?;
+        self.reference()?;
+        self.batch()?;
+        self.length()?;
+        self.optimizer()?;
+        self.schedule()?;
+        self.saves()?;
+        self.adapter()?;
+        self.compute()?;
+        self.drop_what_does_not_apply();
+        let rest: Vec<_> = std::mem::take(&mut self.parts).into_values().collect();
+        for given in rest {
+            self.not_needed(&given, "another setting says it already, or its value is that of the default");
+        }
+        let Self { draft, programs, ranks, machines, packed, .. } = self;
+        Ok(Translation { draft, programs, ranks, machines, packed })
+    }
+
+    fn part(&mut self, part: Part) -> Option<Given> {
+        self.parts.remove(&part)
+    }
+
+    fn not_needed(&mut self, given: &Given, reason: impl Into<String>) {
+        self.draft.not_needed.push(Remark { setting: given.shown(), reason: reason.into() });
+    }
+
+    fn missing(&mut self, given: &Given, reason: impl Into<String>) {
+        self.draft.missing.push(Remark { setting: given.shown(), reason: reason.into() });
+    }
+
+    /// The error for something that no file says; `give` names the flag.
+    fn lacking(&self, key: &str, give: &str) -> ConfigError {
+        let problem = Problem::Missing { key: key.to_owned(), expected: give.to_owned() };
+        ConfigError { place: self.file.clone(), problem }
+    }
+
+    /// A comment that names the program whose default a value is.
+    fn default_of(&self) -> String {
+        format!("{}'s default", self.program.title())
+    }
+
+    fn find_method(&mut self, sources: &Sources) -> Result<Method> {
+        let said = self.part(Part::Method);
+        let is_reward = self.draft.get("method").is_some();
+        if let Some(method) = self.answers.method {
+            return Ok(method);
+        }
+        if let Some(given) = said.filter(|given| !is_off(&given.value)) {
+            return self.method_named(&given);
+        }
+        if is_reward {
+            return Ok(Method::Reward);
+        }
+        if let Some(method) = sources.method {
+            return Ok(method);
+        }
+        match self.program {
+            Program::Axolotl | Program::LlamaFactory => Ok(Method::Sft),
+            _ => self.guess_method(sources),
+        }
+    }
+
+    fn method_named(&mut self, given: &Given) -> Result<Method> {
+        let name = given.text()?;
+        Ok(match name {
+            "sft" => Method::Sft,
+            "dpo" => Method::Dpo,
+            "rm" | "reward" => Method::Reward,
+            "ipo" => {
+                self.parts.insert(Part::Loss, Given { value: "ipo".into(), ..given.clone() });
+                Method::Dpo
+            }
+            "pt" => {
+                self.draft.set("data.loss_on", "all", given.shown());
+                Method::Sft
+            }
+            "online_dpo" => Method::Online,
+            _ => {
+                return Err(given.conflict(format!(
+                    "{name:?} cannot be had; methods here are \"sft\", \"dpo\", \"reward\" and \"online\""
+                )));
+            }
+        })
+    }
+
+    /// Settings that only one of TRL's configs has, or the file's name.
+    fn guess_method(&self, sources: &Sources) -> Result<Method> {
+        let has = |names: &[&str]| {
+            sources
+                .documents
+                .iter()
+                .any(|document| names.iter().any(|name| document.settings.contains_key(*name)))
+        };
+        let loss = self.parts.get(&Part::Loss).and_then(|given| given.value.as_str());
+        if has(&["max_new_tokens", "reward_model_path", "missing_eos_penalty"]) {
+            return Ok(Method::Online);
+        }
+        if has(&["center_rewards_coefficient"]) {
+            return Ok(Method::Reward);
+        }
+        if has(&[
+            "packing",
+            "completion_only_loss",
+            "assistant_only_loss",
+            "dataset_text_field",
+            "eval_packing",
+        ]) || matches!(loss, Some("nll" | "dft"))
+        {
+            return Ok(Method::Sft);
+        }
+        if has(&[
+            "beta",
+            "precompute_ref_log_probs",
+            "sync_ref_model",
+            "f_divergence_type",
+            "label_smoothing",
+        ]) || loss.is_some()
+        {
+            return Ok(Method::Dpo);
+        }
+        let named = sources.documents.iter().rev().find_map(|document| {
+            let stem = document.path.file_stem()?.to_str()?.to_ascii_lowercase();
+            ["dpo", "sft", "reward"].into_iter().find(|name| stem.contains(name))
+        });
+        match named {
+            Some("dpo") => Ok(Method::Dpo),
+            Some("sft") => Ok(Method::Sft),
+            Some(_) => Ok(Method::Reward),
+            None => {
+                Err(self.lacking("method", "`--method sft`, `dpo` or `reward`, which no setting here tells"))
+            }
+        }
+    }
+
+    fn model(&mut self) -> Result<()> {
+        let given = self.draft.get("model").and_then(toml::Value::as_str).map(str::to_owned);
+        let comment = self
+            .draft
+            .keys
+            .iter()
+            .find(|key| key.key == "model")
+            .map_or(String::new(), |key| key.comment.clone());
+        let (model, comment) = match (&self.answers.model, given) {
+            (Some(model), _) => (model.clone(), "--model".to_owned()),
+            (None, Some(model)) => (model, comment),
+            (None, None) => return Err(self.lacking("model", "`--model` with a folder or a name of the hub")),
+        };
+        self.draft.set("model", self.facts.path(&model), comment);
+        for key in ["weights", "adapter.start", "reference.adapter", "reference.model"] {
+            let text = self.draft.get(key).and_then(toml::Value::as_str).filter(|text| *text != "random");
+            if let Some(path) = text.map(|text| self.facts.path(text)) {
+                let comment = self
+                    .draft
+                    .keys
+                    .iter()
+                    .find(|known| known.key == key)
+                    .map_or(String::new(), |key| key.comment.clone());
+                self.draft.set(key, path, comment);
+            }
+        }
+        let output = self.draft.get("output").and_then(toml::Value::as_str).map(str::to_owned);
+        let (output, comment) = match (&self.answers.output, output) {
+            (Some(output), _) => (output.clone(), String::new()),
+            (None, Some(output)) => (output, "output_dir".to_owned()),
+            (None, None) => (format!("runs/{}", self.method), "the run's folder".to_owned()),
+        };
+        self.draft.set("output", self.facts.local(&output), comment);
+        if self.draft.get("seed").is_none() && self.program == Program::Mitchell {
+            self.draft.set("seed", 0, self.default_of());
+        }
+        Ok(())
+    }
+
+    /// Removes keys that the method or other keys exclude, with a remark.
+    fn drop_what_does_not_apply(&mut self) {
+        let method = self.method;
+        let applies = |key: &str| match key {
+            "data.truncation" => matches!(method, Method::Sft | Method::Dpo),
+            "data.loss_on" => method == Method::Sft,
+            "objective.center_rewards_coefficient" => method == Method::Reward,
+            _ if key.starts_with("objective.") || key.starts_with("reference.") => method.has_reference(),
+            _ if key.starts_with("online.") => method.generates(),
+            _ => true,
+        };
+        let (kept, dropped): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.draft.keys).into_iter().partition(|key| applies(&key.key));
+        self.draft.keys = kept;
+        for key in dropped {
+            let setting = if key.comment.is_empty() { key.key.clone() } else { key.comment };
+            let reason = format!("`{}` has no effect with method = \"{method}\"", key.key);
+            self.draft.not_needed.push(Remark { setting, reason });
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Loss and reference.
+
+use serde_json::Value;
+use toml::Value as Toml;
+
+use super::{Given, Translator};
+use crate::config::Method;
+use crate::config::draft::DraftKey;
+use crate::config::error::Result;
+use crate::config::foreign::name::Part;
+use crate::config::foreign::values::{as_number, as_texts, is_off};
+use crate::objective::losses::{LOSSES, find};
+
+impl Translator<'_> {
+    pub(super) fn objective(&mut self) -> Result<()> {
+        let (loss, weights) = (self.part(Part::Loss), self.part(Part::LossWeights));
+        let sft = self.part(Part::SftWeight).filter(|given| !is_off(&given.value));
+        if !self.method.has_reference() {
+            return self.plain_loss(loss, [weights, sft]);
+        }
+        let names = match &loss {
+            Some(given) => {
+                as_texts(&given.value).ok_or_else(|| given.wrong("a loss, or a list of losses"))?
+            }
+            None => vec!["sigmoid".to_owned()],
+        };
+        for name in &names {
+            if find(name).is_none() {
+                let given = loss.as_ref().expect("the default is known");
+                let known: Vec<_> = LOSSES.iter().map(|loss| loss.name).collect();
+                return Err(
+                    given.conflict(format!("{name:?} cannot be had; losses here are {}", known.join(", ")))
+                );
+            }
+        }
+        let numbers: Vec<f64> = match &weights {
+            Some(given) => match &given.value {
+                Value::Array(items) => items.iter().filter_map(as_number).collect(),
+                other => {
+                    as_texts(other).unwrap_or_default().iter().filter_map(|text| text.parse().ok()).collect()
+                }
+            },
+            None => vec![1.0; names.len()],
+        };
+        if numbers.len() != names.len() {
+            return Err(weights.expect("the default fits").wrong("as many numbers as losses"));
+        }
+        let mut terms: Vec<(String, f64)> =
+            names.into_iter().zip(numbers).filter(|(_, weight)| *weight != 0.0).collect();
+        if let Some(given) = &sft {
+            terms.push(("sft".to_owned(), given.number()?));
+        }
+        let comment: Vec<_> = [&loss, &weights, &sft].into_iter().flatten().map(Given::shown).collect();
+        match &terms[..] {
+            [(only, weight)] if *weight == 1.0 => {
+                if loss.is_some() {
+                    self.draft.set("objective.loss", only.clone(), comment.join(", "));
+                }
+            }
+            terms => {
+                let table: toml::Table =
+                    terms.iter().map(|(name, weight)| (name.clone(), (*weight).into())).collect();
+                self.draft.set("objective.loss", Toml::Table(table), comment.join(", "));
+            }
+        }
+        if self.draft.get("objective.beta").is_none() {
+            self.draft.set("objective.beta", 0.1, self.default_of());
+        }
+        self.judges();
+        Ok(())
+    }
+
+    /// The loss of a method that has one alone.
+    fn plain_loss(&mut self, loss: Option<Given>, others: [Option<Given>; 2]) -> Result<()> {
+        if let Some(given) = loss {
+            match given.value.as_str() {
+                Some("nll" | "sft" | "sigmoid") => self.not_needed(&given, "the method has this one loss"),
+                _ => {
+                    return Err(given
+                        .conflict(format!("it cannot be had; method = \"{}\" has one loss", self.method)));
+                }
+            }
+        }
+        for given in others.into_iter().flatten() {
+            self.not_needed(&given, "the method has one loss");
+        }
+        Ok(())
+    }
+
+    /// The reward model of an online run.
+    fn judges(&mut self) {
+        if self.method != Method::Online {
+            return;
+        }
+        let names = ["reward_model_path", "reward_model"];
+        let index = self
+            .draft
+            .missing
+            .iter()
+            .position(|remark| names.iter().any(|name| remark.setting.starts_with(name)));
+        let Some(index) = index else { return };
+        let remark = self.draft.missing.remove(index);
+        let path = remark.setting.split_once(" = ").map_or("", |(_, path)| path).to_owned();
+        let key = |key: &str, value: String, comment: &str| DraftKey {
+            key: key.to_owned(),
+            value: value.into(),
+            comment: comment.to_owned(),
+        };
+        let path = self.facts.path(&path);
+        self.draft
+            .judges
+            .push(vec![key("kind", "reward".into(), ""), key("model", path, "reward_model_path")]);
+    }
+
+    pub(super) fn reference(&mut self) -> Result<()> {
+        let (model, sync) = (self.part(Part::RefModel), self.part(Part::Sync));
+        if let Some(given) = model.filter(|given| given.value.is_string()) {
+            let path = self.facts.path(given.text()?);
+            self.draft.set("reference.model", path, given.shown());
+        }
+        let is_sync = sync.as_ref().map_or(Ok(false), Given::flag)?;
+        if let Some(given) = sync {
+            if is_sync {
+                self.draft.set("reference.kind", "sync", given.shown());
+            } else {
+                self.not_needed(
+                    &given,
+                    "the reference stays as it is unless `reference.kind` says otherwise",
+                );
+            }
+        }
+        if !is_sync {
+            self.draft.keys.retain(|key| !key.key.starts_with("reference.sync_"));
+        }
+        Ok(())
+    }
+}
