@@ -36,7 +36,8 @@ pub(crate) fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
     let file = arguments.config.as_deref().expect("clap asks for it");
     // A plan reads configs and rows, no weights.
     let mut config = hub::config(file, &overrides, ModelFiles::WithoutWeights)?;
-    let devices = devices(&mut config, arguments.devices.as_deref(), &table)?;
+    let asked = arguments.devices.as_deref().map(|text| table.devices(text)).transpose()?;
+    let devices = devices(&mut config, asked, &table)?;
     let mut watcher = Watcher::every(1);
     match placement::check(&config.compute) {
         Ok(None) => {}
@@ -58,29 +59,23 @@ pub(crate) fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
 /// exist here, or those of the config.
 pub(super) fn devices(
     config: &mut Config,
-    asked: Option<&str>,
+    asked: Option<Devices>,
     table: &DeviceTable,
 ) -> anyhow::Result<Devices> {
-    let devices = match asked {
-        Some(text) => {
-            let devices = table.devices(text)?;
-            // The planned devices may not exist here.
-            config.compute.devices = match devices.kind.is_processor() {
-                true => gpus::one_of(config::Devices::Auto),
-                false => config::Devices::Cuda(config::GpuSet::All),
-            };
-            devices
-        }
-        None => {
-            gpus::resolve(&mut config.compute)?;
-            let kind = match Gpu::for_rank(&config.compute, 0)? {
-                Some(gpu) => table.gpu(&gpu.kind.name),
-                None => table.find("cpu")?.clone(),
-            };
-            Devices { count: config.compute.devices.num_ranks(), kind }
-        }
+    let Some(devices) = asked else {
+        gpus::resolve(&mut config.compute)?;
+        let kind = match Gpu::for_rank(&config.compute, 0)? {
+            Some(gpu) => table.gpu(&gpu.kind.name),
+            None => table.find("cpu")?.clone(),
+        };
+        return Ok(Devices { count: config.compute.devices.num_ranks(), kind });
     };
-    if let (Some(cores), Some(_)) = (devices.kind.cores, asked) {
+    // The planned devices may not exist here.
+    config.compute.devices = match devices.kind.is_processor() {
+        true => gpus::one_of(config::Devices::Auto),
+        false => config::Devices::Cuda(config::GpuSet::All),
+    };
+    if let Some(cores) = devices.kind.cores {
         config.compute.threads.get_or_insert((cores / devices.count).max(1));
     }
     Ok(devices)

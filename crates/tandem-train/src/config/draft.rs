@@ -5,7 +5,7 @@ use std::fmt::Write;
 use toml::Value;
 
 use super::page::list;
-use super::{Config, explain, resolved};
+use super::{Config, resolved};
 
 /// A configuration file in the making.
 #[derive(Clone, Debug, Default)]
@@ -62,21 +62,6 @@ impl Draft {
     /// Removes a key.
     pub fn remove(&mut self, key: &str) {
         self.keys.retain(|known| known.key != key);
-    }
-
-    /// Gives keys without a comment the first sentence of their documentation.
-    pub fn explain(&mut self) {
-        let tables = list(|keys| Config::visit(None, keys).map(drop));
-        for (table, row) in tables.iter().flat_map(|table| table.keys.iter().map(move |row| (table, row))) {
-            let full = match table.name.as_str() {
-                "" => row.name.to_owned(),
-                table => format!("{table}.{}", row.name),
-            };
-            let bare = self.keys.iter_mut().find(|known| known.key == full && known.comment.is_empty());
-            if let Some(key) = bare {
-                key.comment = explain::first_sentence(&row.doc);
-            }
-        }
     }
 
     /// Returns the file: keys in the order of the reference page, each with its comment.

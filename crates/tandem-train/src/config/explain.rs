@@ -83,7 +83,7 @@ fn table(name: &str, keys: &[&(String, KeyRow)]) -> String {
 }
 
 /// Returns the first sentence of a documentation as plain text, without its full stop.
-pub(super) fn first_sentence(doc: &str) -> String {
+fn first_sentence(doc: &str) -> String {
     let text = plain(doc);
     let end = text.find(". ").unwrap_or(text.trim_end_matches('.').len());
     text[..end].to_owned()

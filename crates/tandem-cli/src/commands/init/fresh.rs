@@ -20,45 +20,53 @@ pub(super) fn draft(told: &Told, arguments: &InitArguments) -> Draft {
         "Written by `tandem init`. `tandem config KEY` explains a key, `tandem plan` says what it needs."
             .to_owned(),
     ];
-    draft.set("method", method.name(), "");
-    draft.set("model", facts.path(&told.model), "");
-    draft.set("output", facts.local(&output), "");
+    draft.set("method", method.name(), "sft, dpo, reward or online");
+    draft.set("model", facts.path(&told.model), "a folder, or a name of the hub");
+    draft.set("output", facts.local(&output), "the run's folder");
     let rows = |paths: &[String]| {
         let paths: Vec<String> = paths.iter().map(|path| facts.path(path)).collect();
         if paths.len() == 1 { Value::from(paths[0].clone()) } else { paths.into() }
     };
-    draft.set("data.train", rows(&told.data), "");
+    draft.set("data.train", rows(&told.data), "`tandem data` shows them as the model sees them");
     if !told.eval.is_empty() {
-        draft.set("data.eval", rows(&told.eval), "");
+        draft.set("data.eval", rows(&told.eval), "held-out rows");
     }
-    draft.set("data.max_length", 1024, "");
+    draft.set("data.max_length", 1024, "tokens of prompt and completion; the rest is cut");
     if told.train != Trained::Full {
-        draft.set("adapter.rank", 16, "");
-        draft.set("adapter.alpha", 32.0, "");
-        draft.set("adapter.targets", "all-linear", "");
+        draft.set("adapter.rank", 16, "rank of the low-rank terms");
+        draft.set("adapter.alpha", 32.0, "their scale is alpha / rank");
+        draft.set("adapter.targets", "all-linear", "or a list, as [\"q_proj\", \"v_proj\"]");
     }
     if told.train == Trained::Qlora {
-        draft.set("compute.format", "nf4", "");
+        draft.set("compute.format", "nf4", "frozen weights in 4 bits");
     }
     if told.method == InitMethod::Dpo {
-        draft.set("objective.beta", 0.1, "");
+        draft.set("objective.beta", 0.1, "larger keeps the policy closer to the reference");
     }
-    draft.set("train.batch_size", BATCH, "");
-    draft.set("train.epochs", 1.0, "");
-    draft.set("train.learning_rate", learning_rate(told), "");
-    draft.set("train.schedule", "linear", "");
-    draft.set("train.warmup_ratio", 0.1, "");
+    draft.set(
+        "train.batch_size",
+        BATCH,
+        format!(
+            "{} of a step, over all ranks",
+            if told.method == InitMethod::Sft { "rows" } else { "pairs" }
+        ),
+    );
+    draft.set("train.epochs", 1.0, "passes over the data; or steps = …");
+    draft.set("train.learning_rate", learning_rate(told), "the peak");
+    draft.set("train.schedule", "linear", "linear, cosine or constant");
+    draft.set("train.warmup_ratio", 0.1, "share of the steps in which the rate rises");
     set_devices(&mut draft, told.devices.as_deref(), told.memory.as_deref());
-    draft.explain();
     draft
 }
 
-/// TRL's defaults; an adapter has ten times the rate, as TRL's documentation advises.
+/// TRL's defaults for SFT and DPO; an adapter has ten times the rate, as TRL's documentation advises.
 fn learning_rate(told: &Told) -> f64 {
-    let full = match told.method {
-        InitMethod::Sft => 2e-5,
-        InitMethod::Dpo => 1e-6,
-        InitMethod::Reward => 1e-5,
-    };
-    if told.train == Trained::Full { full } else { 10.0 * full }
+    match (told.method, told.train) {
+        (InitMethod::Sft, Trained::Full) => 2e-5,
+        (InitMethod::Sft, _) => 2e-4,
+        (InitMethod::Dpo, Trained::Full) => 1e-6,
+        (InitMethod::Dpo, _) => 1e-5,
+        (InitMethod::Reward, Trained::Full) => 1e-5,
+        (InitMethod::Reward, _) => 1e-4,
+    }
 }

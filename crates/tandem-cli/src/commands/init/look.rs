@@ -1,5 +1,7 @@
 //! A look at the model and the rows, and the plan of the run.
 
+use std::path::Path;
+
 use tandem_hub::ModelFiles;
 use tandem_train::config::{ConfigError, Draft, Problem};
 use tandem_train::inputs::RunInputs;
@@ -9,7 +11,6 @@ use tandem_train::plan::{PlanInputs, RunPlan};
 use tandem_train::{Config, size};
 use toml::Value;
 
-use crate::args::InitArguments;
 use crate::commands::plan;
 use crate::hub;
 use crate::watcher::Watcher;
@@ -28,17 +29,16 @@ pub(super) enum Look {
 /// # Errors
 /// A mistake in the file, the model or the rows.
 pub(super) fn look(
-    arguments: &InitArguments,
+    file: &Path,
+    planned: Option<&Devices>,
     draft: &mut Draft,
     packed: Option<u64>,
 ) -> anyhow::Result<Look> {
-    let mut config = match hub::config(&arguments.file, &[], ModelFiles::WithoutWeights) {
+    let mut config = match hub::config(file, &[], ModelFiles::WithoutWeights) {
         Ok(config) => config,
         Err(error) => return unreachable(error),
     };
-    let table = DeviceTable::built_in();
-    let asked = arguments.devices.as_deref().filter(|devices| table.devices(devices).is_ok());
-    let devices = plan::devices(&mut config, asked, &table)?;
+    let devices = plan::devices(&mut config, planned.cloned(), &DeviceTable::built_in())?;
     let mut watcher = Watcher::every(1);
     let inputs = RunInputs::open(&config, &mut watcher)?;
     watcher.finish();

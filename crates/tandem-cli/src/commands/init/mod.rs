@@ -10,7 +10,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use tandem_train::config::{Answers, Draft, Method, Program, Translation, translate};
-use tandem_train::plan::estimate::device::DeviceTable;
+use tandem_train::plan::estimate::device::{DeviceTable, Devices};
 
 use crate::args::{ForeignProgram, InitArguments, InitMethod};
 use crate::commands::init::facts::LocalFacts;
@@ -31,19 +31,17 @@ pub(crate) fn run(arguments: &InitArguments) -> anyhow::Result<Exit> {
             arguments.file.display()
         )));
     }
-    let (draft, translation) = match &arguments.from[..] {
-        [] => (fresh::draft(&questions::ask(arguments)?, arguments), None),
-        _ => {
-            let translation = translated(arguments)?;
-            (translation.draft.clone(), Some(translation))
-        }
-    };
-    finish(arguments, draft, translation.as_ref())
+    if !arguments.from.is_empty() {
+        let planned = arguments.devices.as_deref().map_or(Ok(None), planned)?;
+        let translation = translated(arguments, planned.as_ref())?;
+        return finish(arguments, translation.draft.clone(), planned.as_ref(), Some(&translation));
+    }
+    let told = questions::ask(arguments)?;
+    let planned = told.devices.as_deref().map_or(Ok(None), planned)?;
+    finish(arguments, fresh::draft(&told, arguments), planned.as_ref(), None)
 }
 
-fn translated(arguments: &InitArguments) -> anyhow::Result<Translation> {
-    // Ranks of the other machine, if its devices are named, are those that the run had.
-    let planned = arguments.devices.as_deref().and_then(planned_ranks);
+fn translated(arguments: &InitArguments, planned: Option<&Devices>) -> anyhow::Result<Translation> {
     let answers = Answers {
         method: arguments.method.map(Method::from),
         model: arguments.model.clone(),
@@ -51,7 +49,8 @@ fn translated(arguments: &InitArguments) -> anyhow::Result<Translation> {
         eval: arguments.eval_data.clone(),
         output: arguments.output.clone(),
         ranks: arguments.ranks,
-        assumed_ranks: planned,
+        // Devices that are named are those that the run had, unless it says otherwise.
+        assumed_ranks: planned.map(|devices| devices.count as u64),
     };
     let facts = LocalFacts::new(&arguments.file, !arguments.no_plan);
     let mut translation = translate(&arguments.from, arguments.kind.map(Program::from), &answers, &facts)?;
@@ -66,19 +65,20 @@ fn translated(arguments: &InitArguments) -> anyhow::Result<Translation> {
     Ok(translation)
 }
 
-/// Number of ranks of `2xA10`.
-fn planned_ranks(devices: &str) -> Option<u64> {
-    DeviceTable::built_in().devices(devices).ok().map(|devices| devices.count as u64)
+/// Devices of another machine, as `2xA10`; `None` for a value of `compute.devices`.
+fn planned(devices: &str) -> anyhow::Result<Option<Devices>> {
+    let is_counted = devices.starts_with(|first: char| first.is_ascii_digit());
+    Ok(if is_counted { Some(DeviceTable::built_in().devices(devices)?) } else { None })
 }
 
 /// Writes devices and memory as they were asked for.
 fn set_devices(draft: &mut Draft, devices: Option<&str>, memory: Option<&str>) {
     match devices {
-        Some(devices) if planned_ranks(devices).is_some() => {
+        Some(devices) if devices.starts_with(|first: char| first.is_ascii_digit()) => {
             let name = if devices.to_ascii_lowercase().ends_with("cpu") { "cpu" } else { "cuda" };
             draft.set("compute.devices", name, format!("planned for {devices}"));
         }
-        Some(devices) => draft.set("compute.devices", devices, ""),
+        Some(devices) => draft.set("compute.devices", devices, "auto, cpu, cpu:4, cuda or cuda:0,1"),
         None => {}
     }
     if let Some(memory) = memory {
@@ -87,7 +87,12 @@ fn set_devices(draft: &mut Draft, devices: Option<&str>, memory: Option<&str>) {
 }
 
 /// Writes the file, plans the run, and writes what the plan changes.
-fn finish(arguments: &InitArguments, mut draft: Draft, from: Option<&Translation>) -> anyhow::Result<Exit> {
+fn finish(
+    arguments: &InitArguments,
+    mut draft: Draft,
+    planned: Option<&Devices>,
+    from: Option<&Translation>,
+) -> anyhow::Result<Exit> {
     let file = &arguments.file;
     write(file, &draft)?;
     let mut lines = vec![format!("{}: written", file.display())];
@@ -95,7 +100,7 @@ fn finish(arguments: &InitArguments, mut draft: Draft, from: Option<&Translation
     let mut exit = Exit::Done;
     if !arguments.no_plan {
         let packed = from.and_then(|from| from.packed);
-        match look(arguments, &mut draft, packed)? {
+        match look(file, planned, &mut draft, packed)? {
             Look::NotHere(reason) => lines.push(format!("not planned: {reason}")),
             Look::Planned { lines: found, fits, changed } => {
                 if changed {

@@ -12,9 +12,9 @@ mod launchers;
 #[allow(dead_code, reason = "some parts are for the tests of tandem-train")]
 mod meshes;
 mod on_meshes;
-mod pty;
+pub mod pty;
 mod random;
-mod starts;
+pub mod starts;
 mod terminal;
 
 use crate::workshop::Workshop;

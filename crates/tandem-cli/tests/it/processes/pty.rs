@@ -59,6 +59,11 @@ impl Terminal {
         let _ = self.master.write_all(b"\x03");
     }
 
+    /// Types a text, or a key's code.
+    pub fn enter(&mut self, text: &str) {
+        self.master.write_all(text.as_bytes()).unwrap();
+    }
+
     /// Returns what was printed so far.
     pub fn shown(&self) -> String {
         String::from_utf8_lossy(&self.shown.lock().unwrap()).into_owned()

@@ -167,6 +167,7 @@ threads = 1
         }
         // A name that is no path is looked for on the hub: no test but the hub's own may reach it.
         command.env("HF_HUB_OFFLINE", "1").env("HF_HOME", self.path("home"));
+        command.env("XDG_CACHE_HOME", self.path("user-cache"));
         command
     }
 

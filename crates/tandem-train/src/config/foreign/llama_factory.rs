@@ -64,7 +64,10 @@ pub(super) const NAMES: &[Name] = &[
         &["mix_strategy", "interleave_probs"],
         "give `data.train` as a list of tables with `path` and `weight`",
     ),
-    missing(&["media_dir"], "rows with images, audio or video are refused"),
+    missing(
+        &["media_dir", "image_max_pixels", "video_max_pixels"],
+        "rows with images, audio or video are refused",
+    ),
     key_but(
         &["disable_shuffling"],
         "data.order",
@@ -174,6 +177,8 @@ pub(super) const NAMES: &[Name] = &[
             "swanlab_workspace",
             "swanlab_run_name",
             "swanlab_mode",
+            "swanlab_api_key",
+            "swanlab_logdir",
             "compute_accuracy",
             "include_effective_tokens_per_second",
             "ray_run_name",

@@ -155,3 +155,92 @@ fn tried_names_get_their_translation_and_no_other_hint() {
         }
     }
 }
+
+mod command_lines {
+    use std::path::Path;
+
+    use serde_json::{Value, json};
+
+    use crate::config::Method;
+    use crate::config::foreign::Program;
+    use crate::config::foreign::command_line::CommandLine;
+
+    fn read(text: &str) -> CommandLine {
+        CommandLine::parse(Path::new("run.sh"), text, None)
+            .unwrap()
+            .unwrap_or_else(|| panic!("no command: {text}"))
+    }
+
+    /// Settings of one program in a command.
+    fn settings(command: &CommandLine, program: Program) -> Value {
+        let document = command.documents.iter().find(|document| document.program == program);
+        document.map_or(Value::Null, |document| document.settings.clone().into())
+    }
+
+    #[test]
+    fn options_have_values_lists_and_switches() {
+        let command = read(
+            "python dpo.py --learning_rate 1e-6 --beta=0.2 --use_peft --no_remove_unused_columns \\\n  \
+             --lora_target_modules q_proj v_proj --top-k -1 --output_dir 'a b' # note",
+        );
+        assert_eq!(command.method, Some(Method::Dpo));
+        assert_eq!(
+            settings(&command, Program::Trl),
+            json!({
+                "learning_rate": "1e-6", "beta": "0.2", "use_peft": true, "remove_unused_columns": false,
+                "lora_target_modules": ["q_proj", "v_proj"], "top_k": "-1", "output_dir": "a b",
+            })
+        );
+    }
+
+    #[test]
+    fn launchers_say_how_many_ranks_there_are() {
+        for (launcher, ranks) in [
+            ("accelerate launch --num_processes 4", json!("4")),
+            ("accelerate launch --num_processes=4 --mixed_precision bf16", json!("4")),
+            ("torchrun --nproc_per_node 8 --nnodes=2", json!(16)),
+            ("torchrun --nproc-per-node=2", json!(2)),
+            ("python -m torch.distributed.run --nproc_per_node=2", json!(2)),
+            ("deepspeed --num_gpus 3", json!(3)),
+            ("/opt/venv/bin/torchrun --nproc_per_node 2", json!(2)),
+            ("CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node 2", json!(2)),
+        ] {
+            let command = read(&format!("{launcher} scripts/sft.py --max_length 64"));
+            assert_eq!(settings(&command, Program::Accelerate)["num_processes"], ranks, "{launcher}");
+            assert_eq!(settings(&command, Program::Trl), json!({ "max_length": "64" }), "{launcher}");
+            assert_eq!(command.method, Some(Method::Sft), "{launcher}");
+        }
+        let alone = read("python scripts/sft.py --max_length 64");
+        assert_eq!(settings(&alone, Program::Accelerate), Value::Null);
+    }
+
+    #[test]
+    fn commands_name_their_files() {
+        let files =
+            |text: &str| -> Vec<String> { read(text).files.into_iter().map(|(file, _)| file).collect() };
+        assert_eq!(files("trl dpo --config dpo.yaml --beta 0.3"), ["dpo.yaml"]);
+        assert_eq!(
+            files("accelerate launch --config_file a.yaml dpo.py --config b.yaml"),
+            ["a.yaml", "b.yaml"]
+        );
+        assert_eq!(files("axolotl train x.yml"), ["x.yml"]);
+        assert_eq!(files("accelerate launch -m axolotl.cli.train x.yml"), ["x.yml"]);
+        assert_eq!(files("llamafactory-cli train lora/x.yaml"), ["lora/x.yaml"]);
+    }
+
+    #[test]
+    fn hydras_overrides_are_mitchells() {
+        let command =
+            read("python -u train.py model=pythia28 datasets=[hh,shp] loss=dpo loss.beta=0.1 lr=5e-7");
+        let expected = json!({ "model": "pythia28", "datasets": ["hh", "shp"], "loss": "dpo", "loss.beta": "0.1", "lr": "5e-7" });
+        assert_eq!(settings(&command, Program::Mitchell), expected);
+        assert_eq!(settings(&read("model=pythia28 loss=sft\n"), Program::Mitchell)["loss"], "sft");
+    }
+
+    #[test]
+    fn lines_that_do_not_train_are_passed_over() {
+        let text = "#!/bin/sh\nexport A=1\ncd work\npip install trl\nmkdir -p out && true\ntrl sft --packing true\necho done\n";
+        assert_eq!(settings(&read(text), Program::Trl), json!({ "packing": "true" }));
+        assert!(CommandLine::parse(Path::new("x"), "ls -l\n", None).unwrap().is_none());
+    }
+}

@@ -2,7 +2,7 @@
 //! `LoraConfig` and `BitsAndBytesConfig`.
 
 use super::name::{Converted, Name, Part, key, key_but, missing, not_needed, part};
-use super::values::{as_count, as_flag, as_number, count, flag, number, text, texts};
+use super::values::{as_count, as_flag, as_number, count, flag, is_off, number, text, texts};
 
 pub(super) const NAMES: &[Name] = &[
     // Model, data and output.
@@ -35,7 +35,7 @@ pub(super) const NAMES: &[Name] = &[
         "give a split of the hub in `data.eval`, as \"hf://owner/name/split\"",
     ),
     part(
-        &["datasets"],
+        &["datasets", "dataset_mixture.datasets"],
         Part::Datasets,
         "it is `data.train` here: a list of files or splits, or of tables with `path` and `weight`",
     ),
@@ -45,12 +45,12 @@ pub(super) const NAMES: &[Name] = &[
         "it is `data.eval` here, a file of held-out rows",
     ),
     part(
-        &["test_split_size"],
+        &["test_split_size", "dataset_mixture.test_split_size"],
         Part::EvalShare,
         "it cannot be had: rows are not split here; give held-out rows in `data.eval`",
     ),
     not_needed(
-        &["dataset_streaming", "streaming", "overwrite_cache"],
+        &["dataset_streaming", "streaming", "overwrite_cache", "dataset_mixture.seed"],
         "files are read row by row, and a changed file is tokenised again",
     ),
     not_needed(
@@ -289,6 +289,11 @@ pub(super) const NAMES: &[Name] = &[
             "trackio_space_id",
             "trackio_bucket_id",
             "trackio_static_space_id",
+            "use_swanlab",
+            "swanlab_project",
+            "swanlab_mode",
+            "swanlab_experiment_name",
+            "swanlab_description",
         ],
         "metrics.jsonl in the run's folder has every step, for any service to read",
     ),
@@ -465,7 +470,8 @@ pub(super) const NAMES: &[Name] = &[
     key_but(
         &["activation_offloading"],
         "compute.offload_activations",
-        flag,
+        // Axolotl has other words for kinds of it.
+        |value| Converted::Value(as_flag(value).unwrap_or(!is_off(value)).into()),
         "with `compute.checkpointing = \"block\"`",
     ),
     part(
@@ -491,7 +497,17 @@ pub(super) const NAMES: &[Name] = &[
         "\"auto\", \"cpu\" or \"cuda\"",
     ),
     not_needed(&["device_map", "local_rank"], "`compute.devices` and the launcher say where ranks run"),
-    key(&["ddp_timeout"], "compute.deadline", count),
+    key_but(
+        &["ddp_timeout"],
+        "compute.deadline",
+        |value| match as_count(value) {
+            Some(seconds) if seconds > 1 << 24 => {
+                Converted::Changed((1i64 << 24).into(), "194 days are the longest")
+            }
+            _ => count(value),
+        },
+        "in seconds",
+    ),
     missing(&["ddp_backend"], "`compute.engine` chooses among our own engines; \"auto\" is right"),
     not_needed(
         &["ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph"],

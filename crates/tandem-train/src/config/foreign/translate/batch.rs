@@ -51,12 +51,20 @@ impl Translator<'_> {
             (None, None) => (1, " (no file says how many: give --ranks)"),
         };
         self.ranks = ranks.max(1);
-        let total = self.part(Part::Batch);
+        let mut total = self.part(Part::Batch);
         let (device, accumulated) = (self.part(Part::DeviceBatch), self.part(Part::Accumulation));
-        let accumulation = match accumulated.as_ref().filter(|given| given.value != "auto") {
+        let mut accumulation = match accumulated.as_ref().filter(|given| given.value != "auto") {
             Some(given) => given.count()?.max(1),
             None => 1,
         };
+        if let (Program::Axolotl, Some(given)) = (self.program, &total) {
+            // Axolotl's own batch_size is that of a device, and says the accumulation where it is left out.
+            if accumulated.is_none() {
+                let each = device.as_ref().map_or(Ok(1), Given::count)?.max(1);
+                accumulation = (given.count()? / each).max(1);
+            }
+            total = None;
+        }
         if self.program == Program::Mitchell {
             return self.mitchells_batch(total, accumulated, accumulation);
         }

@@ -182,7 +182,7 @@ impl Translator<'_> {
         let mut found = Vec::new();
         for item in items {
             let text = |key: &str| item.get(key).and_then(Value::as_str);
-            let Some(path) = text("path").or_else(|| item.as_str()) else {
+            let Some(path) = text("path").or_else(|| text("id")).or_else(|| item.as_str()) else {
                 return Err(given.wrong("a list of tables with `path`"));
             };
             let split = text("split").unwrap_or("train").to_owned();
@@ -193,7 +193,9 @@ impl Translator<'_> {
                     }
                 }
                 None => {
-                    let name = self.named(given, path, text("name"), &split)?;
+                    let config =
+                        text("name").or_else(|| text("config")).filter(|config| *config != "default");
+                    let name = self.named(given, path, config, &split)?;
                     found.push((name, given.setting.clone()));
                 }
             }

@@ -453,18 +453,31 @@ impl<'a> Translator<'a> {
         {
             return Ok(Method::Dpo);
         }
-        let named = sources.documents.iter().rev().find_map(|document| {
-            let stem = document.path.file_stem()?.to_str()?.to_ascii_lowercase();
-            ["dpo", "sft", "reward"].into_iter().find(|name| stem.contains(name))
+        // The file's name, or else the nearest folder's.
+        let named = sources.documents.last().and_then(|document| {
+            document.path.iter().rev().find_map(|part| {
+                let part = part.to_str()?.to_ascii_lowercase();
+                let words: Vec<_> = part.split(|c: char| !c.is_alphanumeric()).collect();
+                ["dpo", "sft", "reward"].into_iter().find(|name| words.contains(name))
+            })
         });
         match named {
             Some("dpo") => Ok(Method::Dpo),
             Some("sft") => Ok(Method::Sft),
             Some(_) => Ok(Method::Reward),
+            None if self.is_launcher_alone() => Err(self.lacking(
+                "method",
+                "the trainer's file with another --from (these settings are a launcher's), or --method, --model and \
+                 --data",
+            )),
             None => {
                 Err(self.lacking("method", "`--method sft`, `dpo` or `reward`, which no setting here tells"))
             }
         }
+    }
+
+    fn is_launcher_alone(&self) -> bool {
+        self.programs.iter().all(|program| matches!(program, Program::Accelerate | Program::DeepSpeed))
     }
 
     fn model(&mut self) -> Result<()> {
