@@ -49,7 +49,7 @@ pub(crate) use derived::whole_format;
 pub use draft::{Draft, DraftKey, Remark};
 pub use error::{ConfigError, Place, Problem};
 pub use explain::explain;
-pub use foreign::{Answers, Facts, Program, Translation, translate};
+pub use foreign::{Answers, Facts, Program, Translation, coming_from_page, translate};
 pub use hub::{Fetch, HubPart, HubUse, load_judges_fetched};
 pub use judges::{JudgeKind, JudgeSection, RewardSection, load_judges};
 pub use keys::{KeyRow, Resume};

@@ -87,19 +87,27 @@ fn changed(from: &str, to: &str) -> String {
 /// `docs/config.md` is what [`reference_page`] writes; `TANDEM_BLESS=1` writes it.
 #[test]
 fn config_page() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/config.md");
-    let page = reference_page();
+    hold("docs/config.md", &reference_page(), "config_page");
+}
+
+/// `docs/coming-from.md` is what [`coming_from_page`] writes.
+#[test]
+fn coming_from_page_is_committed() {
+    hold("docs/coming-from.md", &coming_from_page(), "coming_from_page");
+}
+
+fn hold(name: &str, page: &str, test: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name);
     if std::env::var_os("TANDEM_BLESS").is_some() {
         fs::write(&path, page).expect("written");
         return;
     }
+    let bless = format!("TANDEM_BLESS=1 cargo test -p tandem-train {test} writes the page");
     let committed = fs::read_to_string(&path).expect("readable");
     if let Some((index, (now, old))) =
         page.lines().zip(committed.lines()).enumerate().find(|(_, (now, old))| now != old)
     {
-        panic!("docs/config.md:{}: should be\n{now}\nbut is\n{old}\n{BLESS}", index + 1);
+        panic!("{name}:{}: should be\n{now}\nbut is\n{old}\n{bless}", index + 1);
     }
-    assert_eq!(page, committed, "{BLESS}");
+    assert_eq!(page, committed, "{bless}");
 }
-
-const BLESS: &str = "TANDEM_BLESS=1 cargo test -p tandem-train config_page writes the page";

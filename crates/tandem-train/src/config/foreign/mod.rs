@@ -12,6 +12,7 @@ mod document;
 mod llama_factory;
 mod mitchell;
 mod name;
+mod page;
 mod translate;
 mod trl;
 mod values;
@@ -22,6 +23,7 @@ use super::keys::Keys;
 use super::page::list;
 use super::tree::{Node, Value};
 use name::{Meaning, Name};
+pub use page::coming_from_page;
 pub use translate::{Answers, Facts, Translation, translate};
 
 /// A program whose settings are known.
