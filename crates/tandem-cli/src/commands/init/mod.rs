@@ -94,29 +94,60 @@ fn finish(
     from: Option<&Translation>,
 ) -> anyhow::Result<Exit> {
     let file = &arguments.file;
+    let before = fs::read(file).ok();
     write(file, &draft)?;
     let mut lines = vec![format!("{}: written", file.display())];
     lines.extend(remarks(&draft));
-    let mut exit = Exit::Done;
-    if !arguments.no_plan {
-        let packed = from.and_then(|from| from.packed);
-        match look(file, planned, &mut draft, packed)? {
-            Look::NotHere(reason) => lines.push(format!("not planned: {reason}")),
-            Look::Planned { lines: found, fits, changed } => {
-                if changed {
-                    write(file, &draft)?;
-                }
-                lines.extend(found);
-                exit = if fits { Exit::Done } else { Exit::UserMistake };
-            }
+    match checked(arguments, &mut draft, planned, from, &mut lines) {
+        Ok(exit) => {
+            lines.push(format!("start it: {}", launch(file, from)));
+            print_lines(&lines)?;
+            Ok(exit)
         }
-    } else {
+        // A translation is of use although its model or rows are elsewhere. Answers are given again.
+        Err(error) if from.is_some() => {
+            print_lines(&lines)?;
+            Err(error)
+        }
+        Err(error) => {
+            match before {
+                Some(text) => fs::write(file, text),
+                None => fs::remove_file(file),
+            }
+            .with_context(|| format!("cannot restore {}", file.display()))?;
+            Err(error)
+        }
+    }
+}
+
+/// Looks at model and rows and plans the run, unless told not to; adds what is found to `lines`.
+fn checked(
+    arguments: &InitArguments,
+    draft: &mut Draft,
+    planned: Option<&Devices>,
+    from: Option<&Translation>,
+    lines: &mut Vec<String>,
+) -> anyhow::Result<Exit> {
+    let file = &arguments.file;
+    if arguments.no_plan {
         // What the file says must at least be read.
         tandem_train::Config::load::<&str>(file, &[])?;
+        return Ok(Exit::Done);
     }
-    lines.push(format!("start it: {}", launch(file, from)));
-    print_lines(&lines)?;
-    Ok(exit)
+    let packed = from.and_then(|from| from.packed);
+    match look(file, planned, draft, packed)? {
+        Look::NotHere(reason) => {
+            lines.push(format!("not planned: {reason}"));
+            Ok(Exit::Done)
+        }
+        Look::Planned { lines: found, fits, changed } => {
+            if changed {
+                write(file, draft)?;
+            }
+            lines.extend(found);
+            Ok(if fits { Exit::Done } else { Exit::UserMistake })
+        }
+    }
 }
 
 fn write(file: &Path, draft: &Draft) -> anyhow::Result<()> {

@@ -36,6 +36,19 @@ fn a_missing_answer_names_its_flag() {
     }
 }
 
+/// The same command with the right model is not refused because of the wrong one.
+#[test]
+fn answers_that_are_wrong_leave_no_file() {
+    let shop = shop();
+    let wrong = ["init", "--method", "dpo", "--model", "nowhere", "--data", "preferences.jsonl"];
+    shop.run(&wrong).expect(2).says(&["nowhere: no such model folder"]);
+    assert!(!shop.path("run.toml").exists());
+    shop.run(&TOLD).expect(0);
+    let before = shop.read("run.toml");
+    shop.run(&[&wrong[..], &["--overwrite"]].concat()).expect(2);
+    assert_eq!(shop.read("run.toml"), before);
+}
+
 /// Batches are cut and activations dropped until the run fits; what trains stays.
 #[test]
 fn a_run_that_does_not_fit_is_changed_until_it_does() {
