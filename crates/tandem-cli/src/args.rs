@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use tandem_comm::Launch;
 use tandem_kernels::DType;
 use tandem_model::Sampling;
@@ -57,6 +58,10 @@ pub(crate) enum Command {
     Launch(LaunchArguments),
     /// List this machine's devices and libraries, and which ones are missing.
     Doctor(DoctorArguments),
+    /// Print a shell's completions of this command.
+    Completions(CompletionsArguments),
+    /// Write the manual pages of this command and its subcommands.
+    Man(ManArguments),
     /// See it work: create a small corpus, train a tiny model by SFT and DPO, and judge it. Takes
     /// two minutes.
     Quickstart(QuickstartArguments),
@@ -635,6 +640,20 @@ pub(crate) enum Trained {
     Lora,
     /// A LoRA adapter on frozen weights in 4 bits.
     Qlora,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArguments {
+    /// Shell. For bash: tandem completions bash > ~/.local/share/bash-completion/completions/tandem
+    #[arg(value_enum)]
+    pub shell: Shell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ManArguments {
+    /// Folder of the pages, created if it is missing; for example ~/.local/share/man/man1.
+    #[arg(value_name = "FOLDER")]
+    pub folder: PathBuf,
 }
 
 #[derive(Debug, Args)]

@@ -53,6 +53,8 @@ fn run(arguments: Arguments) -> anyhow::Result<Exit> {
         Command::InitWeights(arguments) => commands::init_weights::run(&arguments),
         Command::Launch(arguments) => commands::launch::run(&arguments),
         Command::Doctor(arguments) => commands::doctor::run(&arguments),
+        Command::Completions(arguments) => commands::manual::completions(&arguments),
+        Command::Man(arguments) => commands::manual::pages(&arguments),
         Command::Quickstart(arguments) => quickstart::run(&arguments),
     }
 }

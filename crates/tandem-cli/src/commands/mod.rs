@@ -10,6 +10,7 @@ pub(crate) mod generate;
 pub(crate) mod init;
 pub(crate) mod init_weights;
 pub(crate) mod launch;
+pub(crate) mod manual;
 pub(crate) mod merge;
 pub(crate) mod plan;
 pub(crate) mod serve;

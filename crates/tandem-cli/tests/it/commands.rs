@@ -300,3 +300,20 @@ fn doctor_has_a_line_for_each_library_there_or_not() {
         assert_eq!(text.lines().filter(|line| line.starts_with(other)).count(), 1, "{text}");
     }
 }
+
+#[test]
+fn completions_and_manual_pages_know_every_subcommand() {
+    let shop = Workshop::new();
+    let subcommands = ["train", "plan", "init-weights", "launch", "man"];
+    for shell in ["bash", "fish", "zsh"] {
+        let script = shop.run(&["completions", shell]).expect(0).stdout;
+        assert!(subcommands.iter().all(|name| script.contains(name)), "{shell}: {script}");
+    }
+    shop.run(&["man", "share/man1"]).expect(0);
+    let pages = entries(&shop.path("share/man1"));
+    for name in subcommands {
+        assert!(pages.contains(&format!("tandem-{name}.1")), "{pages:?}");
+    }
+    let page = fs::read_to_string(shop.path("share/man1/tandem.1")).unwrap();
+    assert!(page.contains("Exit codes") && page.contains("stopped by SIGTERM after saving"), "{page}");
+}
