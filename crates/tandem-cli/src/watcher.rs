@@ -1,6 +1,7 @@
 //! Progress of a run on stderr: a bar on a terminal, else one line per step.
 
 use std::io::IsTerminal;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -22,13 +23,23 @@ pub(crate) struct Watcher {
     steps: u64,
     /// Start time and first step of this process; the time left is estimated from its own steps.
     began: Option<(Instant, u64)>,
+    /// Findings of the run so far.
+    troubles: Vec<String>,
 }
 
 impl Watcher {
     /// Draws a bar if stderr is a terminal; else writes a line every `interval` steps.
     pub(crate) fn every(interval: u64) -> Self {
         let bar = std::io::stderr().is_terminal().then(ProgressBar::hidden);
-        Self { bar, interval, subject: String::new(), last_line: None, steps: 0, began: None }
+        Self {
+            bar,
+            interval,
+            subject: String::new(),
+            last_line: None,
+            steps: 0,
+            began: None,
+            troubles: Vec::new(),
+        }
     }
 
     fn say(&self, line: &str) {
@@ -95,6 +106,18 @@ impl Watcher {
         }
     }
 
+    /// Names the files and the next command, and repeats what may have spoiled the model.
+    fn finished(&mut self, model: &Path) {
+        self.say(&format!("the model is in {}", model.display()));
+        if self.troubles.is_empty() {
+            return;
+        }
+        self.say("look at its answers before you use it:");
+        for trouble in &self.troubles {
+            self.say(&format!("* {trouble}"));
+        }
+    }
+
     /// Removes the bar, so that the next output starts on a clean line.
     pub(crate) fn finish(&mut self) {
         if let Some(bar) = &self.bar {
@@ -134,9 +157,13 @@ impl Observer for Watcher {
                 "step {step} left out, its loss or gradient is not finite ({in_a_row} in a row): {rows}"
             )),
             Event::Saved(path) => self.say(&format!("saved {}", path.display())),
-            Event::Finished(path) => self.say(&format!("the model is in {}", path.display())),
+            Event::Finished(path) => self.finished(path),
             Event::Profiled { report, folder } => {
                 self.say(&format!("\n{report}\nprofiles of all ranks are in {}", folder.display()));
+            }
+            Event::Advice(advice) => {
+                self.say(&format!("warning: after step {}: {advice}", advice.step));
+                self.troubles.push(advice.finding.clone());
             }
             Event::Warning(text) => self.say(&format!("warning: {text}")),
         }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use tandem_data::token_cache::TokenCache;
 
-use crate::metrics::{Record, Split};
+use crate::metrics::{Advice, Record, Split};
 
 /// A rank's plan, as an observer sees it: its text, and bytes of each memory.
 pub trait Planned: Display {
@@ -83,6 +83,8 @@ pub enum Event<'a> {
         /// Folder of all ranks' profiles.
         folder: &'a Path,
     },
+    /// The metrics show a known trouble, for the first time in the run.
+    Advice(&'a Advice),
     /// A warning for the user.
     Warning(&'a str),
 }

@@ -25,6 +25,32 @@ fn train_writes_the_run_folder_and_a_line_per_step() {
     assert!((first - std::f64::consts::LN_2).abs() < 1e-5, "the first loss is ln 2, not {first}");
 }
 
+/// Accuracy is 100 % and the loss nothing; what spoils the model is in other metrics.
+#[test]
+fn a_run_that_spoils_its_model_says_so_and_names_the_keys() {
+    let shop = Workshop::new();
+    let spoil =
+        ["--set", "train.learning_rate=5", "--set", "train.steps=16", "--set", "train.warmup_steps=0"];
+    let outcome = shop.run(&[&["train", "dpo.toml"][..], &spoil].concat()).expect(0);
+    let [during, after] =
+        outcome.stderr.split("look at its answers before you use it:").collect::<Vec<_>>()[..]
+    else {
+        panic!("no trouble is repeated at the end: {}", outcome.stderr)
+    };
+    assert!(
+        during.contains("warning: after step ") && during.contains("train.learning_rate (now 5e0)"),
+        "{during}"
+    );
+    assert!(after.contains("\n* "), "{after}");
+    // What was said is not said again.
+    let resumed =
+        ["train", "dpo.toml", "--resume", "--set", "train.learning_rate=5", "--set", "train.steps=16"];
+    let again = shop.run(&[&resumed[..], &["--set", "train.warmup_steps=0"]].concat()).expect(0);
+    assert!(!again.stderr.contains("warning: after step"), "{}", again.stderr);
+    let well = shop.run(&["train", "dpo.toml", "--overwrite"]).expect(0);
+    assert!(!well.stderr.contains("warning: after step"), "{}", well.stderr);
+}
+
 #[test]
 fn the_final_folder_is_a_model_that_every_command_takes() {
     let shop = Workshop::new();

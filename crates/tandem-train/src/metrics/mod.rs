@@ -1,9 +1,11 @@
 //! Metrics of a run: TRL's names, means over the whole batch, and their file.
 
 mod accumulator;
+mod advice;
 mod record;
 mod writer;
 
 pub use accumulator::{MetricSums, Sides};
+pub use advice::{Advice, Advisor, Trouble};
 pub use record::{Record, Split};
-pub use writer::MetricsFile;
+pub use writer::{MetricsFile, read_records};

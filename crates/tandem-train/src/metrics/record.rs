@@ -72,6 +72,18 @@ impl Record {
         self.values.insert(name.to_string(), value.into());
     }
 
+    /// Reads what [`Record::to_json`] wrote; `None` if it is something else.
+    pub fn from_json(line: &str) -> Option<Self> {
+        let Ok(Value::Object(mut values)) = serde_json::from_str(line) else { return None };
+        let step = values.shift_remove("step")?.as_u64()?;
+        let split = match values.shift_remove("split")?.as_str()? {
+            "train" => Split::Train,
+            "eval" => Split::Eval,
+            _ => return None,
+        };
+        Some(Self { step, split, values })
+    }
+
     /// A metric's value; `None` if it was not set or is not finite.
     pub fn get(&self, name: &str) -> Option<f64> {
         self.values.get(name).and_then(Value::as_f64)

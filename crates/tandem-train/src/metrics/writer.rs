@@ -64,6 +64,25 @@ impl MetricsFile {
     }
 }
 
+/// Reads the records of a `metrics.jsonl`, up to a line that is none.
+///
+/// # Errors
+/// The file cannot be read. One that is missing has no records.
+pub fn read_records(path: &Path) -> Result<Vec<Record>> {
+    let file = match File::open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        opened => opened.map_err(TrainError::io("open", path))?,
+    };
+    let mut records = Vec::new();
+    for line in BufReader::new(file).lines() {
+        match Record::from_json(&line.map_err(TrainError::io("read", path))?) {
+            Some(record) => records.push(record),
+            None => break,
+        }
+    }
+    Ok(records)
+}
+
 /// Length of the leading whole lines of steps up to `step`.
 fn kept_bytes(file: &File, step: u64) -> std::io::Result<u64> {
     let mut reader = BufReader::new(file);
@@ -107,6 +126,9 @@ mod tests {
         // Read while the file is still open: a line is not held back.
         let expected = r#"{"step":3,"split":"eval","loss":0.5,"rewards/chosen":1e-7,"num_tokens":18446744073709551615,"grad_norm":null}"#;
         assert_eq!(lines(&path), [expected]);
+        let read = read_records(&path).expect("a text");
+        assert_eq!(read[0].to_json(), expected);
+        assert_eq!((read[0].get("rewards/chosen"), read[0].get("grad_norm")), (Some(1e-7), None));
     }
 
     #[test]

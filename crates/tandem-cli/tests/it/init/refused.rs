@@ -33,8 +33,8 @@ fn mistakes_name_file_line_and_setting() {
     assert!(!shop.path("x.toml").exists());
     // The model may be elsewhere: what could be translated is written all the same.
     shop.write("model.yaml", &base.replace(": model\n", ": ./nowhere\n"));
-    let outcome = shop.run(&["init", "x.toml", "--from", "model.yaml"]).expect(2);
-    outcome.says(&["no such model folder"]);
+    let outcome =
+        shop.run(&["init", "x.toml", "--from", "model.yaml"]).expect(2).says(&["no such model folder"]);
     assert!(outcome.stdout.contains("x.toml: written") && shop.read("x.toml").contains("./nowhere"));
 }
 

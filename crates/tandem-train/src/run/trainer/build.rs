@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::events::{Event, Observer};
 use crate::inputs::RunInputs;
 use crate::judges::{self, JudgeLine};
-use crate::metrics::{MetricsFile, Split};
+use crate::metrics::{Advisor, MetricsFile, Split, read_records};
 use crate::online::generate::LockstepGroup;
 use crate::online::judging::Judging;
 use crate::online::{
@@ -190,7 +190,12 @@ impl TrainerBuilder<'_> {
                 if config.online.as_ref().is_some_and(|online| online.samples_every.is_some()) {
                     samples = Some(open(&run_dir.samples_path())?);
                 }
-                Some(Files { _run_dir: run_dir, metrics, rows })
+                let mut advisor = Advisor::new(config);
+                // What an earlier process has said is not said again.
+                for record in read_records(&run_dir.metrics_path())? {
+                    advisor.see(&record);
+                }
+                Some(Files { _run_dir: run_dir, metrics, rows, advisor })
             }
         };
         let saver = Saver::new(config, decoder, mesh, learner.snapshot.take());

@@ -22,7 +22,7 @@ use crate::checkpoint::{Cursor, Saver, snapshot};
 use crate::config::Config;
 use crate::events::{Event, Observer};
 use crate::inputs::RunInputs;
-use crate::metrics::{MetricsFile, Record};
+use crate::metrics::{Advisor, MetricsFile, Record};
 use crate::online::{Batch, Online};
 use crate::optimizer::Schedule;
 use crate::parallel::DeviceMesh;
@@ -80,6 +80,7 @@ struct Files {
     _run_dir: RunDir,
     metrics: MetricsFile,
     rows: Option<MetricsFile>,
+    advisor: Advisor,
 }
 
 /// How a run ended.
@@ -238,6 +239,11 @@ impl Trainer {
             files.metrics.write(record)?;
         }
         observer.event(&Event::Record(record));
+        if let Some(files) = &mut self.files {
+            for advice in files.advisor.see(record) {
+                observer.event(&Event::Advice(advice));
+            }
+        }
         Ok(())
     }
 
