@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use tandem_train::size;
+
 /// Metrics shown for a step. A metric that a method lacks (SFT has no margin) is left out.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct StepLine {
@@ -18,6 +20,8 @@ pub(crate) struct StepLine {
     pub grad_norm: Option<f64>,
     pub learning_rate: Option<f64>,
     pub tokens_per_second: Option<f64>,
+    /// Largest resident size of the process so far, bytes.
+    pub memory: Option<f64>,
 }
 
 impl StepLine {
@@ -38,13 +42,41 @@ impl StepLine {
             grad_norm: get("grad_norm"),
             learning_rate: get("learning_rate"),
             tokens_per_second: get("tokens_per_second"),
+            memory: get("memory").filter(|bytes| *bytes > 0.0),
         }
     }
-}
 
-impl fmt::Display for StepLine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let fields = [
+    /// Returns what fits into `width` columns: the time left, then the fields that say most.
+    pub(crate) fn fitted(&self, left: Option<&str>, width: usize) -> String {
+        let named = |name: &str| {
+            let value = self.fields().into_iter().find(|field| field.0 == name)?.1;
+            Some(format!("{name} {}", value?))
+        };
+        let mut quality = ["score", "margin", "accuracy"].into_iter().filter_map(named);
+        let first = [left.map(|left| format!("left {left}")), named("loss"), quality.next(), self.speed()];
+        let memory = self.memory.map(|bytes| size::in_words(bytes as u64));
+        let last = ["length", "pairs", "kl", "grad", "lr"].into_iter().filter_map(named);
+        let mut text = String::new();
+        for field in first.into_iter().flatten().chain(memory).chain(quality).chain(last) {
+            let gap = if text.is_empty() { "" } else { "  " };
+            // A shorter field behind it would come and go with the digits of this one.
+            if text.len() + gap.len() + field.len() > width {
+                break;
+            }
+            text = text + gap + &field;
+        }
+        text
+    }
+
+    fn speed(&self) -> Option<String> {
+        self.tokens_per_second.map(|rate| match rate {
+            10e3.. => format!("{:.0}k tokens/s", rate / 1e3),
+            _ => format!("{rate:.0} tokens/s"),
+        })
+    }
+
+    fn fields(&self) -> [(&'static str, Option<String>); 10] {
+        [
             ("score", self.score.map(|x| format!("{x:.3}"))),
             ("pairs", self.pairs.map(|x| format!("{x:.0}"))),
             ("loss", self.loss.map(|x| format!("{x:.4}"))),
@@ -55,9 +87,14 @@ impl fmt::Display for StepLine {
             ("grad", self.grad_norm.map(|x| format!("{x:.3}"))),
             ("lr", self.learning_rate.map(|x| format!("{x:.2e}"))),
             ("tokens/s", self.tokens_per_second.map(|x| format!("{x:.0}"))),
-        ];
+        ]
+    }
+}
+
+impl fmt::Display for StepLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let words: Vec<_> =
-            fields.into_iter().filter_map(|(name, v)| Some(format!("{name} {}", v?))).collect();
+            self.fields().into_iter().filter_map(|(name, v)| Some(format!("{name} {}", v?))).collect();
         f.write_str(&words.join("  "))
     }
 }
@@ -105,6 +142,24 @@ mod tests {
         );
         let sft = |name: &str| (name == "mean_token_accuracy").then_some(0.5);
         assert_eq!(StepLine::from_metrics(sft).to_string(), "accuracy 50 %");
+    }
+
+    #[test]
+    fn a_narrow_terminal_shows_the_time_left_and_what_says_most() {
+        let line = StepLine {
+            loss: Some(0.484),
+            margin: Some(0.677),
+            accuracy: Some(1.0),
+            grad_norm: Some(8.579),
+            learning_rate: Some(4.22e-5),
+            tokens_per_second: Some(58730.0),
+            memory: Some((1u64 << 30) as f64),
+            ..StepLine::default()
+        };
+        assert_eq!(line.fitted(Some("1 h 02 min"), 44), "left 1 h 02 min  loss 0.4840  margin 0.677");
+        let wide = line.fitted(Some("3 min 05 s"), 200);
+        assert!(wide.starts_with("left 3 min 05 s  loss 0.4840  margin 0.677  59k tokens/s  1.00 GiB  accuracy 100 %  grad 8.579"), "{wide}");
+        assert_eq!(line.fitted(None, 13), "loss 0.4840");
     }
 
     #[test]

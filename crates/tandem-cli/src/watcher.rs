@@ -1,12 +1,15 @@
-//! Progress of a run on stderr: a bar on a terminal, else one line per step.
+//! Progress of a run on stderr: one live line on a terminal, else a line per step. A training run's lines
+//! are kept in its folder.
 
-use std::io::IsTerminal;
-use std::path::Path;
+use std::fs::File;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use tandem_train::events::{Event, Observer};
 use tandem_train::metrics::{Record, Split};
+use tandem_train::run::run_dir::LOG;
 
 use crate::step_line::{StepLine, in_words};
 
@@ -25,6 +28,15 @@ pub(crate) struct Watcher {
     began: Option<(Instant, u64)>,
     /// Findings of the run so far.
     troubles: Vec<String>,
+    log: Log,
+}
+
+/// File of the lines that were shown.
+enum Log {
+    None,
+    /// The file's path, and the lines so far: the run's folder is made when the run starts.
+    Later(PathBuf, Vec<String>),
+    Open(File),
 }
 
 impl Watcher {
@@ -39,14 +51,50 @@ impl Watcher {
             steps: 0,
             began: None,
             troubles: Vec::new(),
+            log: Log::None,
         }
     }
 
-    fn say(&self, line: &str) {
+    /// Keeps all lines in the folder of a run.
+    pub(crate) fn kept_in(mut self, output: &Path) -> Self {
+        self.log = Log::Later(output.join(LOG), Vec::new());
+        self
+    }
+
+    fn say(&mut self, line: &str) {
         match &self.bar {
             Some(bar) if !bar.is_hidden() => bar.suspend(|| eprintln!("{line}")),
             _ => eprintln!("{line}"),
         }
+        self.keep(line);
+    }
+
+    /// Appends a line to the log. A disk that is full is no reason to end a run.
+    fn keep(&mut self, line: &str) {
+        let written = match &mut self.log {
+            Log::None => return,
+            Log::Later(_, lines) => {
+                lines.push(line.to_owned());
+                return;
+            }
+            Log::Open(file) => file.write_all(format!("{line}\n").as_bytes()),
+        };
+        if let Err(error) = written {
+            self.log = Log::None;
+            self.say(&format!("warning: {LOG} in the run's folder ends here: {error}"));
+        }
+    }
+
+    /// Opens the log, at its end if a run is continued.
+    fn open_log(&mut self, is_continued: bool) {
+        let Log::Later(path, lines) = std::mem::replace(&mut self.log, Log::None) else { return };
+        let opened =
+            File::options().create(true).write(true).append(is_continued).truncate(!is_continued).open(&path);
+        match opened {
+            Ok(file) => self.log = Log::Open(file),
+            Err(error) => self.say(&format!("warning: cannot write {}: {error}", path.display())),
+        }
+        lines.iter().for_each(|line| self.keep(line));
     }
 
     /// Points the bar at `subject`, replacing the one it showed.
@@ -58,7 +106,7 @@ impl Watcher {
         self.last_line = None;
         if let Some(bar) = &mut self.bar {
             bar.finish_and_clear();
-            let style = ProgressStyle::with_template("{prefix} {bar:24} {pos}/{len}  {msg}")
+            let style = ProgressStyle::with_template("{prefix} {pos}/{len}  {msg}  {wide_bar}")
                 .expect("the template is a constant");
             *bar =
                 ProgressBar::new(total).with_style(style).with_prefix(subject.to_owned()).with_position(done);
@@ -90,19 +138,16 @@ impl Watcher {
         let left = self.began.filter(|(_, first)| step > *first).map(|(at, first)| {
             in_words(at.elapsed().mul_f64(steps.saturating_sub(step) as f64 / (step - first) as f64))
         });
-        let text = match left {
-            Some(left) if step < steps => format!("{line}  left {left}"),
-            _ => line.to_string(),
-        };
-        match &self.bar {
-            Some(bar) => {
-                bar.set_position(step);
-                bar.set_message(text);
-            }
-            None if step.is_multiple_of(self.interval) || step == steps => {
-                self.say(&format!("step {step}/{steps}  {text}"));
-            }
-            None => {}
+        let left = left.filter(|_| step < steps);
+        if let Some(bar) = &self.bar {
+            bar.set_position(step);
+            let rest = width().saturating_sub(format!("train {step}/{steps}    ").len());
+            bar.set_message(line.fitted(left.as_deref(), rest));
+        }
+        if step.is_multiple_of(self.interval) || step == steps {
+            let left = left.map_or(String::new(), |left| format!("  left {left}"));
+            let text = format!("step {step}/{steps}  {line}{left}");
+            if self.bar.is_some() { self.keep(&text) } else { self.say(&text) }
         }
     }
 
@@ -113,7 +158,7 @@ impl Watcher {
             return;
         }
         self.say("look at its answers before you use it:");
-        for trouble in &self.troubles {
+        for trouble in std::mem::take(&mut self.troubles) {
             self.say(&format!("* {trouble}"));
         }
     }
@@ -125,6 +170,11 @@ impl Watcher {
         }
         self.subject.clear();
     }
+}
+
+/// Columns of the terminal.
+fn width() -> usize {
+    rustix::termios::tcgetwinsize(std::io::stderr()).map_or(80, |size| usize::from(size.ws_col)).max(40)
 }
 
 impl Observer for Watcher {
@@ -145,6 +195,7 @@ impl Observer for Watcher {
             Event::Started { step, steps, resumed_from } => {
                 self.steps = *steps;
                 self.began = Some((Instant::now(), *step));
+                self.open_log(resumed_from.is_some());
                 if let Some(path) = resumed_from {
                     self.say(&format!("continuing after step {step}, from {}", path.display()));
                 }

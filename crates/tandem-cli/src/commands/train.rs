@@ -35,7 +35,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<Exit> {
     };
     let options = Options { start, profile: arguments.profile };
     let stop = signals::stop_flag()?;
-    let watcher = &mut Watcher::every(1);
+    let watcher = &mut Watcher::every(1).kept_in(&config.output);
     if launch.is_distributed() {
         return Ok(exit(&processes::train(&launch, config, options, watcher, &stop)?));
     }

@@ -17,9 +17,16 @@ fn train_writes_the_run_folder_and_a_line_per_step() {
     }
     assert!(outcome.stderr.contains("margin") && outcome.stderr.contains("tokens/s"), "{}", outcome.stderr);
     let found = entries(&shop.path("run"));
-    for name in ["checkpoints", "config.toml", "final", "metrics.jsonl", "plan.json"] {
+    for name in ["checkpoints", "config.toml", "final", "log.txt", "metrics.jsonl", "plan.json"] {
         assert!(found.iter().any(|entry| entry == name), "no {name} among {found:?}");
     }
+    // The lines that were shown, from the first to the last.
+    let log = fs::read_to_string(shop.path("run/log.txt")).unwrap();
+    assert!(outcome.stderr.contains(&log), "{log}\nis no part of\n{}", outcome.stderr);
+    assert!(
+        log.contains("rows read") && log.contains("step 6/6") && log.contains("the model is in"),
+        "{log}"
+    );
     assert_eq!(shop.metrics("run").iter().filter(|line| line["split"] == "train").count(), 6);
     let first = shop.metrics("run")[0]["loss"].as_f64().unwrap();
     assert!((first - std::f64::consts::LN_2).abs() < 1e-5, "the first loss is ln 2, not {first}");
@@ -47,6 +54,8 @@ fn a_run_that_spoils_its_model_says_so_and_names_the_keys() {
         ["train", "dpo.toml", "--resume", "--set", "train.learning_rate=5", "--set", "train.steps=16"];
     let again = shop.run(&[&resumed[..], &["--set", "train.warmup_steps=0"]].concat()).expect(0);
     assert!(!again.stderr.contains("warning: after step"), "{}", again.stderr);
+    let log = fs::read_to_string(shop.path("run/log.txt")).unwrap();
+    assert!(log.contains("warning: after step") && log.contains("continuing after step 16"), "{log}");
     let well = shop.run(&["train", "dpo.toml", "--overwrite"]).expect(0);
     assert!(!well.stderr.contains("warning: after step"), "{}", well.stderr);
 }

@@ -5,6 +5,7 @@
 //!   config.toml      resolved
 //!   plan.json        what was planned
 //!   metrics.jsonl    one line per step and per evaluation
+//!   log.txt          the lines that the run has shown
 //!   rows.jsonl       with `train.record_rows`: the rows of each step
 //!   checkpoints/     see `checkpoint`
 //!   final/           the trained model, an ordinary HF folder
@@ -26,6 +27,9 @@ use crate::profile;
 /// First line of every `config.toml` written here: tells it from one that a person put into the
 /// folder.
 const CONFIG_HEADER: &str = crate::config::RESOLVED_HEADER;
+
+/// File of the lines that a run has shown; its observer writes it.
+pub const LOG: &str = "log.txt";
 
 /// Time for which a run that resumes waits for the lock. A killed process frees its memory before its
 /// locks, and whoever killed it may start the run again at once.
@@ -142,15 +146,14 @@ impl RunDir {
     }
 
     fn leftovers(&self) -> Vec<&'static str> {
-        ["config.toml", "plan.json", "metrics.jsonl", "rows.jsonl", "samples.jsonl", "checkpoints", "final"]
-            .into_iter()
-            .filter(|name| self.path.join(name).exists())
-            .collect()
+        let files = ["config.toml", "plan.json", "metrics.jsonl", LOG, "rows.jsonl", "samples.jsonl"];
+        let folders = ["checkpoints", "final"];
+        files.into_iter().chain(folders).filter(|name| self.path.join(name).exists()).collect()
     }
 
     /// Deletes a run's files. Other files and their folders stay.
     fn clear(&self) -> Result<()> {
-        let logs = [self.metrics_path(), self.rows_path(), self.samples_path()];
+        let logs = [self.metrics_path(), self.path.join(LOG), self.rows_path(), self.samples_path()];
         for path in [self.config_path(), self.plan_path()].into_iter().chain(logs) {
             remove_file(&path)?;
         }
@@ -321,7 +324,8 @@ mod tests {
 
     #[test]
     fn every_file_of_a_run_makes_a_folder_used() {
-        for name in ["plan.json", "metrics.jsonl", "rows.jsonl", "samples.jsonl", "checkpoints", "final"] {
+        for name in ["plan.json", "metrics.jsonl", LOG, "rows.jsonl", "samples.jsonl", "checkpoints", "final"]
+        {
             let folder = tempfile::tempdir().expect("a temporary folder");
             fs::write(folder.path().join(name), "").expect("written");
             let error =
