@@ -40,6 +40,8 @@ pub(crate) enum Command {
     /// Evaluate the model of run.toml on its held-out data, or with --judge the win rate of a
     /// model's completions.
     Eval(EvalArguments),
+    /// List runs with their last metrics, and the keys in which they differ.
+    Runs(RunsArguments),
     /// Continue prompts with a model.
     Generate(GenerateArguments),
     /// Talk with a model in the terminal.
@@ -415,7 +417,8 @@ pub(crate) struct ServeArguments {
 /// Model for generation.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct WeightArguments {
-    /// The model's folder, or its name on the Hugging Face hub: owner/name or owner/name@revision.
+    /// The model's folder, or its name on the Hugging Face hub: owner/name or owner/name@revision. Also an
+    /// adapter's folder, whose base model is found by the name in it, or a run's folder.
     #[arg(value_name = "MODEL")]
     pub model: PathBuf,
     /// Adapter folder, merged into the model in memory.
@@ -640,6 +643,16 @@ pub(crate) enum Trained {
     Lora,
     /// A LoRA adapter on frozen weights in 4 bits.
     Qlora,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunsArguments {
+    /// Folders of runs, or folders that hold such folders.
+    #[arg(value_name = "FOLDER", default_value = "runs")]
+    pub folders: Vec<PathBuf>,
+    /// Print a JSON object a line instead of a table.
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]

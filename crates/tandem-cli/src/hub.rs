@@ -10,8 +10,10 @@ use anyhow::Context;
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use tandem_hub::{Hub, HubError, HubName, ModelFiles, Progress};
-use tandem_train::Config;
+use tandem_model::PeftFolder;
 use tandem_train::config::{HubPart, HubUse, JudgeSection, Problem, load_judges_fetched};
+use tandem_train::run::run_dir;
+use tandem_train::{Config, TrainError};
 
 use crate::args::{Arguments, Command, TrainArguments, WeightArguments};
 use crate::exit::mistake;
@@ -54,10 +56,45 @@ pub(crate) fn model(given: &Path, files: ModelFiles) -> anyhow::Result<PathBuf> 
     found.with_context(|| format!("{text}{remark}"))
 }
 
-/// Returns a model and its adapter with local paths.
+/// Returns a model and its adapter with local paths. A run's folder stands for the model that the run has
+/// made, and an adapter's folder for the adapter on the base model that it names.
 pub(crate) fn weights(given: &WeightArguments) -> anyhow::Result<WeightArguments> {
     let adapter = given.adapter.as_deref().map(|adapter| model(adapter, ModelFiles::Adapter)).transpose()?;
-    Ok(WeightArguments { model: model(&given.model, ModelFiles::Whole)?, adapter })
+    let found = model(&made_by_run(&given.model), ModelFiles::Whole)?;
+    if found.join("config.json").exists() || !found.join("adapter_config.json").exists() {
+        return Ok(WeightArguments { model: found, adapter });
+    }
+    if let Some(adapter) = adapter {
+        return Err(mistake(format!(
+            "{} is an adapter's folder, and so is --adapter {}: give the base model's folder before --adapter",
+            found.display(),
+            adapter.display()
+        )));
+    }
+    let base = base_of(&found).with_context(|| {
+        format!(
+            "{0} is an adapter's folder; tandem … BASE --adapter {0} takes another base model",
+            found.display()
+        )
+    })?;
+    Ok(WeightArguments { model: base, adapter: Some(found) })
+}
+
+/// Returns `final` of a run's folder, or the path as it is.
+fn made_by_run(given: &Path) -> PathBuf {
+    let made = run_dir::final_path(given);
+    let is_run = given.join("config.toml").exists() && !given.join("config.json").exists();
+    if is_run && made.exists() { made } else { given.to_owned() }
+}
+
+/// Returns the folder of the base model that an adapter names, downloaded if it is a name of the hub.
+pub(crate) fn base_of(adapter: &Path) -> anyhow::Result<PathBuf> {
+    let folder = PeftFolder::open(adapter).map_err(TrainError::from)?;
+    let beside = folder.base_folder();
+    match folder.base_model().map(Path::new).filter(|base| beside.is_err() && repository(base).is_some()) {
+        Some(base) => model(base, ModelFiles::Whole),
+        None => Ok(beside.map_err(TrainError::from)?),
+    }
 }
 
 /// Returns owner and name if the text names a model of the hub rather than a path.

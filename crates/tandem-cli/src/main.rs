@@ -44,6 +44,7 @@ fn run(arguments: Arguments) -> anyhow::Result<Exit> {
         Command::Config(arguments) => commands::config::run(&arguments),
         Command::Data(arguments) => commands::data::run(&arguments),
         Command::Eval(arguments) => commands::eval::run(&arguments),
+        Command::Runs(arguments) => commands::runs::run(&arguments),
         Command::Generate(arguments) => commands::generate::run(&arguments),
         Command::Chat(arguments) => commands::chat::run(&arguments),
         Command::Serve(arguments) => commands::serve::run(&arguments),

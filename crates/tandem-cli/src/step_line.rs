@@ -153,12 +153,12 @@ mod tests {
             grad_norm: Some(8.579),
             learning_rate: Some(4.22e-5),
             tokens_per_second: Some(58730.0),
-            memory: Some((1u64 << 30) as f64),
+            memory: Some((12u64 << 30) as f64),
             ..StepLine::default()
         };
         assert_eq!(line.fitted(Some("1 h 02 min"), 44), "left 1 h 02 min  loss 0.4840  margin 0.677");
         let wide = line.fitted(Some("3 min 05 s"), 200);
-        assert!(wide.starts_with("left 3 min 05 s  loss 0.4840  margin 0.677  59k tokens/s  1.00 GiB  accuracy 100 %  grad 8.579"), "{wide}");
+        assert!(wide.starts_with("left 3 min 05 s  loss 0.4840  margin 0.677  59k tokens/s  12.00 GiB  accuracy 100 %  grad 8.579"), "{wide}");
         assert_eq!(line.fitted(None, 13), "loss 0.4840");
     }
 

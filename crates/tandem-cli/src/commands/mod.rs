@@ -13,6 +13,7 @@ pub(crate) mod launch;
 pub(crate) mod manual;
 pub(crate) mod merge;
 pub(crate) mod plan;
+pub(crate) mod runs;
 pub(crate) mod serve;
 pub(crate) mod train;
 

@@ -61,6 +61,29 @@ fn a_run_that_spoils_its_model_says_so_and_names_the_keys() {
 }
 
 #[test]
+fn runs_are_listed_with_what_differs_between_them() {
+    let shop = Workshop::new();
+    shop.run(&["runs"]).expect(2).says(&["runs: no such folder"]);
+    shop.run(&["runs", "model"]).expect(2).says(&["no run in model"]);
+    shop.run(&["train", "dpo.toml", "--set", "output=runs/a"]).expect(0);
+    let other =
+        ["--set", "output=runs/deep/b", "--set", "train.learning_rate=3e-5", "--set", "train.steps=2"];
+    shop.run(&[&["train", "dpo.toml"][..], &other].concat()).expect(0);
+    let table = shop.run(&["runs"]).expect(0).stdout;
+    let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[1][..3], ["runs/a", "dpo", "6"], "{table}");
+    assert_eq!(lines[2][..3], ["runs/deep/b", "dpo", "2"], "{table}");
+    assert!(
+        lines.iter().any(|line| line.first() == Some(&"train.learning_rate") && line[2] == "0.00003"),
+        "{table}"
+    );
+    assert!(!table.contains("output") && !table.contains("objective.beta"), "{table}");
+    let lines = shop.run(&["runs", "--json", "runs/deep"]).expect(0).stdout;
+    let run: serde_json::Value = serde_json::from_str(lines.trim()).unwrap();
+    assert_eq!((&run["finished"], &run["train"]["step"]), (&json!(true), &json!(2)));
+}
+
+#[test]
 fn the_final_folder_is_a_model_that_every_command_takes() {
     let shop = Workshop::new();
     shop.run(&["train", "dpo.toml"]).expect(0);
@@ -70,7 +93,8 @@ fn the_final_folder_is_a_model_that_every_command_takes() {
     {
         assert!(found.iter().any(|entry| entry == name), "no {name} among {found:?}");
     }
-    shop.run(&["generate", "run/final", "Count to 3:", "--raw", "--max-new-tokens", "4"]).expect(0);
+    let ask = |model: &str| shop.run(&["generate", model, "Count to 3:", "--raw", "--max-new-tokens", "4"]);
+    assert_eq!(ask("run/final").expect(0).stdout, ask("run").expect(0).stdout, "a run's folder is its model");
     let again =
         ["train", "dpo.toml", "--set", "model=run/final", "--set", "output=second", "--set", "train.steps=1"];
     shop.run(&again).expect(0);
@@ -268,6 +292,10 @@ fn a_merged_model_answers_as_model_and_adapter() {
     shop.run(&["merge", "adapter", "merged"]).expect(0).says(&[]);
     let answer = ask(&["merged"]);
     assert_eq!(answer, ask(&["model", "--adapter", "adapter"]));
+    // An adapter's folder names its base model.
+    assert_eq!(answer, ask(&["adapter"]));
+    let twice = ["generate", "adapter", "--adapter", "adapter", "Count:", "--raw"];
+    shop.run(&twice).expect(2).says(&["adapter is an adapter's folder, and so is --adapter adapter"]);
     assert_ne!(answer, ask(&["model"]));
     shop.run(&["merge", "adapter", "half", "--base", "model", "--dtype", "bf16"]).expect(0);
     let size = |name: &str| shop.bytes(&format!("{name}/model.safetensors")).len();
@@ -286,6 +314,12 @@ fn merge_says_what_it_lacks() {
     config["base_model_name_or_path"] = "somebody/base".into();
     shop.write("adapter/adapter_config.json", &config.to_string());
     shop.run(&["merge", "adapter", "merged"]).expect(2).says(&["somebody/base", "--base"]);
+    let lost = shop.run(&["generate", "adapter", "Count:", "--raw"]).expect(2);
+    lost.says(&[
+        "adapter is an adapter's folder",
+        "--adapter adapter takes another base model",
+        "somebody/base",
+    ]);
     shop.run(&["merge", "adapter", "merged", "--base", "model"]).expect(0);
     fs::create_dir(shop.path("tree")).unwrap();
     fs::rename(shop.path("adapter"), shop.path("tree/ref")).unwrap();
