@@ -105,8 +105,19 @@ pub(crate) struct TrainArguments {
 #[derive(Debug, Args)]
 pub(crate) struct PlanArguments {
     /// The run's configuration. Paths in it are relative to it.
-    #[arg(value_name = "RUN.TOML", required_unless_present = "measure")]
+    #[arg(value_name = "RUN.TOML", required_unless_present_any = ["measure", "model"])]
     pub config: Option<PathBuf>,
+    /// Plan a run of this model without a configuration: a folder with config.json, or a name of the hub, of
+    /// which no weights are downloaded. It is DPO of every weight with 16 pairs a step unless --method,
+    /// --train or --set say otherwise, and micro-batches have 4096 tokens unless --assume-tokens does.
+    #[arg(long, value_name = "MODEL", conflicts_with_all = ["config", "measure"])]
+    pub model: Option<String>,
+    /// Training method of --model. Default: dpo.
+    #[arg(long, value_enum, conflicts_with_all = ["config", "measure"])]
+    pub method: Option<InitMethod>,
+    /// Parameters of --model that train. Default: all of them.
+    #[arg(long, value_enum, conflicts_with_all = ["config", "measure"])]
+    pub train: Option<Trained>,
     /// Change a key of the configuration, for example --set compute.sharding=zero3. May be
     /// repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]

@@ -26,6 +26,12 @@ pub(crate) fn config(path: &Path, overrides: &[String], files: ModelFiles) -> an
     Ok(Config::load_fetched(path, overrides, &mut |name| fetch(name, files))?)
 }
 
+/// Reads a configuration's text as [`config`] reads a file in the current folder.
+pub(crate) fn config_text(text: &str, overrides: &[String], files: ModelFiles) -> anyhow::Result<Config> {
+    let place = Path::new("the command line");
+    Ok(Config::parse_fetched(text, place, overrides, &mut |name| fetch(name, files))?)
+}
+
 /// Reads a file of judges and downloads the reward models that it names on the hub.
 pub(crate) fn judges(path: &Path) -> anyhow::Result<Vec<JudgeSection>> {
     Ok(load_judges_fetched(path, &mut |name| fetch(name, ModelFiles::Whole))?)

@@ -18,11 +18,14 @@ use tandem_train::plan::{PlanInputs, RunPlan, SyntheticBatch};
 use tandem_train::{Config, TrainError, chain, config};
 
 use crate::args::PlanArguments;
+use crate::commands::init::fresh;
 use crate::exit::Exit;
 use crate::hub;
 use crate::output::print_lines;
 use crate::watcher::Watcher;
 
+/// Tokens of a micro-batch where there are no rows: the default of `train.micro_batch_tokens`.
+const ASSUMED_TOKENS: usize = 4096;
 /// Lines shown of a search.
 const SHOWN: usize = 12;
 
@@ -33,9 +36,15 @@ pub(crate) fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
     let table = arguments.device_table.as_deref().map_or(Ok(DeviceTable::built_in()), DeviceTable::read)?;
     let mut overrides = arguments.overrides.clone();
     overrides.extend(arguments.memory.iter().map(|size| format!("compute.memory={size}")));
-    let file = arguments.config.as_deref().expect("clap asks for it");
     // A plan reads configs and rows, no weights.
-    let mut config = hub::config(file, &overrides, ModelFiles::WithoutWeights)?;
+    let mut config = match (&arguments.model, &arguments.config) {
+        (Some(model), _) => {
+            let text = fresh::outline(model, arguments.method, arguments.train).to_toml();
+            hub::config_text(&text, &overrides, ModelFiles::WithoutWeights)?
+        }
+        (None, Some(file)) => hub::config(file, &overrides, ModelFiles::WithoutWeights)?,
+        (None, None) => unreachable!("clap asks for one of them"),
+    };
     let asked = arguments.devices.as_deref().map(|text| table.devices(text)).transpose()?;
     let devices = devices(&mut config, asked, &table)?;
     let mut watcher = Watcher::every(1);
@@ -45,7 +54,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
         Err(error) if arguments.devices.is_none() => return Err(error.into()),
         Err(error) => watcher.event(&Event::Warning(&elsewhere(&error))),
     }
-    if let Some(tokens) = arguments.assume_tokens {
+    if let Some(tokens) = arguments.assume_tokens.or(arguments.model.as_ref().map(|_| ASSUMED_TOKENS)) {
         let outline =
             PlanInputs::assume(&config, SyntheticBatch { tokens, scored: arguments.assume_scored })?;
         return show(arguments, &config, &outline, &devices);

@@ -170,3 +170,27 @@ fn what_runs_is_what_was_planned() {
         assert_eq!(json(&again), json(&told), "{settings:?}");
     }
 }
+
+/// Nothing but config.json is there, as before a download.
+#[test]
+fn a_model_without_weights_or_rows_is_planned_from_its_config() {
+    let shop = Workshop::new();
+    std::fs::create_dir(shop.path("bare")).unwrap();
+    shop.write("bare/config.json", &shop.read("model/config.json"));
+    let plan = |more: &[&str]| {
+        let wanted = ["plan", "--model", "bare", "--devices", "2xA10", "--json"];
+        let text = shop.run(&[&wanted[..], more].concat()).expect(0).stdout;
+        serde_json::from_str::<serde_json::Value>(&text).unwrap()
+    };
+    let (full, adapter) = (plan(&[]), plan(&["--train", "qlora"]));
+    assert_ne!(full, adapter);
+    let sft = plan(&["--method", "sft", "--assume-tokens", "512", "--set", "compute.sharding=zero2"]);
+    assert_ne!(full, sft);
+    let tight = ["plan", "--model", "bare", "--memory", "1MiB"];
+    shop.run(&tight).expect(2);
+    shop.run(&["plan", "--model", "nowhere"]).expect(2).says(&["nowhere: no such model folder"]);
+    shop.run(&["plan", "--model", "bare", "run.toml"]).expect(2).says(&["cannot be used with"]);
+    shop.run(&["plan", "run.toml", "--method", "sft"]).expect(2).says(&["--method", "cannot be used with"]);
+    shop.run(&["plan"]).expect(2).says(&["RUN.TOML"]);
+    assert!(!shop.path("runs").exists());
+}

@@ -130,11 +130,25 @@ impl Config {
     /// As [`Config::load`]; [`Problem::Hub`] if `fetch` fails.
     pub fn load_fetched<S: AsRef<str>>(path: &Path, overrides: &[S], fetch: Fetch<'_>) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(|source| ConfigError::unreadable(path, &source))?;
+        Self::parse_fetched(&text, path, overrides, fetch)
+    }
+
+    /// Reads a text as [`Config::load_fetched`] reads the file `path`, which need not exist: errors name it,
+    /// and relative paths start from its folder.
+    ///
+    /// # Errors
+    /// As [`Config::load_fetched`].
+    pub fn parse_fetched<S: AsRef<str>>(
+        text: &str,
+        path: &Path,
+        overrides: &[S],
+        fetch: Fetch<'_>,
+    ) -> Result<Self> {
         let lookup = Lookup::default();
-        let config = Self::parse(&text, path, overrides, &lookup)?;
+        let config = Self::parse(text, path, overrides, &lookup)?;
         match lookup.resolve(&config.weights, fetch)? {
             false => Ok(config),
-            true => Self::parse(&text, path, overrides, &lookup),
+            true => Self::parse(text, path, overrides, &lookup),
         }
     }
 }

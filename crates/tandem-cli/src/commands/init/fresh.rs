@@ -32,14 +32,7 @@ pub(super) fn draft(told: &Told, arguments: &InitArguments) -> Draft {
         draft.set("data.eval", rows(&told.eval), "held-out rows");
     }
     draft.set("data.max_length", 1024, "tokens of prompt and completion; the rest is cut");
-    if told.train != Trained::Full {
-        draft.set("adapter.rank", 16, "rank of the low-rank terms");
-        draft.set("adapter.alpha", 32.0, "their scale is alpha / rank");
-        draft.set("adapter.targets", "all-linear", "or a list, as [\"q_proj\", \"v_proj\"]");
-    }
-    if told.train == Trained::Qlora {
-        draft.set("compute.format", "nf4", "frozen weights in 4 bits");
-    }
+    set_trained(&mut draft, told.train);
     if told.method == InitMethod::Dpo {
         draft.set("objective.beta", 0.1, "larger keeps the policy closer to the reference");
     }
@@ -52,16 +45,42 @@ pub(super) fn draft(told: &Told, arguments: &InitArguments) -> Draft {
         ),
     );
     draft.set("train.epochs", 1.0, "passes over the data; or steps = …");
-    draft.set("train.learning_rate", learning_rate(told), "the peak");
+    draft.set("train.learning_rate", learning_rate(told.method, told.train), "the peak");
     draft.set("train.schedule", "linear", "linear, cosine or constant");
     draft.set("train.warmup_ratio", 0.1, "share of the steps in which the rate rises");
     set_devices(&mut draft, told.devices.as_deref(), told.memory.as_deref());
     draft
 }
 
+/// A run of which a model's config is known and no rows are.
+pub(in crate::commands) fn outline(model: &str, method: Option<InitMethod>, train: Option<Trained>) -> Draft {
+    let (method, train) = (method.unwrap_or(InitMethod::Dpo), train.unwrap_or(Trained::Full));
+    let mut draft = Draft::default();
+    draft.set("method", Method::from(method).name(), "");
+    draft.set("model", model, "");
+    draft.set("output", "runs/planned", "");
+    draft.set("data.train", "rows.jsonl", "");
+    set_trained(&mut draft, train);
+    draft.set("train.batch_size", BATCH, "");
+    draft.set("train.epochs", 1.0, "");
+    draft.set("train.learning_rate", learning_rate(method, train), "");
+    draft
+}
+
+fn set_trained(draft: &mut Draft, train: Trained) {
+    if train != Trained::Full {
+        draft.set("adapter.rank", 16, "rank of the low-rank terms");
+        draft.set("adapter.alpha", 32.0, "their scale is alpha / rank");
+        draft.set("adapter.targets", "all-linear", "or a list, as [\"q_proj\", \"v_proj\"]");
+    }
+    if train == Trained::Qlora {
+        draft.set("compute.format", "nf4", "frozen weights in 4 bits");
+    }
+}
+
 /// TRL's defaults for SFT and DPO; an adapter has ten times the rate, as TRL's documentation advises.
-fn learning_rate(told: &Told) -> f64 {
-    match (told.method, told.train) {
+fn learning_rate(method: InitMethod, train: Trained) -> f64 {
+    match (method, train) {
         (InitMethod::Sft, Trained::Full) => 2e-5,
         (InitMethod::Sft, _) => 2e-4,
         (InitMethod::Dpo, Trained::Full) => 1e-6,

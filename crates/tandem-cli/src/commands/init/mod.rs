@@ -1,7 +1,7 @@
 //! `tandem init`: the first run.toml, from answers or from another program's settings.
 
 mod facts;
-mod fresh;
+pub(super) mod fresh;
 mod look;
 mod questions;
 
