@@ -1,6 +1,7 @@
 //! Ranks that are processes: the test binary starts itself once per rank, and serves their store.
 
 use std::collections::BTreeMap;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
@@ -94,7 +95,9 @@ impl Ranks {
             command.env(ROLE, role).env(RANK, rank.to_string()).env(SIZE, size.to_string());
             command.env(STARTED, &num_started).env(PORT, server.port().to_string());
             command.env(MILLISECONDS, deadline.as_millis().to_string());
-            command.stdout(std::process::Stdio::null());
+            // A stopped process goes on when the shell that started the tests ends, unless it has a group of
+            // its own.
+            command.process_group(0).stdout(std::process::Stdio::null());
             (rank, command.spawn().unwrap())
         };
         let children = ranks.into_iter().map(start).collect();
