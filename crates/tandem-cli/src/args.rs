@@ -9,6 +9,9 @@ use clap_complete::Shell;
 use tandem_comm::Launch;
 use tandem_kernels::DType;
 use tandem_model::Sampling;
+use tandem_train::size;
+
+use crate::log::LogArguments;
 
 /// Preference optimisation for language models: SFT, then DPO.
 #[derive(Debug, Parser)]
@@ -16,6 +19,8 @@ use tandem_model::Sampling;
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub command: Command,
+    #[command(flatten)]
+    pub log: LogArguments,
 }
 
 const EXIT_CODES: &str = "\
@@ -52,6 +57,8 @@ pub(crate) enum Command {
     Merge(MergeArguments),
     /// Write a model in another program's format.
     Export(ExportArguments),
+    /// Make a model's or an adapter's folder of a checkpoint.
+    Checkpoint(CheckpointArguments),
     /// Write the first run.toml: from answers, or from another program's settings.
     Init(InitArguments),
     /// Create a model of random weights from a config.json.
@@ -94,6 +101,9 @@ pub(crate) struct TrainArguments {
     /// Memory limit of each rank, for example 24GiB: short for --set compute.memory=24GiB.
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<String>,
+    /// Print metrics, checkpoints, warnings and the end on stdout, one JSON object a line.
+    #[arg(long)]
+    pub json: bool,
     /// Profile five steps after two warm-up steps: time of each phase and operation beside the
     /// machine's rate, and memory traffic. Shown at the end; each rank writes a table, the same as
     /// JSON, and a trace for Perfetto or chrome://tracing into profile/ of the run's folder.
@@ -135,6 +145,10 @@ pub(crate) struct PlanArguments {
     /// Memory limit of each rank, for example 24GiB: short for --set compute.memory=24GiB.
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<String>,
+    /// Memory of a machine, for what its devices offload, for example 256GiB. Default: for --devices, not
+    /// known; else this machine's. With --devices of a cpu, the memory that its ranks share.
+    #[arg(long, value_name = "SIZE", conflicts_with = "measure", value_parser = memory_size)]
+    pub host_memory: Option<u64>,
     /// Plan without data and tokenizer: only config.json of the model folder is read, and every
     /// micro-batch has this many tokens. Rows are as long as data.max_length allows. A pair is a
     /// prompt and two completions of the same length, the prompt computed once; an SFT row is a
@@ -153,6 +167,10 @@ pub(crate) struct PlanArguments {
     /// Also write the plan as an HTML page.
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
+}
+
+fn memory_size(text: &str) -> Result<u64, &'static str> {
+    size::parse(text).ok_or("expected a size with its unit, for example 256GiB")
 }
 
 #[derive(Debug, Args)]
@@ -358,6 +376,9 @@ pub(crate) struct DataArguments {
     /// Most tokens to show of the start and the end of each part; 0 shows all.
     #[arg(long, default_value_t = 0)]
     pub limit: usize,
+    /// Print the rows as JSON, one object a line, with the text and the ids of each part.
+    #[arg(long, conflicts_with_all = ["ids", "limit"])]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -373,6 +394,9 @@ pub(crate) struct GenerateArguments {
     /// A system message before each prompt.
     #[arg(long, conflicts_with = "raw")]
     pub system: Option<String>,
+    /// Print prompts and completions as JSON, one object a line.
+    #[arg(long)]
+    pub json: bool,
     #[command(flatten)]
     pub sampling: SamplingArguments,
     #[command(flatten)]
@@ -429,7 +453,7 @@ pub(crate) struct ServeArguments {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct WeightArguments {
     /// The model's folder, or its name on the Hugging Face hub: owner/name or owner/name@revision. Also an
-    /// adapter's folder, whose base model is found by the name in it, or a run's folder.
+    /// adapter's folder, whose base model is found by the name in it, a run's folder, or a checkpoint's.
     #[arg(value_name = "MODEL")]
     pub model: PathBuf,
     /// Adapter folder, merged into the model in memory.
@@ -541,6 +565,28 @@ pub(crate) struct MergeArguments {
     /// Type of the stored weights; default: the base model's.
     #[arg(long, value_enum)]
     pub dtype: Option<StoredType>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckpointArguments {
+    #[command(subcommand)]
+    pub command: CheckpointCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum CheckpointCommand {
+    /// Write the weights of a checkpoint as a model's folder, or as an adapter's.
+    Export {
+        /// Folder of the checkpoint, for example runs/dpo/checkpoints/step-000200.
+        #[arg(value_name = "CHECKPOINT")]
+        checkpoint: PathBuf,
+        /// Folder to create.
+        #[arg(long, value_name = "FOLDER")]
+        out: PathBuf,
+        /// Configuration of the run. Default: config.toml of the run's folder.
+        #[arg(long, value_name = "RUN.TOML")]
+        config: Option<PathBuf>,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -695,6 +741,9 @@ pub(crate) struct InitWeightsArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArguments {
+    /// Print what was found as one JSON object.
+    #[arg(long)]
+    pub json: bool,
     /// Measure the CPU and GPUs, a few seconds each, and write a device table for `tandem plan
     /// --device-table`.
     #[arg(long, value_name = "FILE")]

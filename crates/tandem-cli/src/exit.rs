@@ -113,7 +113,7 @@ pub(crate) fn tell(error: anyhow::Error) -> anyhow::Error {
     if error.downcast_ref::<Told>().is_some() {
         return error;
     }
-    eprintln!("error: {}", tandem_train::chain(&*error));
+    tracing::error!("{}", tandem_train::chain(&*error));
     agent::report(&error);
     error.context(Told)
 }

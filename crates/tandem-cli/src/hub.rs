@@ -2,7 +2,6 @@
 //! does anything else, and replaced by local paths.
 
 use std::ffi::OsStr;
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -16,7 +15,9 @@ use tandem_train::run::run_dir;
 use tandem_train::{Config, TrainError};
 
 use crate::args::{Arguments, Command, TrainArguments, WeightArguments};
+use crate::commands::checkpoint;
 use crate::exit::mistake;
+use crate::log;
 
 /// Shortest time between two lines on a file.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -66,7 +67,7 @@ pub(crate) fn model(given: &Path, files: ModelFiles) -> anyhow::Result<PathBuf> 
 /// made, and an adapter's folder for the adapter on the base model that it names.
 pub(crate) fn weights(given: &WeightArguments) -> anyhow::Result<WeightArguments> {
     let adapter = given.adapter.as_deref().map(|adapter| model(adapter, ModelFiles::Adapter)).transpose()?;
-    let found = model(&made_by_run(&given.model), ModelFiles::Whole)?;
+    let found = model(&made_by_run(&given.model)?, ModelFiles::Whole)?;
     if found.join("config.json").exists() || !found.join("adapter_config.json").exists() {
         return Ok(WeightArguments { model: found, adapter });
     }
@@ -86,11 +87,22 @@ pub(crate) fn weights(given: &WeightArguments) -> anyhow::Result<WeightArguments
     Ok(WeightArguments { model: base, adapter: Some(found) })
 }
 
-/// Returns `final` of a run's folder, or the path as it is.
-fn made_by_run(given: &Path) -> PathBuf {
-    let made = run_dir::final_path(given);
+/// Returns `final` of a run's folder, the folder `model` of a checkpoint, which is made now if it is not
+/// there, or the path as it is.
+pub(crate) fn made_by_run(given: &Path) -> anyhow::Result<PathBuf> {
+    if checkpoint::is_one(given) {
+        return checkpoint::model_of(given);
+    }
     let is_run = given.join("config.toml").exists() && !given.join("config.json").exists();
-    if is_run && made.exists() { made } else { given.to_owned() }
+    let made = run_dir::final_path(given);
+    if is_run && !made.exists() {
+        return Err(mistake(format!(
+            "the run in {} has not ended, so it has no model yet; its checkpoints can be given: {}",
+            given.display(),
+            given.join("checkpoints").display()
+        )));
+    }
+    Ok(if is_run { made } else { given.to_owned() })
 }
 
 /// Returns the folder of the base model that an adapter names, downloaded if it is a name of the hub.
@@ -140,7 +152,7 @@ pub(crate) fn launched_config(command: &[String]) -> Option<Config> {
 fn train_arguments(command: &[String]) -> Option<TrainArguments> {
     let words = std::iter::once("tandem".as_ref()).chain(command.iter().map(AsRef::<OsStr>::as_ref));
     match Arguments::try_parse_from(words) {
-        Ok(Arguments { command: Command::Train(arguments) }) => Some(arguments),
+        Ok(Arguments { command: Command::Train(arguments), .. }) => Some(arguments),
         _ => None,
     }
 }
@@ -155,13 +167,14 @@ struct Bars {
 
 impl Bars {
     fn new() -> Self {
-        let bar = std::io::stderr().is_terminal().then(ProgressBar::hidden);
+        let bar = log::is_live().then(ProgressBar::hidden);
         Self { bar, file: String::new(), said: None }
     }
 
     fn clear(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
+            log::set_bar(None);
         }
     }
 }
@@ -177,6 +190,7 @@ impl Progress for Bars {
                     .expect("the template is a constant");
                 *bar =
                     ProgressBar::new(total.unwrap_or(done)).with_style(style).with_prefix(self.file.clone());
+                log::set_bar(Some(bar.clone()));
             }
         }
         match &self.bar {
@@ -190,17 +204,14 @@ impl Progress for Bars {
                 if self.said.is_none() || (is_end && bytes != done) || at.elapsed() >= PATIENCE {
                     self.said = Some((done, Instant::now()));
                     let total = total.map_or_else(|| "unknown".to_owned(), megabytes);
-                    eprintln!("download {file} {}/{total}", megabytes(done));
+                    tracing::info!("download {file} {}/{total}", megabytes(done));
                 }
             }
         }
     }
 
     fn notice(&mut self, text: &str) {
-        match &self.bar {
-            Some(bar) if !bar.is_hidden() => bar.suspend(|| eprintln!("{text}")),
-            _ => eprintln!("{text}"),
-        }
+        tracing::info!("{text}");
     }
 }
 

@@ -7,10 +7,13 @@
 
 mod agent;
 mod args;
+mod closing;
 mod commands;
 mod exit;
 mod generation;
 mod hub;
+mod json_events;
+mod log;
 mod output;
 mod processes;
 mod quickstart;
@@ -28,6 +31,7 @@ use crate::exit::Exit;
 fn main() -> ExitCode {
     signals::end_with_launcher();
     let arguments = Arguments::parse();
+    arguments.log.begin();
     // A panic is a broken invariant of ours; its message is printed already.
     let exit = match std::panic::catch_unwind(|| run(arguments)) {
         Ok(Ok(exit)) => exit,
@@ -39,7 +43,7 @@ fn main() -> ExitCode {
 
 fn run(arguments: Arguments) -> anyhow::Result<Exit> {
     match arguments.command {
-        Command::Train(arguments) => commands::train::run(&arguments),
+        Command::Train(train) => commands::train::run(&train, arguments.log),
         Command::Plan(arguments) => commands::plan::run(&arguments),
         Command::Config(arguments) => commands::config::run(&arguments),
         Command::Data(arguments) => commands::data::run(&arguments),
@@ -50,9 +54,10 @@ fn run(arguments: Arguments) -> anyhow::Result<Exit> {
         Command::Serve(arguments) => commands::serve::run(&arguments),
         Command::Merge(arguments) => commands::merge::run(&arguments),
         Command::Export(arguments) => commands::export::run(&arguments),
+        Command::Checkpoint(arguments) => commands::checkpoint::run(&arguments),
         Command::Init(arguments) => commands::init::run(&arguments),
         Command::InitWeights(arguments) => commands::init_weights::run(&arguments),
-        Command::Launch(arguments) => commands::launch::run(&arguments),
+        Command::Launch(launch) => commands::launch::run(&launch, arguments.log),
         Command::Doctor(arguments) => commands::doctor::run(&arguments),
         Command::Completions(arguments) => commands::manual::completions(&arguments),
         Command::Man(arguments) => commands::manual::pages(&arguments),

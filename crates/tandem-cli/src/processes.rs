@@ -1,6 +1,7 @@
 //! Training as one rank of several processes that a launcher started.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tandem_comm::Launch;
@@ -11,7 +12,7 @@ use tandem_comm::nccl::Libraries;
 use tandem_comm::processes::{JoinedGroup, ProcessEngine, join};
 use tandem_comm::watchdog::Watchdog;
 use tandem_train::config::{Devices, Engine};
-use tandem_train::events::{Observer, Silent};
+use tandem_train::events::{Event, Observer};
 use tandem_train::run::{Outcome, spawn};
 use tandem_train::{Config, Fault, Options, TrainError};
 
@@ -43,7 +44,7 @@ pub(crate) fn train(
     }
     tandem_train::parallel::mesh::check(&config, *num_processes)?;
     if let Some(warning) = tandem_train::placement::check(&config.compute)? {
-        watcher.event(&tandem_train::Event::Warning(&warning));
+        watcher.event(&Event::Warning(&warning));
     }
     // By default the ranks of one machine share its cores.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -86,19 +87,20 @@ fn join_and_train(
         _ => None,
     };
     let engine = engine(launch, config.compute.engine)?;
-    let mut report = |line: &str| eprintln!("rank {process}: {line}");
+    let mut report = |line: &str| tracing::info!("rank {process}: {line}");
     let meeting_deadline = Duration::from_secs(config.compute.meeting_deadline);
     let mut meeting = Meeting::begin(meeting_deadline, stop, &mut report);
     // The store ends last if this process serves it.
     let JoinedGroup { server: _server, group, session, mut watchdog, raised } =
         join(launch, engine, deadline, &mut meeting).map_err(TrainError::Comm)?;
     if let Some(raised) = raised {
-        eprintln!("rank {process}: {raised}");
+        tracing::info!("rank {process}: {raised}");
     }
     if process == 0 {
-        eprintln!("{}", introduction(launch, engine, session.as_ref(), nccl.is_some()));
+        tracing::info!("{}", introduction(launch, engine, session.as_ref(), nccl.is_some()));
     }
-    let observer: &mut dyn Observer = if process == 0 { &mut *watcher } else { &mut Silent };
+    let mut others = Requests(watcher.save_flag());
+    let observer: &mut dyn Observer = if process == 0 { &mut *watcher } else { &mut others };
     let group = match nccl {
         Some(nccl) => nccl.group(group, gpu(config), deadline),
         None => Ok(group),
@@ -116,6 +118,17 @@ fn join_and_train(
     // MPI ends when all ranks have, while the watchdog still tells of those that fail.
     drop(session);
     outcome
+}
+
+/// Observer of a rank whose events nobody shows: it passes on the wish for a checkpoint.
+struct Requests(Arc<AtomicBool>);
+
+impl Observer for Requests {
+    fn event(&mut self, _: &Event<'_>) {}
+
+    fn is_to_save(&mut self) -> bool {
+        self.0.swap(false, Ordering::Relaxed)
+    }
 }
 
 /// Names the launcher of a job and what its ranks communicate through.

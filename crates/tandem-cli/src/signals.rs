@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
 
@@ -32,18 +32,28 @@ pub(crate) fn was_ctrl_c() -> bool {
     LAST.load(Ordering::Relaxed) == SIGINT as usize
 }
 
+/// Installs the handler of SIGUSR1 and returns the flag that it sets: the wish for a checkpoint.
+pub(crate) fn save_flag() -> io::Result<Arc<AtomicBool>> {
+    let save = Arc::new(AtomicBool::new(false));
+    flag::register(SIGUSR1, Arc::clone(&save))?;
+    Ok(save)
+}
+
 /// Signals to a launcher, which passes them on and ends after its ranks.
 pub(crate) struct Received(Signals);
 
 impl Received {
     /// Installs the handlers. From now on no such signal ends this process.
     pub(crate) fn begin() -> io::Result<Self> {
-        Ok(Self(Signals::new([SIGINT, SIGTERM])?))
+        Ok(Self(Signals::new([SIGINT, SIGTERM, SIGUSR1])?))
     }
 
     /// Returns the next signal that came, if any.
     pub(crate) fn next(&mut self) -> Option<Signal> {
         let signal = self.0.pending().next()?;
+        if signal == SIGUSR1 {
+            return Some(Signal::USR1);
+        }
         LAST.store(signal as usize, Ordering::Relaxed);
         Some(if signal == SIGINT { Signal::INT } else { Signal::TERM })
     }

@@ -2,16 +2,22 @@
 //! are kept in its folder.
 
 use std::fs::File;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use tandem_train::Config;
+use tandem_train::config::Method;
 use tandem_train::events::{Event, Observer};
 use tandem_train::metrics::{Record, Split};
 use tandem_train::run::run_dir::LOG;
 
+use crate::closing::{self, Samples};
 use crate::step_line::{StepLine, in_words};
+use crate::{json_events, log};
 
 /// Shortest time between lines on one subject (tokenising, the reference pass).
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -28,7 +34,14 @@ pub(crate) struct Watcher {
     began: Option<(Instant, u64)>,
     /// Findings of the run so far.
     troubles: Vec<String>,
+    samples: Samples,
     log: Log,
+    /// Method of the run, where it is known.
+    method: Option<Method>,
+    /// Whether stdout gets the events too.
+    prints_json: bool,
+    /// Set when somebody wants a checkpoint.
+    save: Arc<AtomicBool>,
 }
 
 /// File of the lines that were shown.
@@ -42,7 +55,7 @@ enum Log {
 impl Watcher {
     /// Draws a bar if stderr is a terminal; else writes a line every `interval` steps.
     pub(crate) fn every(interval: u64) -> Self {
-        let bar = std::io::stderr().is_terminal().then(ProgressBar::hidden);
+        let bar = log::is_live().then(ProgressBar::hidden);
         Self {
             bar,
             interval,
@@ -51,22 +64,46 @@ impl Watcher {
             steps: 0,
             began: None,
             troubles: Vec::new(),
+            samples: Samples::default(),
             log: Log::None,
+            method: None,
+            prints_json: false,
+            save: Arc::default(),
         }
     }
 
     /// Keeps all lines in the folder of a run.
-    pub(crate) fn kept_in(mut self, output: &Path) -> Self {
-        self.log = Log::Later(output.join(LOG), Vec::new());
+    pub(crate) fn kept_for(mut self, config: &Config) -> Self {
+        self.log = Log::Later(config.output.join(LOG), Vec::new());
+        self.method = Some(config.method);
         self
     }
 
+    /// Prints the events on stdout too, as JSON.
+    pub(crate) fn printing_json(mut self, prints_json: bool) -> Self {
+        self.prints_json = prints_json;
+        self
+    }
+
+    /// Asks the run for a checkpoint when `save` is set.
+    pub(crate) fn saving_on(mut self, save: Arc<AtomicBool>) -> Self {
+        self.save = save;
+        self
+    }
+
+    /// The flag that asks for a checkpoint.
+    pub(crate) fn save_flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.save)
+    }
+
     fn say(&mut self, line: &str) {
-        match &self.bar {
-            Some(bar) if !bar.is_hidden() => bar.suspend(|| eprintln!("{line}")),
-            _ => eprintln!("{line}"),
-        }
+        tracing::info!("{line}");
         self.keep(line);
+    }
+
+    fn warn(&mut self, line: &str) {
+        tracing::warn!("{line}");
+        self.keep(&format!("warning: {line}"));
     }
 
     /// Appends a line to the log. A disk that is full is no reason to end a run.
@@ -81,7 +118,7 @@ impl Watcher {
         };
         if let Err(error) = written {
             self.log = Log::None;
-            self.say(&format!("warning: {LOG} in the run's folder ends here: {error}"));
+            self.warn(&format!("{LOG} in the run's folder ends here: {error}"));
         }
     }
 
@@ -92,7 +129,7 @@ impl Watcher {
             File::options().create(true).write(true).append(is_continued).truncate(!is_continued).open(&path);
         match opened {
             Ok(file) => self.log = Log::Open(file),
-            Err(error) => self.say(&format!("warning: cannot write {}: {error}", path.display())),
+            Err(error) => self.warn(&format!("cannot write {}: {error}", path.display())),
         }
         lines.iter().for_each(|line| self.keep(line));
     }
@@ -110,6 +147,7 @@ impl Watcher {
                 .expect("the template is a constant");
             *bar =
                 ProgressBar::new(total).with_style(style).with_prefix(subject.to_owned()).with_position(done);
+            log::set_bar(Some(bar.clone()));
         }
     }
 
@@ -127,12 +165,21 @@ impl Watcher {
     fn record(&mut self, record: &Record) {
         let line = StepLine::from_metrics(|name| record.get(name));
         match record.split() {
-            Split::Train => self.step(record.step(), &line),
-            Split::Eval => self.say(&format!("eval after step {}: {line}", record.step())),
+            Split::Train => self.step(record, &line),
+            Split::Eval => {
+                let when = match record.step() {
+                    0 => "before the first step".to_owned(),
+                    step => format!("after step {step}"),
+                };
+                let text = format!("eval {when}: {line}");
+                tracing::info!(metrics = record.to_json(), "{text}");
+                self.keep(&text);
+            }
         }
     }
 
-    fn step(&mut self, step: u64, line: &StepLine) {
+    fn step(&mut self, record: &Record, line: &StepLine) {
+        let step = record.step();
         let steps = self.steps;
         self.turn_to("train", steps, step);
         let left = self.began.filter(|(_, first)| step > *first).map(|(at, first)| {
@@ -147,26 +194,33 @@ impl Watcher {
         if step.is_multiple_of(self.interval) || step == steps {
             let left = left.map_or(String::new(), |left| format!("  left {left}"));
             let text = format!("step {step}/{steps}  {line}{left}");
-            if self.bar.is_some() { self.keep(&text) } else { self.say(&text) }
+            if self.bar.is_none() {
+                tracing::info!(metrics = record.to_json(), "{text}");
+            }
+            self.keep(&text);
         }
     }
 
-    /// Names the files and the next command, and repeats what may have spoiled the model.
+    /// Shows how answers have changed, repeats what may have spoiled the model, and names the files and the
+    /// next command.
     fn finished(&mut self, model: &Path) {
-        self.say(&format!("the model is in {}", model.display()));
-        if self.troubles.is_empty() {
-            return;
+        let changes = self.samples.lines(width());
+        changes.iter().for_each(|line| self.say(line));
+        if !self.troubles.is_empty() {
+            self.warn("look at its answers before you use the model:");
+            for trouble in std::mem::take(&mut self.troubles) {
+                self.warn(&format!("* {trouble}"));
+            }
         }
-        self.say("look at its answers before you use it:");
-        for trouble in std::mem::take(&mut self.troubles) {
-            self.say(&format!("* {trouble}"));
-        }
+        let places = closing::places(self.method, model);
+        places.iter().for_each(|line| self.say(line));
     }
 
     /// Removes the bar, so that the next output starts on a clean line.
     pub(crate) fn finish(&mut self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
+            log::set_bar(None);
         }
         self.subject.clear();
     }
@@ -179,6 +233,12 @@ fn width() -> usize {
 
 impl Observer for Watcher {
     fn event(&mut self, event: &Event<'_>) {
+        if self.prints_json
+            && let Err(error) = json_events::print(event)
+        {
+            self.prints_json = false;
+            self.warn(&format!("--json ends here: {error:#}"));
+        }
         match event {
             Event::Tokenizing { split, done, total } => {
                 self.count(&format!("tokenise {} rows", split.name()), *done, *total);
@@ -204,7 +264,19 @@ impl Observer for Watcher {
                 "policy and reference start from different weights: {per_token:.4} nats per answer token apart"
             )),
             Event::Record(record) => self.record(record),
-            Event::Skipped { step, rows, in_a_row } => self.say(&format!(
+            Event::Samples { step, samples } => {
+                self.samples.take(*step, samples);
+            }
+            Event::Best { step, metric, value } => {
+                self.samples.return_to(*step);
+                self.say(&format!(
+                    "the model that is written is that of step {step}, where {metric} was best: {value:.4}"
+                ));
+            }
+            Event::StoppedEarly { step, evaluations } => self.say(&format!(
+                "ended after step {step}: the last {evaluations} evaluations did not improve on the best one"
+            )),
+            Event::Skipped { step, rows, in_a_row } => self.warn(&format!(
                 "step {step} left out, its loss or gradient is not finite ({in_a_row} in a row): {rows}"
             )),
             Event::Saved(path) => self.say(&format!("saved {}", path.display())),
@@ -213,11 +285,15 @@ impl Observer for Watcher {
                 self.say(&format!("\n{report}\nprofiles of all ranks are in {}", folder.display()));
             }
             Event::Advice(advice) => {
-                self.say(&format!("warning: after step {}: {advice}", advice.step));
+                self.warn(&format!("after step {}: {advice}", advice.step));
                 self.troubles.push(advice.finding.clone());
             }
-            Event::Warning(text) => self.say(&format!("warning: {text}")),
+            Event::Warning(text) => self.warn(text),
         }
+    }
+
+    fn is_to_save(&mut self) -> bool {
+        self.save.swap(false, Ordering::Relaxed)
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use tandem_data::token_cache::TokenCache;
 
-use crate::metrics::{Advice, Record, Split};
+use crate::metrics::{Advice, Record, Sample, Split};
 
 /// A rank's plan, as an observer sees it: its text, and bytes of each memory.
 pub trait Planned: Display {
@@ -63,6 +63,29 @@ pub enum Event<'a> {
     },
     /// A training step or an evaluation is done; the record's split says which.
     Record(&'a Record),
+    /// The model has answered the prompts of a few rows.
+    Samples {
+        /// Steps done.
+        step: u64,
+        /// The answers, of the same rows each time.
+        samples: &'a [Sample],
+    },
+    /// Training is over, and the model that is written is that of an earlier step, the best one.
+    Best {
+        /// The step.
+        step: u64,
+        /// `train.keep_best`.
+        metric: &'a str,
+        /// The metric's value after that step.
+        value: f64,
+    },
+    /// The run ends before its last step: the metric of `train.keep_best` has not improved.
+    StoppedEarly {
+        /// Steps done.
+        step: u64,
+        /// Evaluations without an improvement.
+        evaluations: u64,
+    },
     /// A step was left out because its loss or gradient was not finite.
     Skipped {
         /// 1-based step.
@@ -93,6 +116,12 @@ pub enum Event<'a> {
 pub trait Observer: Send {
     /// Called on the training thread; should be quick.
     fn event(&mut self, event: &Event<'_>);
+
+    /// Returns whether somebody has asked for a checkpoint since the last call. Called on every rank
+    /// between steps; one that says so is enough.
+    fn is_to_save(&mut self) -> bool {
+        false
+    }
 }
 
 /// Watches nothing.

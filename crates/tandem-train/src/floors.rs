@@ -19,7 +19,7 @@ const FLOORS: &[&[&str]] = &[
     &["reference"],
     &["checkpoint"],
     &["step"],
-    &["online"],
+    &["online", "samples"],
     &["plan"],
     &["profile"],
     &["run"],

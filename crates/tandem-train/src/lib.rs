@@ -22,7 +22,7 @@
 //! 12. [`checkpoint`]: atomic, checksummed training state.
 //! 13. `step`: the one step of all recipes.
 //! 14. [`online`]: responses of the policy while it trains, their scores, and the pairs made of
-//!     them.
+//!     them. `samples`: answers to a few prompts, for people to read.
 //! 15. [`plan`]: memory and time of a run, from a dry run of the code above.
 //! 16. `profile`: where the time of some steps went.
 //! 17. [`run`]: the run folder, the trainer, and the ranks.
@@ -51,6 +51,7 @@ mod profile;
 pub mod recipe;
 mod reference;
 pub mod run;
+mod samples;
 pub mod size;
 mod step;
 pub mod weights;

@@ -2,7 +2,9 @@
 
 use std::io::IsTerminal;
 
+use serde_json::{Map, Value, json};
 use tandem_data::show::{ShowOptions, show_pair, show_prompt, show_scored};
+use tandem_data::tokenizer::Tokenizer;
 use tandem_hub::ModelFiles;
 use tandem_train::TrainError;
 use tandem_train::inputs::RunInputs;
@@ -28,8 +30,19 @@ pub(crate) fn run(arguments: &DataArguments) -> anyhow::Result<Exit> {
     let options = ShowOptions { color, ids: arguments.ids, limit: arguments.limit };
 
     let recipe = recipe::for_method(config.method);
+    let rows = (0..cache.num_rows()).skip(arguments.from).take(arguments.rows);
+    if arguments.json {
+        let lines = rows.map(|row| {
+            let object = row_object(&recipe.row(cache, row), &prepared.tokenizer)?;
+            let place =
+                [("place".to_owned(), cache.origin(row).to_string().into()), ("row".to_owned(), row.into())];
+            Ok(Value::Object(place.into_iter().chain(object).collect()).to_string())
+        });
+        print_lines(&lines.collect::<anyhow::Result<Vec<_>>>()?)?;
+        return Ok(Exit::Done);
+    }
     let mut lines = cache.report_lines();
-    for row in (0..cache.num_rows()).skip(arguments.from).take(arguments.rows) {
+    for row in rows {
         lines.push(format!("\n{}", cache.origin(row)));
         let shown = match recipe.row(cache, row) {
             DatasetRow::Pair(pair) => show_pair(&prepared.tokenizer, &pair, options),
@@ -40,4 +53,31 @@ pub(crate) fn run(arguments: &DataArguments) -> anyhow::Result<Exit> {
     }
     print_lines(&lines)?;
     Ok(Exit::Done)
+}
+
+/// A row's parts, each with its text and ids; of a supervised row also which tokens are trained.
+fn row_object(row: &DatasetRow<'_>, tokenizer: &Tokenizer) -> anyhow::Result<Map<String, Value>> {
+    let part = |tokens: &[u32]| -> anyhow::Result<Value> {
+        Ok(json!({ "text": tokenizer.decode(tokens, false)?, "tokens": tokens }))
+    };
+    let mut object = Map::new();
+    match row {
+        DatasetRow::Pair(pair) => {
+            let [prompt, other] = pair.prompts();
+            object.insert("prompt".to_owned(), part(prompt)?);
+            object.insert("chosen".to_owned(), part(pair.chosen)?);
+            if prompt.len() != other.len() {
+                object.insert("prompt_of_rejected".to_owned(), part(other)?);
+            }
+            object.insert("rejected".to_owned(), part(pair.rejected)?);
+        }
+        DatasetRow::Scored(row) => {
+            object.insert("sequence".to_owned(), part(row.tokens)?);
+            // Nothing predicts the first token.
+            let is_trained = |(index, scored): (usize, &u8)| Value::from(index > 0 && *scored != 0);
+            object.insert("trained".to_owned(), row.scored.iter().enumerate().map(is_trained).collect());
+        }
+        DatasetRow::Prompt(tokens) => drop(object.insert("prompt".to_owned(), part(tokens)?)),
+    }
+    Ok(object)
 }

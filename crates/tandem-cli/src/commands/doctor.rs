@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::Context;
+use serde_json::json;
 use tandem_comm::nccl::Libraries;
 use tandem_kernels::cpu::Isa;
 use tandem_kernels::cuda;
@@ -24,33 +25,63 @@ const GIB: f64 = (1u64 << 30) as f64;
 pub(crate) fn run(arguments: &DoctorArguments) -> anyhow::Result<Exit> {
     let (libraries, missing) = libraries();
     let (found, gpus) = gpus(&missing);
-    let mut lines = [vec![processor()], found, libraries, vec![processes()]].concat();
+    let mut findings = vec![processor()];
+    findings.extend(found);
+    findings.extend(libraries);
+    findings.push(processes());
     if gpus.len() > 1 {
         match nvidia::links() {
-            Ok(links) => lines.extend(links::lines(&links).iter().map(|(what, found)| line(what, found))),
-            Err(error) => lines.push(line("links", &chain(&error))),
+            Ok(links) => {
+                let links = links::lines(&links).into_iter();
+                findings.extend(links.map(|(what, found)| Finding::new(&what, found, true)));
+            }
+            Err(error) => findings.push(Finding::new("links", chain(&error), false)),
         }
     }
-    print_lines(&lines)?;
+    if arguments.json {
+        let findings = findings
+            .iter()
+            .map(|Finding { what, found, works }| json!({ "what": what, "found": found, "works": works }));
+        let machine = json!({ "usable_gpus": gpus, "findings": findings.collect::<Vec<_>>() });
+        print_lines(&[machine.to_string()])?;
+    } else {
+        print_lines(&findings.iter().map(Finding::line).collect::<Vec<_>>())?;
+    }
     if let Some(file) = &arguments.measure {
         measured(file, &gpus)?;
     }
     Ok(Exit::Done)
 }
 
-fn line(what: &str, found: &str) -> String {
-    format!("{what:<10} {found}")
+/// A part of the machine, or a library.
+struct Finding {
+    what: String,
+    /// What it is, or why it is missing.
+    found: String,
+    works: bool,
 }
 
-fn processor() -> String {
-    let isa = Isa::detect().map_or_else(|error| chain(&error), |isa| isa.name().to_owned());
+impl Finding {
+    fn new(what: &str, found: String, works: bool) -> Self {
+        Self { what: what.to_owned(), found, works }
+    }
+
+    fn line(&self) -> String {
+        format!("{:<10} {}", self.what, self.found)
+    }
+}
+
+fn processor() -> Finding {
+    let detected = Isa::detect();
+    let works = detected.is_ok();
+    let isa = detected.map_or_else(|error| chain(&error), |isa| isa.name().to_owned());
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let memory = host_memory().map_or(String::new(), |bytes| format!(", {:.1} GiB", bytes as f64 / GIB));
-    line("CPU", &format!("{cores} cores{memory}, {isa}"))
+    Finding::new("CPU", format!("{cores} cores{memory}, {isa}"), works)
 }
 
-/// Prints a line per GPU and returns the usable ordinals.
-fn gpus(missing: &[&str]) -> (Vec<String>, Vec<usize>) {
+/// Returns the GPUs, and the ordinals of the usable ones.
+fn gpus(missing: &[&str]) -> (Vec<Finding>, Vec<usize>) {
     let found = match cuda::list() {
         Ok(found) => found,
         Err(error) => {
@@ -58,21 +89,22 @@ fn gpus(missing: &[&str]) -> (Vec<String>, Vec<usize>) {
                 [] => format!(": {}", chain(&error)),
                 missing => format!(" without {}: see below", missing.join(", ")),
             };
-            return (vec![line("GPUs", &format!("none can be used{why}"))], Vec::new());
+            return (vec![Finding::new("GPUs", format!("none can be used{why}"), false)], Vec::new());
         }
     };
     let (mut lines, mut gpus) = (Vec::new(), Vec::new());
     for properties in found {
         let (major, minor) = properties.capability;
         let (state, usable) = state(properties.ordinal);
-        lines.push(line(
+        lines.push(Finding::new(
             &format!("GPU {}", properties.ordinal),
-            &format!(
+            format!(
                 "{}, {:.1} GiB, compute capability {major}.{minor}, {} multiprocessors; {state}",
                 properties.name,
                 properties.total_memory as f64 / GIB,
                 properties.multiprocessors
             ),
+            usable,
         ));
         gpus.extend(usable.then_some(properties.ordinal));
     }
@@ -87,8 +119,8 @@ fn state(ordinal: usize) -> (String, bool) {
     }
 }
 
-/// Prints a line per library and returns the missing ones that a GPU needs.
-fn libraries() -> (Vec<String>, Vec<&'static str>) {
+/// Returns the libraries, and the missing ones that a GPU needs.
+fn libraries() -> (Vec<Finding>, Vec<&'static str>) {
     let Inventory { driver, nvml, nvrtc, cublaslt } = Inventory::take();
     let nccl = Libraries::find();
     let (mut lines, mut missing) = (Vec::new(), Vec::new());
@@ -99,6 +131,7 @@ fn libraries() -> (Vec<String>, Vec<&'static str>) {
         ("cuBLASLt", "", true, cublaslt.map_err(|error| chain(&error))),
         ("NCCL", "", false, nccl.map_err(|error| chain(&error))),
     ] {
+        let works = found.is_ok();
         let found = match found {
             Ok(found) => format!("{of}{}, {}", found.version, found.file.display()),
             Err(why) => {
@@ -106,13 +139,14 @@ fn libraries() -> (Vec<String>, Vec<&'static str>) {
                 format!("missing: {why}")
             }
         };
-        lines.push(line(library, &found));
+        lines.push(Finding::new(library, found, works));
     }
     (lines, missing)
 }
 
-fn processes() -> String {
-    line("Processes", "TCP and shared memory, built in; MPI where an MPI launcher starts the ranks")
+fn processes() -> Finding {
+    let found = "TCP and shared memory, built in; MPI where an MPI launcher starts the ranks";
+    Finding::new("Processes", found.to_owned(), true)
 }
 
 /// Measures the CPU and GPUs and writes a device table.

@@ -1,6 +1,6 @@
 //! `tandem export`: writes a model in another program's format.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use tandem_hub::ModelFiles;
 use tandem_kernels::DType;
@@ -22,7 +22,7 @@ pub(crate) fn run(arguments: &ExportArguments) -> anyhow::Result<Exit> {
     if to.exists() {
         return Err(mistake(format!("{} already exists; export writes a new file", to.display())));
     }
-    let model = hub::model(&final_model(model), ModelFiles::Whole)?;
+    let model = hub::model(&hub::made_by_run(model)?, ModelFiles::Whole)?;
     if model.join("adapter_config.json").is_file() && !model.join("config.json").is_file() {
         return Err(mistake(format!(
             "{} holds an adapter; merge it first (tandem merge) and export the merged model",
@@ -32,12 +32,6 @@ pub(crate) fn run(arguments: &ExportArguments) -> anyhow::Result<Exit> {
     let num_parameters = export(&model, to, dtype.map(DType::from))?;
     print_lines(&[format!("{}: {num_parameters} parameters", to.display())])?;
     Ok(Exit::Done)
-}
-
-/// Returns the final model of a run's folder, or the path itself.
-fn final_model(path: &Path) -> PathBuf {
-    let inside = path.join("final");
-    if !path.join("config.json").exists() && inside.is_dir() { inside } else { path.to_owned() }
 }
 
 /// Writes `to` and returns the number of parameters.

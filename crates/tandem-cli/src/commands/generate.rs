@@ -3,11 +3,13 @@
 use std::io::{BufRead, IsTerminal, stdin};
 
 use anyhow::Context;
+use serde_json::json;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_model::decode::Flow;
 
 use crate::args::{ComputeArguments, GenerateArguments, SamplingArguments, WeightArguments};
 use crate::exit::{Exit, mistake};
+use crate::generation::answers::CompletionText;
 use crate::generation::loaded::{encode_chat, message};
 use crate::generation::{Wanted, answers};
 use crate::hub;
@@ -31,12 +33,22 @@ pub(crate) fn run(arguments: &GenerateArguments) -> anyhow::Result<Exit> {
     let sampling = arguments.sampling.sampling(0.0, arguments.sampling.seed.unwrap_or_default());
     let wanted = Wanted { sampling, max_new_tokens, stop };
     let answers = answers(&hub::weights(&arguments.weights)?, &texts, framing, &wanted, &arguments.compute)?;
+    if arguments.json {
+        let line = |(prompt, answer): (&String, &CompletionText)| {
+            let CompletionText { text, tokens, is_ended } = answer;
+            json!({ "prompt": prompt, "completion": text, "tokens": tokens, "ended": is_ended }).to_string()
+        };
+        print_lines(&prompts.iter().zip(&answers).map(line).collect::<Vec<_>>())?;
+        return Ok(Exit::Done);
+    }
     // Several completions are shown under their prompts; a single one alone, ready to pipe.
     let lines: Vec<String> = match &answers[..] {
-        [answer] => vec![answer.clone()],
-        answers => {
-            prompts.iter().zip(answers).map(|(prompt, answer)| format!("> {prompt}\n{answer}")).collect()
-        }
+        [answer] => vec![answer.text.clone()],
+        answers => prompts
+            .iter()
+            .zip(answers)
+            .map(|(prompt, answer)| format!("> {prompt}\n{}", answer.text))
+            .collect(),
     };
     print_lines(&lines)?;
     Ok(Exit::Done)
@@ -62,12 +74,12 @@ pub(crate) fn answers(
     framing: PromptFormat<'_>,
     wanted: &Wanted<'_>,
     compute: &ComputeArguments,
-) -> tandem_train::Result<Vec<String>> {
+) -> tandem_train::Result<Vec<CompletionText>> {
     let tokenizer = Tokenizer::from_folder(&weights.model)?;
     let prompts =
         prompts.iter().map(|text| encode(&tokenizer, text, framing)).collect::<Result<Vec<_>, _>>()?;
     let answers = answers::all(weights, tokenizer, prompts, wanted, compute, &mut |_| Flow::Continue)?;
-    Ok(answers.into_iter().flatten().map(|answered| answered.text).collect())
+    Ok(answers.unwrap_or_default())
 }
 
 fn encode(tokenizer: &Tokenizer, prompt: &str, framing: PromptFormat<'_>) -> tandem_data::Result<Vec<u32>> {

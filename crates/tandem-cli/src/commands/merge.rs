@@ -20,7 +20,7 @@ pub(crate) fn run(arguments: &MergeArguments) -> anyhow::Result<Exit> {
         return Err(mistake(format!("{} already exists; merge writes a new folder", output.display())));
     }
     let dtype = dtype.map(DType::from);
-    let adapter = &hub::model(adapter, ModelFiles::Adapter)?;
+    let adapter = &hub::model(&hub::made_by_run(adapter)?, ModelFiles::Adapter)?;
     PeftFolder::open(adapter).map_err(TrainError::from)?;
     let base = match base {
         Some(base) => hub::model(base, ModelFiles::Whole),

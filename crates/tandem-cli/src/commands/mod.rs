@@ -1,6 +1,7 @@
 //! The subcommands, one file each.
 
 pub(crate) mod chat;
+pub(crate) mod checkpoint;
 pub(crate) mod config;
 pub(crate) mod data;
 pub(crate) mod doctor;

@@ -10,20 +10,20 @@ use tandem_train::{Config, Options};
 
 use crate::args::{LaunchArguments, TrainArguments};
 use crate::exit::Exit;
+use crate::log::LogArguments;
 use crate::watcher::Watcher;
 use crate::{hub, processes, signals};
 
-pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<Exit> {
+pub(crate) fn run(arguments: &TrainArguments, log: LogArguments) -> anyhow::Result<Exit> {
     let launch = Launch::detect()?;
     // A single process starts all local ranks.
     if let LocalRanks::Count(ranks) = launch.ranks_here
         && ranks > 1
     {
-        return super::launch::run(&LaunchArguments::for_ranks(
-            &launch,
-            ranks,
-            std::env::args().skip(1).collect(),
-        ));
+        return super::launch::run(
+            &LaunchArguments::for_ranks(&launch, ranks, std::env::args().skip(1).collect()),
+            log,
+        );
     }
     let mut overrides = arguments.run.overrides.clone();
     overrides.extend(arguments.memory.iter().map(|size| format!("compute.memory={size}")));
@@ -35,7 +35,8 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<Exit> {
     };
     let options = Options { start, profile: arguments.profile };
     let stop = signals::stop_flag()?;
-    let watcher = &mut Watcher::every(1).kept_in(&config.output);
+    let save = signals::save_flag()?;
+    let watcher = &mut Watcher::every(1).kept_for(&config).printing_json(arguments.json).saving_on(save);
     if launch.is_distributed() {
         return Ok(exit(&processes::train(&launch, config, options, watcher, &stop)?));
     }

@@ -60,7 +60,8 @@ pub(crate) fn run(arguments: &QuickstartArguments) -> anyhow::Result<Exit> {
             folder.join(method).with_extension("toml").display()
         ));
         let config = Config::load::<&str>(&folder.join(method).with_extension("toml"), &[])?;
-        let exit = train::train(&config, RunDirPolicy::Fresh, &mut Watcher::every(20), &stop)?;
+        let exit =
+            train::train(&config, RunDirPolicy::Fresh, &mut Watcher::every(20).kept_for(&config), &stop)?;
         if exit != Exit::Done || stop.load(Ordering::Relaxed) {
             return Ok(Exit::Interrupted);
         }
@@ -122,13 +123,14 @@ fn answer(model: &Path, corpus: &Corpus, threads: usize) -> anyhow::Result<Vec<S
     let sampling = Sampling { seed: 11, ..Sampling::default() };
     let wanted = Wanted { sampling, max_new_tokens: 48, stop: &[] };
     let prompts: Vec<&str> = corpus.held_out.iter().map(|(prompt, _)| prompt.as_str()).collect();
-    Ok(generate::answers(
+    let answers = generate::answers(
         &WeightArguments { model: model.to_owned(), adapter: None },
         &prompts,
         PromptFormat::Chat(None),
         &wanted,
         &ComputeArguments { device: Place::Cpu, threads: Some(threads), dtype: ComputeType::F32 },
-    )?)
+    )?;
+    Ok(answers.into_iter().map(|answer| answer.text).collect())
 }
 
 /// Prints the judge's table and returns the share of held-out prompts answered as preferred.

@@ -32,4 +32,24 @@ pub struct Cursor {
     /// Online runs: completions that wait to be trained on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub online: Option<OnlineState>,
+    /// Factor of the learning rate, where a training loop has set one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub learning_rate_factor: Option<f64>,
+    /// With `train.keep_best`: the best evaluation so far.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best: Option<BestEvaluation>,
+}
+
+/// The best evaluation of a run so far.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BestEvaluation {
+    /// Metric, as `train.keep_best` names it.
+    pub metric: String,
+    /// Its value.
+    pub value: f64,
+    /// Steps done when it was evaluated.
+    pub step: u64,
+    /// Evaluations since then.
+    pub evaluations_since: u64,
 }

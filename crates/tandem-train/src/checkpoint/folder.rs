@@ -146,16 +146,16 @@ impl Checkpoints {
         Ok(Latest { checkpoint: None, skipped })
     }
 
-    /// Deletes all but the newest `keep` checkpoints of steps up to `step`, the one just saved.
-    /// Checkpoints of later steps were found damaged on resume; they stay for inspection until they
+    /// Deletes all but the newest `keep` checkpoints of steps up to `step`, the one just saved, and the
+    /// one of step `best`. Checkpoints of later steps were found damaged on resume; they stay for inspection until they
     /// are overwritten.
     ///
     /// # Errors
     /// A checkpoint cannot be deleted; the newest `keep` are never touched.
-    pub fn prune(&self, keep: usize, step: u64) -> Result<()> {
+    pub fn prune(&self, keep: usize, step: u64, best: Option<u64>) -> Result<()> {
         let steps: Vec<u64> = self.steps()?.into_iter().filter(|s| *s <= step).collect();
         let surplus = steps.len().saturating_sub(keep.max(1));
-        for old in &steps[..surplus] {
+        for old in steps[..surplus].iter().filter(|old| best != Some(**old)) {
             self.discard(&self.folder_of(*old))?;
         }
         Ok(())

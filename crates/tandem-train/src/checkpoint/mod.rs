@@ -23,6 +23,7 @@
 //! returns one.
 
 mod cursor;
+mod export;
 mod folder;
 mod load;
 mod manifest;
@@ -33,7 +34,8 @@ mod shard;
 pub(crate) mod snapshot;
 pub(crate) mod state;
 
-pub use cursor::Cursor;
+pub use cursor::{BestEvaluation, Cursor};
+pub use export::export;
 pub use folder::{Checkpoints, Latest};
 pub use load::Checkpoint;
 pub use online::{Answer, Batch, CompletedPrompt, JudgeScore, OnlineState};

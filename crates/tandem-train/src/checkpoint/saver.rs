@@ -165,7 +165,7 @@ impl Saver {
         let thread = spawn(move || {
             let path = checkpoints.publish(&cursor, &parts)?;
             if let Some(keep) = keep {
-                checkpoints.prune(keep, cursor.step)?;
+                checkpoints.prune(keep, cursor.step, cursor.best.as_ref().map(|best| best.step))?;
             }
             Ok(path)
         })?;

@@ -322,6 +322,21 @@ pub(crate) fn restore_weights(
     Ok(num_known)
 }
 
+/// Checks that the checkpoint has a policy of this model.
+pub(super) fn check_policy(checkpoint: &Checkpoint, decoder: &Decoder) -> Result<()> {
+    check_group(checkpoint, POLICY, decoder).map(drop)
+}
+
+/// Reads the trained parameters of a whole layer of the policy.
+pub(super) fn read_policy(
+    checkpoint: &Checkpoint,
+    decoder: &Decoder,
+    layer: LayerId,
+    flat: &mut [f32],
+) -> Result<()> {
+    read_layer(checkpoint, POLICY, decoder, layer, 0..flat.len(), flat)
+}
+
 /// Reads this rank's part of the masters that it holds, and returns the number of tensors that all
 /// ranks hold.
 fn read_masters(

@@ -40,6 +40,13 @@ fn cursor(step: u64) -> Cursor {
         skipped: 1,
         skipped_in_row: 0,
         seconds: 0.1 + step as f64,
+        learning_rate_factor: Some(0.1 + 0.2),
+        best: Some(BestEvaluation {
+            metric: "eval/loss".into(),
+            value: 0.1 + 0.2,
+            step: step / 2,
+            evaluations_since: 3,
+        }),
     }
 }
 
@@ -331,17 +338,26 @@ fn the_newest_complete_one_is_found_and_keep_deletes_the_oldest() {
     let (_folder, checkpoints) = setup(&[9, 10, 100, 1_000_000]);
     assert_eq!(checkpoints.steps().expect("a listing"), [9, 10, 100, 1_000_000]);
     assert_holds(&newest(&checkpoints).0.expect("a checkpoint"), 1_000_000);
-    checkpoints.prune(2, 1_000_000).expect("deleting");
+    checkpoints.prune(2, 1_000_000, None).expect("deleting");
     assert_eq!(checkpoints.steps().expect("a listing"), [100, 1_000_000]);
-    checkpoints.prune(0, 1_000_000).expect("deleting");
+    checkpoints.prune(0, 1_000_000, None).expect("deleting");
     assert_eq!(checkpoints.steps().expect("a listing"), [1_000_000], "the newest is always kept");
+}
+
+#[test]
+fn the_best_one_is_kept_beside_the_newest() {
+    let (_folder, checkpoints) = setup(&[9, 10, 100, 200]);
+    checkpoints.prune(2, 200, Some(10)).expect("deleting");
+    assert_eq!(checkpoints.steps().expect("a listing"), [10, 100, 200]);
+    checkpoints.prune(2, 200, Some(100)).expect("deleting");
+    assert_eq!(checkpoints.steps().expect("a listing"), [100, 200]);
 }
 
 #[test]
 fn keep_counts_only_checkpoints_up_to_the_one_just_saved() {
     // The run resumed from 20 because 30 was damaged, and has just saved 25.
     let (_folder, checkpoints) = setup(&[10, 20, 30, 25]);
-    checkpoints.prune(1, 25).expect("deleting");
+    checkpoints.prune(1, 25, None).expect("deleting");
     assert_eq!(checkpoints.steps().expect("a listing"), [25, 30]);
 }
 

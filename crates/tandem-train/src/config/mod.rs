@@ -19,6 +19,7 @@ mod data;
 mod derived;
 mod draft;
 mod error;
+mod evaluation;
 mod explain;
 mod foreign;
 mod form;
@@ -48,6 +49,7 @@ pub use data::{DataConfig, DataSource, Order, Side, TemplateSource};
 pub(crate) use derived::whole_format;
 pub use draft::{Draft, DraftKey, Remark};
 pub use error::{ConfigError, Place, Problem};
+pub use evaluation::{BestMetric, EvaluationConfig, SampleCount};
 pub use explain::explain;
 pub use foreign::{Answers, Facts, Program, Translation, coming_from_page, translate};
 pub use hub::{Fetch, HubPart, HubUse, load_judges_fetched};
@@ -151,6 +153,7 @@ impl Config {
         let config = Self::visit(None, &mut keys)?;
         keys.finish()?;
         online::check(&config, &places)?;
+        evaluation::check(&config, &places)?;
         reference::check(&config, &places)?;
         judges::check(&config.judges, &places)?;
         config.refuse_own_output(&places)?;
@@ -203,7 +206,9 @@ impl Config {
         let reference = keys.table("reference", now.map(|now| &now.reference), |now, keys| {
             ReferenceConfig::visit(now, keys, method, objective.reference_free, adapter.as_ref())
         })?;
-        let train = keys.table("train", now.map(|now| &now.train), TrainConfig::visit)?;
+        let train = keys.table("train", now.map(|now| &now.train), |now, keys| {
+            TrainConfig::visit(now, keys, method, !data.eval.is_empty())
+        })?;
         let compute = keys.table("compute", now.map(|now| &now.compute), |now, keys| {
             ComputeConfig::visit(now, keys, method, adapter.is_some())
         })?;

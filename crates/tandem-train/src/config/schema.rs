@@ -123,6 +123,9 @@ fn in_words(words: &str) -> Value {
             let number = json!({ "type": "number", "exclusiveMinimum": 0 });
             json!({ "anyOf": [number, { "type": "array", "items": number }] })
         }
+        "`\"auto\"` or integer, 0 to 1024" => {
+            json!({ "anyOf": [{ "const": "auto" }, { "type": "integer", "minimum": 0, "maximum": 1024 }] })
+        }
         "two numbers, ≥ 0, < 1" => {
             let number = json!({ "type": "number", "minimum": 0, "exclusiveMaximum": 1 });
             json!({ "type": "array", "items": number, "minItems": 2, "maxItems": 2 })

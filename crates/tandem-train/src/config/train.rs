@@ -3,7 +3,9 @@
 use tandem_kernels::StateForm;
 use toml::Value;
 
+use super::Method;
 use super::error::Result;
+use super::evaluation::EvaluationConfig;
 use super::form::{AT_LEAST_ONE, COUNT, Form, POSITIVE, boolean, choice, custom, integer, number};
 use super::keys::{Keys, group, keys};
 use super::reader::Entry;
@@ -12,7 +14,7 @@ use super::types::Shape;
 keys! {
     /// Batches, steps, optimiser, evaluation and checkpoints.
     #[derive(Clone, Debug, PartialEq)]
-    pub struct TrainConfig() {
+    pub struct TrainConfig(method: Method, has_eval: bool) {
         /// Pairs per optimiser step, over all ranks; rows for SFT, prompts for online runs.
         batch_size: usize = integer(1..=1 << 24).required("the pairs (rows, for SFT) of one optimiser step"),
         /// Division of a batch into micro-batches, also in evaluation.
@@ -42,9 +44,12 @@ keys! {
         /// copy of its share: weights and optimiser states, 12 bytes per parameter for AdamW and 8
         /// for RMSprop, less with `optimizer_state`. `tandem plan` shows it as "checkpoint copy".
         async_checkpoints: bool = boolean().or(true).free(),
-        /// Steps between evaluations; 0 evaluates at the end only.
+        /// Steps between evaluations; 0 evaluates at the start (`eval_first`) and at the end only.
         eval_every: Option<u64> = integer(COUNT).zero_is_none().or(None).free(),
-        /// Number of checkpoints kept; 0 keeps all.
+        /// Evaluations, samples, and the best checkpoint.
+        evaluation: EvaluationConfig =
+            group(|now, keys: &mut Keys| EvaluationConfig::visit(now, keys, method, has_eval)),
+        /// Number of checkpoints kept, beside the one of `keep_best`; 0 keeps all.
         keep: Option<usize> = integer(COUNT).zero_is_none().or(Some(2)).free(),
         /// Consecutive steps that may be skipped for a loss or gradient that is not finite. The run
         /// then stops and names the rows.

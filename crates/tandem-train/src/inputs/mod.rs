@@ -109,35 +109,42 @@ fn warn_of_dropout(config: &Config, folder: &ModelFolder, observer: &mut dyn Obs
     )));
 }
 
-impl RunInputs {
-    /// Opens the model folder, checks the reference's against it, and tokenises uncached data.
-    pub fn open(config: &Config, observer: &mut dyn Observer) -> Result<Self> {
-        let recipe = recipe::for_method(config.method);
-        let mut folder = recipe.open_folder(config)?;
-        if let Weights::File(path) = &config.weights {
-            folder = folder.with_weights(path);
-        }
-        if let (Some(format), None, false) =
-            (folder.quantised(), &config.adapter, config.weights == Weights::Random)
-        {
-            observer.event(&Event::Warning(&format!(
+/// Opens the policy's folder and its tokenizer, with the chat template of the config.
+pub(crate) fn open_policy(config: &Config, observer: &mut dyn Observer) -> Result<(ModelFolder, Tokenizer)> {
+    let recipe = recipe::for_method(config.method);
+    let mut folder = recipe.open_folder(config)?;
+    if let Weights::File(path) = &config.weights {
+        folder = folder.with_weights(path);
+    }
+    if let (Some(format), None, false) =
+        (folder.quantised(), &config.adapter, config.weights == Weights::Random)
+    {
+        observer.event(&Event::Warning(&format!(
                 "{} holds {format} weights, and every weight trains: training starts from what they stand for, and the model \
                  that it writes is not quantised",
                 config.model.display(),
             )));
-        }
-        let mut tokenizer = Tokenizer::from_folder(&config.model)?;
-        if let Some(source) = &config.data.chat_template {
-            let text = match source {
-                TemplateSource::Path(path) => {
-                    std::fs::read_to_string(path).map_err(TrainError::io("read", path))?
-                }
-                TemplateSource::Text(text) => text.clone(),
-            };
-            tokenizer = tokenizer.with_chat_template(&text)?;
-            folder = folder.with_chat_template(text);
-        }
-        folder = recipe.with_tokenizer(folder, &tokenizer);
+    }
+    let mut tokenizer = Tokenizer::from_folder(&config.model)?;
+    if let Some(source) = &config.data.chat_template {
+        let text = match source {
+            TemplateSource::Path(path) => {
+                std::fs::read_to_string(path).map_err(TrainError::io("read", path))?
+            }
+            TemplateSource::Text(text) => text.clone(),
+        };
+        tokenizer = tokenizer.with_chat_template(&text)?;
+        folder = folder.with_chat_template(text);
+    }
+    folder = recipe.with_tokenizer(folder, &tokenizer);
+    Ok((folder, tokenizer))
+}
+
+impl RunInputs {
+    /// Opens the model folder, checks the reference's against it, and tokenises uncached data.
+    pub fn open(config: &Config, observer: &mut dyn Observer) -> Result<Self> {
+        let recipe = recipe::for_method(config.method);
+        let (folder, tokenizer) = open_policy(config, observer)?;
         if folder.begins_score_head() && config.weights != Weights::Random {
             observer.event(&Event::Warning(&format!(
                 "{} is a language model: the head that scores texts starts at random, drawn from the seed {}",

@@ -3,9 +3,11 @@
 mod accumulator;
 mod advice;
 mod record;
+mod sample;
 mod writer;
 
 pub use accumulator::{MetricSums, Sides};
 pub use advice::{Advice, Advisor, Trouble};
 pub use record::{Record, Split};
+pub use sample::Sample;
 pub use writer::{MetricsFile, read_records};

@@ -45,6 +45,7 @@ use crate::parallel::pipeline::most_under_way;
 use crate::parallel::{DeviceMesh, mesh};
 use crate::placement::{MemoryPlacement, MemoryRequirements, PassCapacities};
 use crate::recipe::{self, MicroBatch, RankBatch};
+use crate::samples::Sampler;
 use crate::step::{StepOptions, TrainState, TrainStep};
 use crate::{Result, judges};
 use estimate::device::DeviceKind;
@@ -347,6 +348,13 @@ impl DryRun<'_> {
                 scorer.evaluate(&mut mesh, &share, &mut |_| Ok(survey.typical.clone()))?;
             }
             self.phases.push(PhasePlan::new("evaluate", &placement, flops));
+        }
+        if let Some(sampler) = self.outline.sampler(config)
+            && Sampler::takes_part(config, self.rank)
+        {
+            begin(&placement);
+            sampler.dry_run(&mut scorer, &mut mesh)?;
+            self.phases.push(PhasePlan::new("sample", &placement, 0.0));
         }
 
         if let Some(device) = beside {

@@ -13,6 +13,7 @@ use crate::config::{Config, MicroBatchSize, Order, ReferenceKind};
 use crate::inputs::RunInputs;
 use crate::placement::PassCapacities;
 use crate::recipe::{self, AssumedRow, MicroBatch, deal};
+use crate::samples::Sampler;
 use crate::{Result, TrainError};
 
 /// Inputs of a plan about model and data.
@@ -166,6 +167,14 @@ impl<'a> PlanInputs<'a> {
         match self.rows {
             Rows::Known(prepared) => prepared.train.report().longest as usize,
             Rows::Assumed(assumed) => assumed.shape(config).0.max(1),
+        }
+    }
+
+    /// The prompts that a run samples answers to.
+    pub(crate) fn sampler(&self, config: &Config) -> Option<Sampler> {
+        match self.rows {
+            Rows::Known(prepared) => Sampler::new(config, prepared),
+            Rows::Assumed(assumed) => Sampler::assumed(config, assumed.shape(config).0),
         }
     }
 

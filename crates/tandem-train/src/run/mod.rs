@@ -2,6 +2,7 @@
 
 mod agreement;
 pub mod evaluation;
+mod model_card;
 mod resume;
 pub mod run_dir;
 pub mod spawn;

@@ -8,7 +8,8 @@
 //!   log.txt          the lines that the run has shown
 //!   rows.jsonl       with `train.record_rows`: the rows of each step
 //!   checkpoints/     see `checkpoint`
-//!   final/           the trained model, an ordinary HF folder
+//!   samples.jsonl    answers of the model while it trained
+//!   final/           the trained model, an ordinary HF folder, with a README.md about it
 //!   .lock            held while a run is going; empty or stale ones mean nothing
 //! ```
 
@@ -23,10 +24,14 @@ use crate::config::Config;
 use crate::disk::replace;
 use crate::error::{Result, TrainError};
 use crate::profile;
+use crate::run::model_card;
 
 /// First line of every `config.toml` written here: tells it from one that a person put into the
 /// folder.
 const CONFIG_HEADER: &str = crate::config::RESOLVED_HEADER;
+
+/// File about a trained model, in its folder.
+const MODEL_CARD: &str = "README.md";
 
 /// File of the lines that a run has shown; its observer writes it.
 pub const LOG: &str = "log.txt";
@@ -140,6 +145,11 @@ impl RunDir {
         final_path(&self.path)
     }
 
+    /// Writes the model card into the folder of the trained model.
+    pub(crate) fn write_model_card(&self, text: &str) -> Result<()> {
+        replace(&self.final_path().join(MODEL_CARD), text.as_bytes())
+    }
+
     /// `checkpoints/`.
     pub fn checkpoints(&self) -> Checkpoints {
         Checkpoints::for_run(&self.path)
@@ -159,6 +169,10 @@ impl RunDir {
         }
         self.checkpoints().clear()?;
         clear_folder(&profile::folder_of(&self.path), is_profile)?;
+        let card = self.final_path().join(MODEL_CARD);
+        if fs::read_to_string(&card).is_ok_and(|text| model_card::is_ours(&text)) {
+            remove_file(&card)?;
+        }
         clear_folder(&self.final_path(), is_model_file)
     }
 
@@ -198,7 +212,12 @@ fn is_profile(name: &str) -> bool {
 
 /// Returns whether saving a model writes a file of that name.
 fn is_model_file(name: &str) -> bool {
-    const NAMES: [&str; 11] = [
+    const NAMES: [&str; 16] = [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "preprocessor_config.json",
+        "processor_config.json",
+        "video_preprocessor_config.json",
         "config.json",
         "generation_config.json",
         "tokenizer.json",

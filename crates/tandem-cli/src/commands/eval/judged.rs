@@ -77,7 +77,7 @@ fn given(path: &Option<PathBuf>) -> &Path {
 }
 
 fn stopped() -> Exit {
-    eprintln!("stopped: there is no win rate");
+    tracing::warn!("stopped: there is no win rate");
     Exit::Interrupted
 }
 
@@ -90,7 +90,7 @@ fn sides(arguments: &JudgedArguments, rows: &[PromptRow]) -> anyhow::Result<[Sid
     };
     let theirs = match against_column {
         Some(column) => {
-            let folder = hub::model(given(model), ModelFiles::WithoutWeights)?;
+            let folder = hub::model(&hub::made_by_run(given(model))?, ModelFiles::WithoutWeights)?;
             Side::column(column, rows, &folder)
         }
         None => side(against, against_adapter),
@@ -147,7 +147,7 @@ fn panel(sections: &[JudgeSection], compute: &ComputeArguments) -> anyhow::Resul
         ComputeType::F32 => DType::F32,
         ComputeType::Bf16 => DType::Bf16,
     };
-    let on_line: judges::JudgeLine = Arc::new(|judge, line| eprintln!("judge `{judge}`: {line}"));
+    let on_line: judges::JudgeLine = Arc::new(|judge, line| tracing::info!("judge `{judge}`: {line}"));
     Ok(judges::panel(sections, &device, dtype, &on_line)?)
 }
 

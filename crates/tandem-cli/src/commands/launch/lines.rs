@@ -91,7 +91,8 @@ fn read(
 
 /// Adds a line to the error that is kept: a new one begins with `error:`.
 fn keep_error(error: &mut String, line: &str) {
-    let begins = line.starts_with("error:") || line.contains("] error:");
+    let begins =
+        line.starts_with("error:") || line.contains("] error:") || line.contains(r#""level":"error""#);
     if begins {
         error.clear();
     } else if error.is_empty() || error.len() + line.len() > ERROR {

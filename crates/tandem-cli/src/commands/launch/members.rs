@@ -15,6 +15,7 @@ use super::hosts::Host;
 use super::lines::{self, Output};
 use crate::args::Part;
 use crate::exit::Exit;
+use crate::log::{LogArguments, LogFormat};
 use crate::signals;
 
 /// Time for the other ranks to end and report after one has failed. A rank that hangs never does.
@@ -46,6 +47,8 @@ pub(super) struct Members {
     /// Orders of the launcher that started this one; their end is its end.
     orders: Option<Receiver<Order>>,
     log_dir: Option<PathBuf>,
+    /// Options about messages, for each process.
+    log: LogArguments,
 }
 
 struct Member {
@@ -66,8 +69,12 @@ enum Order {
     Kill,
 }
 
-const ORDERS: [(&str, Order); 3] =
-    [("INT", Order::Pass(Signal::INT)), ("TERM", Order::Pass(Signal::TERM)), ("KILL", Order::Kill)];
+const ORDERS: [(&str, Order); 4] = [
+    ("INT", Order::Pass(Signal::INT)),
+    ("TERM", Order::Pass(Signal::TERM)),
+    ("USR1", Order::Pass(Signal::USR1)),
+    ("KILL", Order::Kill),
+];
 
 /// End of an attempt.
 pub(super) struct Ended {
@@ -90,20 +97,20 @@ impl Ended {
     /// Prints what failed first, below what came after it.
     pub(super) fn report(&self) {
         if let Some((name, error)) = &self.first {
-            eprintln!("{name} failed first: {error}");
+            tracing::info!("{name} failed first: {error}");
         }
     }
 }
 
 impl Members {
     /// Starts without members. If `is_told`, stdin has the orders of the launcher that started this one.
-    pub(super) fn new(is_told: bool, log_dir: Option<&PathBuf>) -> anyhow::Result<Self> {
+    pub(super) fn new(is_told: bool, log_dir: Option<&PathBuf>, log: LogArguments) -> anyhow::Result<Self> {
         if let Some(folder) = log_dir {
             std::fs::create_dir_all(folder)
                 .with_context(|| format!("--log-dir: cannot make {}", folder.display()))?;
         }
         let orders = if is_told { Some(orders()?) } else { None };
-        Ok(Self { running: Vec::new(), orders, log_dir: log_dir.cloned() })
+        Ok(Self { running: Vec::new(), orders, log_dir: log_dir.cloned(), log })
     }
 
     /// Starts the process of a rank, in a group of its own: the terminal's Ctrl-C reaches the launcher
@@ -118,6 +125,7 @@ impl Members {
         let program = std::env::current_exe().context("cannot find this program")?;
         let mut process = Command::new(&program);
         process
+            .args(self.log.words())
             .args(command)
             .env("RANK", rank.rank.to_string())
             .env("WORLD_SIZE", rank.all.to_string())
@@ -132,7 +140,11 @@ impl Members {
             .stdin(Stdio::null());
         let log = self.log_dir.as_ref().map(|folder| lines::log_file(folder, rank.rank)).transpose()?;
         let name = format!("rank {}", rank.rank);
-        let prefix = format!("[{name}] ");
+        // An object says of which rank it is.
+        let prefix = match self.log.log_format {
+            LogFormat::Text => format!("[{name}] "),
+            LogFormat::Json => String::new(),
+        };
         let started = self.start(process, name, &prefix, None, log);
         started.with_context(|| format!("cannot start {}", program.display()))
     }
@@ -177,6 +189,11 @@ impl Members {
         let mut kill_at: Option<Instant> = None;
         while !self.running.is_empty() {
             while let Some(order) = received.next().map(Order::Pass).or_else(|| self.order()) {
+                // A wish for a checkpoint, which ends nothing.
+                if order == Order::Pass(Signal::USR1) {
+                    self.running.iter_mut().for_each(|member| member.tell(order));
+                    continue;
+                }
                 match order {
                     Order::Pass(signal) if !ended.was_told => {
                         self.running.iter_mut().for_each(|member| member.tell(Order::Pass(signal)));

@@ -15,13 +15,14 @@ use self::hosts::Host;
 use self::members::{Ended, Members};
 use crate::args::{LaunchArguments, Part};
 use crate::exit::{Exit, mistake};
+use crate::log::LogArguments;
 use crate::{hub, signals};
 
 /// Port of the store where ranks run on several hosts and no address is given.
 const PORT: u16 = 29500;
 
-pub(crate) fn run(arguments: &LaunchArguments) -> anyhow::Result<Exit> {
-    let job = Job::new(arguments)?;
+pub(crate) fn run(arguments: &LaunchArguments, log: LogArguments) -> anyhow::Result<Exit> {
+    let job = Job::new(arguments, log)?;
     // Each host has a cache of its own.
     let is_downloaded = matches!(job.place, Place::Here { .. }) && hub::prepare(&job.command)?;
     let mut signals = signals::Received::begin()?;
@@ -38,7 +39,7 @@ pub(crate) fn run(arguments: &LaunchArguments) -> anyhow::Result<Exit> {
             return Ok(ended.outcome);
         }
         let Some(next) = job.next_place(&place, &ended) else { return Ok(ended.outcome) };
-        eprintln!(
+        tracing::info!(
             "starting again with --resume, on {} of {} ranks; {} more times at most",
             next.num_ranks(),
             job.place.num_ranks(),
@@ -77,10 +78,11 @@ struct Job<'a> {
     address: (String, u16),
     command: Vec<String>,
     max_restarts: usize,
+    log: LogArguments,
 }
 
 impl<'a> Job<'a> {
-    fn new(arguments: &'a LaunchArguments) -> anyhow::Result<Self> {
+    fn new(arguments: &'a LaunchArguments, log: LogArguments) -> anyhow::Result<Self> {
         let LaunchArguments { nodes, node, address, part, max_restarts, min_ranks, command, .. } = arguments;
         let is_train = command.first().is_some_and(|word| word == "train");
         if *max_restarts > 0 && !is_train {
@@ -116,7 +118,7 @@ impl<'a> Job<'a> {
                 "--min-ranks {min}: expected 1 to {num_ranks}, the ranks of the job"
             )));
         }
-        Ok(Self { arguments, place, address, command: command.clone(), max_restarts: *max_restarts })
+        Ok(Self { arguments, place, address, command: command.clone(), max_restarts: *max_restarts, log })
     }
 
     /// Starts the ranks, and the store that outlives every rank.
@@ -133,14 +135,14 @@ impl<'a> Job<'a> {
                 let server = if *serves {
                     let needed = open_files::needed(part.all, false, true);
                     if let Some(raised) = open_files::suffice(needed, part.all).map_err(TrainError::Comm)? {
-                        eprintln!("{raised}");
+                        tracing::info!("{raised}");
                     }
                     Some(StoreServer::bind(*port)?)
                 } else {
                     None
                 };
                 let port = server.as_ref().map_or(*port, StoreServer::port);
-                let mut members = Members::new(self.arguments.part.is_some(), log_dir)?;
+                let mut members = Members::new(self.arguments.part.is_some(), log_dir, self.log)?;
                 for local in 0..*ranks {
                     let rank =
                         members::Rank { rank: part.first + local, local, ranks: *ranks, all: part.all };
@@ -149,7 +151,7 @@ impl<'a> Job<'a> {
                 Ok((members, server))
             }
             Place::Hosts(hosts) => {
-                let mut members = Members::new(false, None)?;
+                let mut members = Members::new(false, None, self.log)?;
                 let (mut first, all) = (0, place.num_ranks());
                 for host in hosts {
                     let part = Part { first, all };
@@ -167,8 +169,8 @@ impl<'a> Job<'a> {
         let address =
             if store.contains(':') { format!("[{store}]:{port}") } else { format!("{store}:{port}") };
         let (ranks, part) = (host.ranks.to_string(), format!("{}:{}", part.first, part.all));
-        let mut words =
-            ["launch", "-n", &ranks, "--part", &part, "--address", &address].map(str::to_owned).to_vec();
+        let mut words = self.log.words();
+        words.extend(["launch", "-n", &ranks, "--part", &part, "--address", &address].map(str::to_owned));
         if let Some(folder) = &self.arguments.log_dir {
             words.extend(["--log-dir".to_owned(), folder.display().to_string()]);
         }
@@ -182,7 +184,7 @@ impl<'a> Job<'a> {
         let Some(min) = self.arguments.min_ranks else { return Some(place.clone()) };
         let left = place.num_ranks().saturating_sub(ended.num_lost);
         let Some(ranks) = (min..=left).rev().find(|&ranks| self.is_possible(ranks)) else {
-            eprintln!(
+            tracing::info!(
                 "{left} ranks are left, and the mesh of the configuration can be had with none of {min} to {left}: not \
                  starting again"
             );

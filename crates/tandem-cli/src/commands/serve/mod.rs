@@ -118,7 +118,7 @@ async fn serve(
         mistake(format!("cannot listen at {address}: {error}; --host and --port choose another address"))
     })?;
     let address = listener.local_addr().context("cannot listen")?;
-    eprintln!("{name} answers at http://{address}/v1; Ctrl-C ends it");
+    tracing::info!("{name} answers at http://{address}/v1; Ctrl-C ends it");
     let stop = signals::stop_flag().context("cannot catch signals")?;
     let stopped = async move {
         while !stop.load(std::sync::atomic::Ordering::Relaxed) {

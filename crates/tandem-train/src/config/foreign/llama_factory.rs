@@ -187,9 +187,10 @@ pub(super) const NAMES: &[Name] = &[
     ),
     not_needed(&["infer_backend", "infer_dtype", "offload_folder"], "it is for inference"),
     not_needed(&["hf_hub_token", "ms_hub_token", "om_hub_token"], "HF_TOKEN is read"),
-    missing(
+    part(
         &["early_stopping_steps"],
-        "`train.keep = 0` keeps every checkpoint, and metrics.jsonl has their losses",
+        Part::Patience,
+        "it is `train.early_stopping_patience` here, in evaluations, and needs `train.keep_best`",
     ),
     missing(&["predict_with_generate"], "`tandem eval --judge` compares completions"),
 ];

@@ -1,7 +1,7 @@
 //! Settings of the original DPO code, `eric-mitchell/direct-preference-optimization`: hydra's
 //! overrides and `config.yaml`.
 
-use super::name::{Converted, Name, Part, key, key_but, missing, not_needed, part};
+use super::name::{Converted, Name, Part, key, key_but, not_needed, part};
 use super::values::{count, flag, number, text};
 
 pub(super) const NAMES: &[Name] = &[
@@ -70,10 +70,12 @@ pub(super) const NAMES: &[Name] = &[
     ),
     part(&["batch_size"], Part::Batch, "it is `train.batch_size` here, the rows of a step over all ranks"),
     not_needed(&["eval_batch_size"], "evaluation has the micro-batches of `train.micro_batch_tokens`"),
-    missing(
-        &["do_first_eval", "sample_during_eval", "n_eval_model_samples"],
-        "evaluations follow `train.eval_every` and sample nothing; `tandem generate` does",
+    part(&["do_first_eval"], Part::EvalFirst, "it is `train.eval_first` here, true unless given"),
+    not_needed(
+        &["sample_during_eval"],
+        "three prompts are answered at each evaluation; `train.samples` says how many",
     ),
+    key(&["n_eval_model_samples"], "train.samples", count),
     key_but(
         &["trainer"],
         "compute.sharding",

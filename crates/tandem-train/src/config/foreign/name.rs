@@ -81,6 +81,11 @@ pub(super) enum Part {
     EvalExamples,
     Examples,
     EvalRows,
+    EvalFirst,
+    KeepsBest,
+    BestMetric,
+    Patience,
+    PatienceThreshold,
     // Optimiser and schedule.
     LearningRate,
     Optimizer,

@@ -252,14 +252,35 @@ pub(super) const NAMES: &[Name] = &[
         &["do_train", "do_eval", "do_predict"],
         "`method` says how to train, and `data.eval` is evaluated if it is given",
     ),
-    missing(&["eval_on_start", "eval_delay"], "evaluations follow `train.eval_every`"),
+    part(&["eval_on_start"], Part::EvalFirst, "it is `train.eval_first` here, true unless given"),
+    missing(&["eval_delay"], "evaluations follow `train.eval_every`"),
     not_needed(
         &["eval_do_concat_batches", "eval_use_gather_object", "batch_eval_metrics", "include_for_metrics"],
         "metrics are sums over all held-out rows, whatever the batches",
     ),
-    missing(
-        &["load_best_model_at_end", "metric_for_best_model", "greater_is_better", "early_stopping_patience"],
-        "`train.keep = 0` keeps every checkpoint, and metrics.jsonl has their losses",
+    part(
+        &["load_best_model_at_end"],
+        Part::KeepsBest,
+        "give `train.keep_best`, for example \"eval/loss\"; `final/` then has the best step's weights",
+    ),
+    part(
+        &["metric_for_best_model"],
+        Part::BestMetric,
+        "it is `train.keep_best` here, for example \"eval/loss\" or \"eval/rewards/accuracies\"",
+    ),
+    not_needed(
+        &["greater_is_better"],
+        "`train.keep_best` knows: `eval/loss` is best where it is lowest, the others where they are highest",
+    ),
+    part(
+        &["early_stopping_patience"],
+        Part::Patience,
+        "it is `train.early_stopping_patience` here, in evaluations, and needs `train.keep_best`",
+    ),
+    part(
+        &["early_stopping_threshold"],
+        Part::PatienceThreshold,
+        "it is `train.early_stopping_threshold` here, and needs `train.keep_best`",
     ),
     not_needed(
         &[

@@ -37,7 +37,8 @@ fn an_unknown_key_is_refused_with_the_nearest_known_one() {
         refusal(EXAMPLE, &["train.zzz=1e-3"]),
         "--set train.zzz=1e-3: unknown key `train.zzz`; known here: batch_size, micro_batch_tokens, micro_batch_size, \
          steps, epochs, learning_rate, optimizer, betas, alpha, eps, optimizer_state, schedule, warmup_steps, warmup_ratio, \
-         max_grad_norm, weight_decay, save_every, async_checkpoints, eval_every, keep, max_skipped, record_rows"
+         max_grad_norm, weight_decay, save_every, async_checkpoints, eval_every, eval_first, samples, \
+         sample_tokens, keep_best, early_stopping_patience, early_stopping_threshold, keep, max_skipped, record_rows"
     );
 }
 

@@ -27,6 +27,7 @@ use crate::plan::Plan;
 use crate::profile::Profiler;
 use crate::run::run_dir::{RunDir, RunDirPolicy};
 use crate::run::{agreement, resume};
+use crate::samples::Sampler;
 use crate::step::{TrainState, TrainStep};
 use crate::{Result, reference};
 
@@ -90,6 +91,9 @@ impl Trainer {
             batches: prepared.batches(&config),
             batcher: prepared.batcher(&config),
             schedule: config.train.schedule(total_steps),
+            sampler: Sampler::new(&config, &prepared),
+            first_step: cursor.step,
+            is_stopping: false,
             saved: resumed_from.clone().map(|path| (cursor.step, Some(path))),
             seconds_before: cursor.seconds,
             started: Instant::now(),
@@ -124,7 +128,7 @@ struct Loaded {
     learner: TrainState,
     saver: Saver,
     files: Option<Files>,
-    /// Samples file, on rank 0.
+    /// Samples file of an online run, on rank 0.
     samples: Option<MetricsFile>,
     cursor: Cursor,
     resumed_from: Option<PathBuf>,
@@ -187,15 +191,20 @@ impl TrainerBuilder<'_> {
                 };
                 let metrics = open(&run_dir.metrics_path())?;
                 let rows = config.train.record_rows.then(|| open(&run_dir.rows_path())).transpose()?;
-                if config.online.as_ref().is_some_and(|online| online.samples_every.is_some()) {
-                    samples = Some(open(&run_dir.samples_path())?);
+                let is_sampled = match &config.online {
+                    Some(online) => online.samples_every.is_some(),
+                    None => config.num_samples() > 0,
+                };
+                let mut file = is_sampled.then(|| open(&run_dir.samples_path())).transpose()?;
+                if config.online.is_some() {
+                    samples = file.take();
                 }
                 let mut advisor = Advisor::new(config);
                 // What an earlier process has said is not said again.
                 for record in read_records(&run_dir.metrics_path())? {
                     advisor.see(&record);
                 }
-                Some(Files { _run_dir: run_dir, metrics, rows, advisor })
+                Some(Files { run_dir, metrics, rows, samples: file, advisor })
             }
         };
         let saver = Saver::new(config, decoder, mesh, learner.snapshot.take());

@@ -2,6 +2,7 @@
 //! final model.
 
 mod build;
+mod evaluate;
 mod memory;
 #[cfg(test)]
 mod tests;
@@ -22,15 +23,17 @@ use crate::checkpoint::{Cursor, Saver, snapshot};
 use crate::config::Config;
 use crate::events::{Event, Observer};
 use crate::inputs::RunInputs;
-use crate::metrics::{Advisor, MetricsFile, Record};
+use crate::metrics::{Advisor, MetricsFile, Record, read_records};
 use crate::online::{Batch, Online};
 use crate::optimizer::Schedule;
 use crate::parallel::DeviceMesh;
 use crate::placement::MemoryPlacement;
 use crate::profile::Profiler;
 use crate::recipe::MicroBatcher;
+use crate::run::model_card::model_card;
 use crate::run::run_dir::{self, RunDir, RunDirPolicy};
-use crate::step::{TrainState, TrainStep, evaluation_record};
+use crate::samples::Sampler;
+use crate::step::{TrainState, TrainStep};
 use crate::{Result, TrainError};
 
 /// A run that is ready to take its next step, as one of its ranks sees it.
@@ -48,6 +51,11 @@ pub struct Trainer {
     batcher: MicroBatcher,
     /// Source of pairs of an online run.
     online: Option<Online>,
+    sampler: Option<Sampler>,
+    /// Steps done when this process began.
+    first_step: u64,
+    /// Whether a rank was asked to stop.
+    is_stopping: bool,
     schedule: Schedule,
     cursor: Cursor,
     resumed_from: Option<PathBuf>,
@@ -77,9 +85,10 @@ impl From<RunDirPolicy> for Options {
 
 /// Files that rank 0 writes besides checkpoints.
 struct Files {
-    _run_dir: RunDir,
+    run_dir: RunDir,
     metrics: MetricsFile,
     rows: Option<MetricsFile>,
+    samples: Option<MetricsFile>,
     advisor: Advisor,
 }
 
@@ -127,30 +136,63 @@ impl Trainer {
     fn run_steps(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Outcome> {
         let steps = self.schedule.total_steps;
         observer.event(&Event::Started {
-            step: self.cursor.step,
+            step: self.first_step,
             steps,
             resumed_from: self.resumed_from.as_deref(),
         });
         self.started = Instant::now();
-        while self.cursor.step < steps {
-            let (next, device) = (self.cursor.step + 1, &self.scorer.placement.device);
-            self.mesh.world().progress().step(next);
-            if let Some(profiler) = &mut self.profiler {
-                profiler.step(next, steps, self.mesh.world(), device)?;
+        if self.resumed_from.is_none() {
+            if self.config.train.evaluation.eval_first {
+                self.evaluate_and_keep_best(observer, stop)?;
             }
-            self.mesh.world().progress().begin_phase(Phase::Agree);
-            device.begin_phase("agree");
-            if self.is_to_stop(stop, observer)? || !self.step(observer, stop)? {
-                return self.stopped(observer, stop);
-            }
+            self.sample(observer)?;
+        }
+        while self.waited_enough().is_none() && self.step(observer, stop)? {
             let due = |every: Option<u64>| every.is_some_and(|n| self.cursor.step.is_multiple_of(n));
             let (evaluate, save) = (due(self.config.train.eval_every), due(self.config.train.save_every));
-            if self.prepared.eval.is_some() && (evaluate || self.cursor.step == steps) {
-                self.evaluate(observer)?;
+            let is_last = self.cursor.step == steps;
+            if evaluate || is_last {
+                self.evaluate_and_keep_best(observer, stop)?;
             }
-            if save || self.cursor.step == steps {
+            if evaluate && !is_last && self.waited_enough().is_none() {
+                self.sample(observer)?;
+            }
+            if save {
                 self.save(observer, stop)?;
             }
+        }
+        self.finish(observer, stop)
+    }
+
+    /// Takes the next step, with its line in the log, and returns whether there was one: not after the last
+    /// step, nor where `stop` was set on any rank before or during it. With [`Trainer::evaluate`],
+    /// [`Trainer::save`] and [`Trainer::finish`], what [`Trainer::run`] is made of. Collective, as these.
+    ///
+    /// # Errors
+    /// As [`Trainer::run`].
+    pub fn step(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<bool> {
+        let steps = self.schedule.total_steps;
+        if self.cursor.step >= steps {
+            return Ok(false);
+        }
+        let (next, device) = (self.cursor.step + 1, &self.scorer.placement.device);
+        self.mesh.world().progress().step(next);
+        if let Some(profiler) = &mut self.profiler {
+            profiler.step(next, steps, self.mesh.world(), device)?;
+        }
+        self.mesh.world().progress().begin_phase(Phase::Agree);
+        device.begin_phase("agree");
+        self.is_stopping = self.is_to_stop(stop, observer)? || !self.take_step(observer, stop)?;
+        Ok(!self.is_stopping)
+    }
+
+    /// Saves the last state, and writes the trained model, or only saves where the run was stopped.
+    ///
+    /// # Errors
+    /// Another rank fails, or a file cannot be written.
+    pub fn finish(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Outcome> {
+        if self.is_stopping {
+            return self.stopped(observer, stop);
         }
         self.end_profile()?;
         if self.resumed_from.is_none() && self.online.as_ref().is_some_and(|online| online.num_trained() == 0)
@@ -160,9 +202,33 @@ impl Trainer {
                  and what the judges said; answers that differ need online.temperature above 0",
             ));
         }
+        self.save(observer, stop)?;
         self.mesh.world().progress().begin_phase(Phase::Save);
         self.finish_saving(observer)?;
+        if let (Some(evaluations), true) =
+            (self.waited_enough(), self.cursor.step < self.schedule.total_steps)
+        {
+            observer.event(&Event::StoppedEarly { step: self.cursor.step, evaluations });
+        }
+        if self.cursor.step > self.first_step {
+            self.sample(observer)?;
+        }
+        self.restore_best(observer)?;
         self.write_model(observer)
+    }
+
+    /// Steps done, those of earlier processes of the run included.
+    pub fn steps_done(&self) -> u64 {
+        self.cursor.step
+    }
+
+    /// Multiplies the learning rate of all further steps; checkpoints keep the factor.
+    ///
+    /// # Panics
+    /// The factor is negative or not finite.
+    pub fn scale_learning_rate(&mut self, factor: f64) {
+        assert!(factor.is_finite() && factor >= 0.0, "a learning rate cannot be multiplied by {factor}");
+        self.cursor.learning_rate_factor = Some(factor * self.cursor.learning_rate_factor.unwrap_or(1.0));
     }
 
     /// Saves the run's state, if any, after a stop request.
@@ -192,14 +258,17 @@ impl Trainer {
         let TrainStep { policy, decoder: part, .. } = &mut self.scorer;
         if self.files.is_some() && decoder.adapter().is_some() {
             snapshot::write_adapter(&folder, &self.prepared, &self.mesh, part, policy)?;
-            observer.event(&Event::Finished(&folder));
         } else if self.files.is_some() {
             let save = Save { template, decoder, dtype: template.stored_type(), shard_bytes: SHARD_BYTES };
             let mesh = &self.mesh;
             save.write(&folder, &mut |layer, flat| snapshot::copy_whole(mesh, part, policy, layer, flat))?;
-            observer.event(&Event::Finished(&folder));
         } else {
             snapshot::participate_in_gathers(&self.mesh, part, policy)?;
+        }
+        if let Some(Files { run_dir, .. }) = &self.files {
+            let records = read_records(&run_dir.metrics_path())?;
+            run_dir.write_model_card(&model_card(&self.config, &self.prepared, &records))?;
+            observer.event(&Event::Finished(&folder));
         }
         // No rank reports success before the model is written.
         self.mesh.world().barrier()?;
@@ -207,31 +276,25 @@ impl Trainer {
     }
 
     /// Returns whether any rank was asked to stop; all stop after the same step. The same exchange
-    /// reports checkpoint progress, so that needs no call of its own.
+    /// reports checkpoint progress, and requests for a checkpoint, so these need no call of their own.
     fn is_to_stop(&mut self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<bool> {
-        let mut votes = [u8::from(stop.load(Ordering::Relaxed)), u8::from(self.saver.is_writing()?)];
+        let mut votes =
+            [stop.load(Ordering::Relaxed), self.saver.is_writing()?, observer.is_to_save()].map(u8::from);
         let group = self.mesh.world();
         if group.size() > 1 {
             group.all_reduce(&mut votes, Reduction::Max)?;
         }
-        let [asked, writing] = votes.map(|vote| vote != 0);
-        if !writing {
+        let [is_to_stop, is_writing, is_to_save] = votes.map(|vote| vote != 0);
+        if !is_writing {
             self.saver.seal(self.mesh.world())?;
         }
         if let Some(path) = self.saver.published()? {
             observer.event(&Event::Saved(&path));
         }
-        Ok(asked)
-    }
-
-    fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<()> {
-        let Some(cache) = &self.prepared.eval else { return Ok(()) };
-        self.mesh.world().progress().begin_phase(Phase::Evaluate);
-        self.scorer.placement.device.begin_phase("evaluation");
-        let step = self.cursor.step;
-        let mut record = evaluation_record(&mut self.scorer, &mut self.mesh, &mut self.batcher, cache, step)?;
-        record.set("epoch", step as f64 / self.batches.steps_per_epoch() as f64);
-        self.log(&record, observer)
+        if is_to_save && !is_to_stop && self.cursor.step > 0 {
+            self.save(observer, stop)?;
+        }
+        Ok(is_to_stop)
     }
 
     fn log(&mut self, record: &Record, observer: &mut dyn Observer) -> Result<()> {
@@ -248,7 +311,10 @@ impl Trainer {
     }
 
     /// Starts a checkpoint of this step unless one exists; completes the one in progress first.
-    fn save(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<()> {
+    ///
+    /// # Errors
+    /// Another rank fails, or a file cannot be written.
+    pub fn save(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<()> {
         if self.saved.as_ref().is_some_and(|(step, _)| *step == self.cursor.step) {
             return Ok(());
         }

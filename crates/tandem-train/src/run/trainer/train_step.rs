@@ -16,12 +16,12 @@ use crate::{Result, TrainError};
 impl Trainer {
     /// One step, its checks and its line in the log; `false` if an online step was left out because
     /// any rank was to stop.
-    pub(super) fn step(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<bool> {
+    pub(super) fn take_step(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<bool> {
         let began = Instant::now();
         self.device().begin_phase("data");
         let (step, per_epoch) = (self.cursor.step, self.batches.steps_per_epoch());
         let options = StepOptions {
-            learning_rate: self.schedule.at(step),
+            learning_rate: self.schedule.at(step) * self.cursor.learning_rate_factor.unwrap_or(1.0),
             max_grad_norm: self.config.train.max_grad_norm,
             beta: self.config.objective.beta_at(step, per_epoch),
             update: self.cursor.updates + 1,

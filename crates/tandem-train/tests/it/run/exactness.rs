@@ -59,8 +59,10 @@ fn evaluation_does_not_depend_on_its_batch_size() {
         small.finish(name, RunDirPolicy::Fresh, &settings).eval_losses
     };
     let (all, one) = (run("16", "train.micro_batch_size=16"), run("1", "train.micro_batch_size=1"));
-    assert_eq!(all.len(), 1, "one evaluation, at the end");
-    assert!((all[0] - one[0]).abs() < 1e-6, "{all:?} {one:?}");
+    assert_eq!(all.len(), 2, "one evaluation before the first step and one after the last");
+    for (all, one) in all.iter().zip(&one) {
+        assert!((all - one).abs() < 1e-6, "{all} {one}");
+    }
 }
 
 #[test]

@@ -43,7 +43,7 @@ fn same_wherever_it_lies(small: &Small, settings: &[&str], places: &[&str], rank
     let eval = held_out(small, "pref_conv.jsonl");
     let settings = [settings, &[&eval]].concat();
     let expected = run(small, "run", &settings);
-    assert_eq!(expected.0.len(), 8, "six steps and two evaluations");
+    assert_eq!(expected.0.len(), 9, "six steps and three evaluations");
     for kind in kinds(small) {
         let kind: Vec<&str> = kind.iter().map(String::as_str).collect();
         for sharding in places {

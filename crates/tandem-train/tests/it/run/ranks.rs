@@ -40,7 +40,7 @@ fn same_on_every_number_of_ranks(small: &Small, overrides: &[&str]) {
         let all = [overrides, &common, &[devices.as_str()]].concat();
         small.finish(&name, RunDirPolicy::Overwrite, &all);
         let found = (log(small, &name), small.weights(&name));
-        assert_eq!(found.0.len(), 8, "six steps and two evaluations");
+        assert_eq!(found.0.len(), 9, "six steps and three evaluations");
         let expected = first.get_or_insert_with(|| found.clone());
         assert_eq!(expected.0, found.0, "{overrides:?} on {ranks} ranks: the log");
         assert!(expected.1 == found.1, "{overrides:?} on {ranks} ranks: the final weights");

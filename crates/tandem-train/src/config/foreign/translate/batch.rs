@@ -1,11 +1,11 @@
 //! Batches, length of the run, optimiser, schedule, checkpoints and evaluations.
 
 use super::{Given, Translator};
-use crate::config::Method;
 use crate::config::error::Result;
 use crate::config::foreign::Program;
 use crate::config::foreign::name::Part;
 use crate::config::foreign::values::{as_number, is_off};
+use crate::config::{BestMetric, Method};
 
 /// Names of optimisers that are ours.
 const OPTIMIZERS: [(&[&str], &str, Option<&str>); 4] = [
@@ -346,11 +346,62 @@ impl Translator<'_> {
                 false => self.not_needed(&given, "there are no held-out rows; give `data.eval`"),
             }
         }
+        self.evaluations(has_eval)?;
         if let Some(given) = self.part(Part::EvalRows) {
             match has_eval {
                 true => self.draft.set("data.eval_rows", given.count()? as i64, given.shown()),
                 false => self.not_needed(&given, "there are no held-out rows; give `data.eval`"),
             }
+        }
+        Ok(())
+    }
+
+    /// Evaluation before the first step, the best checkpoint, and an early end.
+    fn evaluations(&mut self, has_eval: bool) -> Result<()> {
+        const NO_ROWS: &str = "there are no held-out rows; give `data.eval`";
+        if let Some(given) = self.part(Part::EvalFirst) {
+            match has_eval {
+                true => self.draft.set("train.eval_first", given.flag()?, given.shown()),
+                false => self.not_needed(&given, NO_ROWS),
+            }
+        }
+        let (keeps, metric) = (self.part(Part::KeepsBest), self.part(Part::BestMetric));
+        let (patience, threshold) = (self.part(Part::Patience), self.part(Part::PatienceThreshold));
+        let is_on = match &keeps {
+            Some(given) => given.flag()?,
+            None => metric.is_some() || patience.is_some(),
+        };
+        let all = [keeps.clone(), metric.clone(), patience.clone(), threshold.clone()];
+        let all = all.into_iter().flatten();
+        if !is_on {
+            all.for_each(|given| {
+                self.not_needed(&given, "no checkpoint is kept for its metric unless asked for")
+            });
+            return Ok(());
+        }
+        if !has_eval || self.draft.get("train.eval_every").is_none() {
+            let reason =
+                if has_eval { "only the last step is evaluated; give `train.eval_every`" } else { NO_ROWS };
+            all.for_each(|given| self.not_needed(&given, reason));
+            return Ok(());
+        }
+        let named = metric.as_ref().map_or(Ok("loss"), Given::text)?;
+        let named = named.trim_start_matches("eval_").trim_start_matches("eval/");
+        let key = format!("eval/{named}");
+        if !BestMetric::is_of(&key, self.method) {
+            let reason = format!("method = \"{}\" has no metric `{key}`; see `train.keep_best`", self.method);
+            all.for_each(|given| self.missing(&given, reason.clone()));
+            return Ok(());
+        }
+        let shown: Vec<_> = keeps.iter().chain(&metric).map(Given::shown).collect();
+        self.draft.set("train.keep_best", key, shown.join(", "));
+        if let Some(given) = patience {
+            self.draft.set("train.early_stopping_patience", given.count()? as i64, given.shown());
+            if let Some(given) = threshold {
+                self.draft.set("train.early_stopping_threshold", given.number()?, given.shown());
+            }
+        } else if let Some(given) = threshold {
+            self.not_needed(&given, "it belongs to `train.early_stopping_patience`, which is not given");
         }
         Ok(())
     }

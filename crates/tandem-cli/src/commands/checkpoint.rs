@@ -1,0 +1,62 @@
+//! `tandem checkpoint`: checkpoints as models.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use tandem_train::{Config, checkpoint};
+
+use crate::args::{CheckpointArguments, CheckpointCommand};
+use crate::exit::{Exit, mistake};
+use crate::output::print_lines;
+
+pub(crate) fn run(arguments: &CheckpointArguments) -> anyhow::Result<Exit> {
+    let CheckpointCommand::Export { checkpoint, out, config } = &arguments.command;
+    if !is_one(checkpoint) {
+        return Err(mistake(format!(
+            "{} is no checkpoint: give a folder step-… of a run's checkpoints, with manifest.json and cursor.json",
+            checkpoint.display()
+        )));
+    }
+    if out.exists() {
+        return Err(mistake(format!("--out: {} already exists; give a new folder", out.display())));
+    }
+    let config = run_config(checkpoint, config.as_deref())?;
+    let num_parameters = checkpoint::export(&config, checkpoint, out)?;
+    print_lines(&[format!("{}: {num_parameters} parameters", out.display())])?;
+    Ok(Exit::Done)
+}
+
+/// Returns whether a folder is a checkpoint.
+pub(crate) fn is_one(folder: &Path) -> bool {
+    ["manifest.json", "cursor.json"].iter().all(|name| folder.join(name).is_file())
+}
+
+/// Returns the folder `model` of a checkpoint, made now unless an earlier command has made it.
+pub(crate) fn model_of(folder: &Path) -> anyhow::Result<PathBuf> {
+    let made = folder.join("model");
+    if !made.exists() {
+        tracing::info!("making a model of the checkpoint: {}", made.display());
+        let config = run_config(folder, None)?;
+        checkpoint::export(&config, folder, &made).with_context(|| {
+            format!("cannot make {}; `tandem checkpoint export` takes another folder", made.display())
+        })?;
+    }
+    Ok(made)
+}
+
+/// Reads the configuration of a checkpoint's run.
+fn run_config(checkpoint: &Path, given: Option<&Path>) -> anyhow::Result<Config> {
+    if let Some(given) = given {
+        return Ok(Config::load::<&str>(given, &[])?);
+    }
+    let absolute = std::path::absolute(checkpoint).context("cannot find this folder")?;
+    let path = absolute.parent().and_then(Path::parent).map(|run| run.join("config.toml"));
+    let Some(path) = path.filter(|path| path.is_file()) else {
+        return Err(mistake(format!(
+            "{} does not lie in checkpoints/ of a run's folder with config.toml: give the run's configuration with \
+             `tandem checkpoint export --config`",
+            checkpoint.display()
+        )));
+    };
+    Ok(Config::load::<&str>(&path, &[])?)
+}

@@ -1,0 +1,117 @@
+//! Between steps: evaluation, samples, and the best evaluation so far.
+
+use std::sync::atomic::AtomicBool;
+
+use tandem_comm::Phase;
+
+use super::{Files, Trainer};
+use crate::checkpoint::{BestEvaluation, Checkpoint, snapshot};
+use crate::config::EvaluationConfig;
+use crate::events::{Event, Observer};
+use crate::metrics::Record;
+use crate::samples::Sampler;
+use crate::step::{TrainStep, evaluation_record};
+use crate::{Result, TrainError};
+
+impl Trainer {
+    /// Evaluates the held-out rows, if there are some, and logs their metrics.
+    ///
+    /// # Errors
+    /// A pass or another rank fails, or a file cannot be written.
+    pub fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<Option<Record>> {
+        let Some(cache) = &self.prepared.eval else { return Ok(None) };
+        self.mesh.world().progress().begin_phase(Phase::Evaluate);
+        self.scorer.placement.device.begin_phase("evaluation");
+        let step = self.cursor.step;
+        let mut record = evaluation_record(&mut self.scorer, &mut self.mesh, &mut self.batcher, cache, step)?;
+        record.set("epoch", step as f64 / self.batches.steps_per_epoch() as f64);
+        self.log(&record, observer)?;
+        Ok(Some(record))
+    }
+
+    /// Evaluates the held-out rows, if there are some, and starts a checkpoint if they were never better.
+    pub(super) fn evaluate_and_keep_best(
+        &mut self,
+        observer: &mut dyn Observer,
+        stop: &AtomicBool,
+    ) -> Result<()> {
+        let Some(record) = self.evaluate(observer)? else { return Ok(()) };
+        if self.is_best(&record)? { self.save(observer, stop) } else { Ok(()) }
+    }
+
+    /// Has the model answer the prompts of a few rows, and keeps the answers.
+    pub(super) fn sample(&mut self, observer: &mut dyn Observer) -> Result<()> {
+        let Some(sampler) = &self.sampler else { return Ok(()) };
+        if !Sampler::takes_part(&self.config, self.mesh.world().rank()) {
+            return Ok(());
+        }
+        self.scorer.placement.device.begin_phase("samples");
+        let answers = sampler.answer(&mut self.scorer, &mut self.mesh)?;
+        let Some(Files { samples: Some(file), .. }) = &mut self.files else { return Ok(()) };
+        let (step, samples) = (self.cursor.step, sampler.samples(&self.config, &self.prepared, &answers)?);
+        for sample in &samples {
+            file.write_line(&sample.to_json(step))?;
+        }
+        observer.event(&Event::Samples { step, samples: &samples });
+        Ok(())
+    }
+
+    /// Notes whether an evaluation is the best so far. Every rank has the same numbers.
+    fn is_best(&mut self, record: &Record) -> Result<bool> {
+        let EvaluationConfig { keep_best: Some(metric), early_stopping_threshold, .. } =
+            self.config.train.evaluation
+        else {
+            return Ok(false);
+        };
+        let value = record.get(metric.name()).unwrap_or(f64::NAN);
+        let best = self.cursor.best.take().filter(|best| best.metric == metric.key);
+        let improves = |best: &BestEvaluation| metric.improves(value, best.value, early_stopping_threshold);
+        let is_best = best.as_ref().map_or(!value.is_nan(), improves);
+        self.cursor.best = match best {
+            _ if is_best => Some(BestEvaluation {
+                metric: metric.key.to_owned(),
+                value,
+                step: self.cursor.step,
+                evaluations_since: 0,
+            }),
+            Some(best) => Some(BestEvaluation { evaluations_since: best.evaluations_since + 1, ..best }),
+            None => {
+                let reason = format!(
+                    "train.keep_best = \"{}\" was asked for, but the evaluation after step {} has no such number; {} \
+                     in the run's folder names those it has",
+                    metric.key, self.cursor.step, "metrics.jsonl"
+                );
+                return Err(TrainError::Mismatch { reason });
+            }
+        };
+        Ok(is_best)
+    }
+
+    /// Returns the evaluations since the best one, if they are so many that the run ends.
+    pub(super) fn waited_enough(&self) -> Option<u64> {
+        let patience = self.config.train.evaluation.early_stopping_patience?;
+        let since = self.cursor.best.as_ref()?.evaluations_since;
+        (since >= patience).then_some(since)
+    }
+
+    /// Returns to the weights of the best step, if that is not the last. The run's checkpoints must be
+    /// complete.
+    pub(super) fn restore_best(&mut self, observer: &mut dyn Observer) -> Result<()> {
+        let (Some(best), true) = (&self.cursor.best, self.config.train.evaluation.keep_best.is_some()) else {
+            return Ok(());
+        };
+        if best.step == self.cursor.step {
+            return Ok(());
+        }
+        // The first rank has pruned what it has, and another machine sees it.
+        self.mesh.world().barrier()?;
+        let checkpoint = Checkpoint::open(&self.saver.folder_of(best.step))?;
+        let TrainStep { policy, reference, placement, decoder, .. } = &mut self.scorer;
+        let mut follower = reference.ema_reference();
+        snapshot::restore_weights(&checkpoint, decoder, policy, follower.as_deref_mut())?;
+        policy.refresh(&placement.device)?;
+        follower.map_or(Ok(()), |follower| follower.refresh(&placement.device))?;
+        observer.event(&Event::Best { step: best.step, metric: &best.metric, value: best.value });
+        Ok(())
+    }
+}
