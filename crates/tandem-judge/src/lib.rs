@@ -6,6 +6,7 @@
 //! * [`CommandJudge`] keeps a user's program running and exchanges lines of JSON with it.
 //! * [`EndpointJudge`] lets a chat model at an OpenAI-compatible address compare responses in
 //!   pairs.
+//! * [`OwnJudge`] calls a function that the program has [registered](register).
 //! * A [`Panel`] adds the weighted scores of several judges.
 //!
 //! [`http`] is the client of endpoints, also used elsewhere.
@@ -21,6 +22,7 @@ mod endpoint;
 mod error;
 pub mod http;
 mod judge;
+mod own;
 mod panel;
 mod rules;
 
@@ -28,6 +30,7 @@ pub use command::{CommandConfig, CommandJudge, StderrLine};
 pub use endpoint::{DEFAULT_TEMPLATE, EndpointConfig, EndpointJudge};
 pub use error::JudgeError;
 pub use judge::{Candidate, Counts, Judge, Prompt, PromptWithCompletions, Verdict};
+pub use own::{OwnConfig, OwnJudge, Score, register};
 pub use panel::{Assessment, Member, Panel};
 pub use rules::{
     Compare, ExactConfig, Expect, JsonConfig, LengthConfig, LengthUnit, MissingEosConfig, RegexConfig, Rule,

@@ -5,7 +5,7 @@ mod kinds;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use tandem_judge::{CommandConfig, EndpointConfig, JudgeError, Rule};
+use tandem_judge::{CommandConfig, EndpointConfig, JudgeError, OwnConfig, Rule};
 use tandem_kernels::Format;
 
 use super::Method;
@@ -39,6 +39,8 @@ pub enum JudgeKind {
     Endpoint(EndpointConfig),
     /// A reward model.
     Reward(RewardSection),
+    /// A function of the program that uses this library.
+    Own(OwnConfig),
 }
 
 /// A reward model that scores completions.
@@ -83,6 +85,7 @@ impl JudgeKind {
             Self::Rule(Rule::MissingEos(config)) => config.check(name),
             Self::Command(config) => config.check(name),
             Self::Endpoint(config) => config.check(name),
+            Self::Own(config) => config.check(name),
             Self::Rule(Rule::Json(_)) | Self::Reward(_) => Ok(()),
         }
     }

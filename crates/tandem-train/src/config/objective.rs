@@ -8,7 +8,7 @@ use super::form::{AT_LEAST_ONE, Form, POSITIVE, boolean, choice, custom, integer
 use super::keys::{Keys, keys};
 use super::reader::{Entry, nearest};
 use super::{Algorithm, Method};
-use crate::objective::losses::{LOSSES, NOT_YET, find};
+use crate::objective::losses::{LOSSES, NOT_YET, find, names};
 use crate::objective::{Divergence, ObjectiveConfig, PairLoss, Smoothing, Term};
 
 const DIVERGENCES: [(&str, Divergence); 4] = [
@@ -190,7 +190,7 @@ fn loss(entry: &Entry, name: &str, method: Method) -> Result<&'static PairLoss> 
     // TRL's `OnlineDPOTrainer` does not divide by lengths.
     let name = if method.generates() && name == "ipo" { "ipo_sum" } else { name };
     let Some(loss) = find(name) else {
-        let names: Vec<&str> = LOSSES.iter().map(|loss| loss.name).collect();
+        let names = names();
         let hint = nearest(name, &names).map(|n| format!(" (did you mean {n:?}?)")).unwrap_or_default();
         return Err(entry.wrong(format!("one of {}{hint}", names.join(", "))));
     };

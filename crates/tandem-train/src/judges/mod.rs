@@ -5,7 +5,8 @@ pub mod reward_model;
 
 use std::sync::Arc;
 
-use tandem_judge::{CommandJudge, EndpointJudge, Judge, JudgeError, Member, Panel, RuleJudge};
+pub use tandem_judge::register;
+use tandem_judge::{CommandJudge, EndpointJudge, Judge, JudgeError, Member, OwnJudge, Panel, RuleJudge};
 use tandem_kernels::{Backend, DType, Device};
 
 use crate::Result;
@@ -55,6 +56,7 @@ fn judge(
             Box::new(CommandJudge::new(name, config.clone(), on_stderr)?)
         }
         JudgeKind::Endpoint(config) => Box::new(EndpointJudge::new(name, config.clone())?),
+        JudgeKind::Own(config) => Box::new(OwnJudge::new(name, config)?),
         JudgeKind::Reward(section) => Box::new(RewardJudge::open(name, section, device, dtype)?),
     })
 }

@@ -17,7 +17,7 @@ mod reward;
 mod xpo;
 
 pub use divergence::Divergence;
-pub use losses::{PairLoss, Smoothing};
+pub use losses::{PairLoss, Smoothing, register};
 pub use nash_md::{TokenLogProbs, nash_md_loss};
 pub use reward::reward_loss;
 pub use xpo::add_exploration;

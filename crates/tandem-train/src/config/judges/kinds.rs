@@ -2,7 +2,7 @@
 
 use tandem_judge::{
     CommandConfig, Compare, EndpointConfig, ExactConfig, Expect, JsonConfig, LengthConfig, LengthUnit,
-    MissingEosConfig, RegexConfig, Rule,
+    MissingEosConfig, OwnConfig, RegexConfig, Rule,
 };
 
 use super::{JudgeKind, RewardSection};
@@ -58,6 +58,14 @@ kinds! {
     "command": command(config) { Self::Command(config) }
     "endpoint": endpoint(config) { Self::Endpoint(config) }
     "reward": reward(config) { Self::Reward(config) }
+    "own": own(config) { Self::Own(config) }
+}
+
+keys! {
+    fn own() -> OwnConfig {
+        /// Name of a function that the program has registered, with Tandem as its library.
+        function = text().required("the name of a function that the program has registered"),
+    }
 }
 
 keys! {

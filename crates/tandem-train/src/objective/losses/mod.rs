@@ -10,6 +10,8 @@ mod pointwise;
 mod sft;
 mod sppo;
 
+use std::sync::{PoisonError, RwLock};
+
 use super::{ObjectiveConfig, Pair, Value};
 
 /// A loss on one pair.
@@ -41,6 +43,13 @@ pub enum Smoothing {
     Positive,
 }
 
+impl PairLoss {
+    /// A loss of the ratios to the reference, without label smoothing, under the reverse KL.
+    pub const fn new(name: &'static str, value: fn(&Pair, &ObjectiveConfig) -> Value) -> Self {
+        Self { name, value, smoothing: Smoothing::Unused, of_ratios: true, any_divergence: false }
+    }
+}
+
 impl std::fmt::Debug for PairLoss {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name)
@@ -58,12 +67,7 @@ const fn loss(
     value: fn(&Pair, &ObjectiveConfig) -> Value,
     smoothing: Smoothing,
 ) -> PairLoss {
-    PairLoss { name, value, smoothing, of_ratios: true, any_divergence: true }
-}
-
-/// A loss that knows the reverse KL alone.
-const fn reverse_kl_loss(name: &'static str, value: fn(&Pair, &ObjectiveConfig) -> Value) -> PairLoss {
-    PairLoss { any_divergence: false, ..loss(name, value, Smoothing::Unused) }
+    PairLoss { smoothing, any_divergence: true, ..PairLoss::new(name, value) }
 }
 
 pub(crate) static LOSSES: &[PairLoss] = &[
@@ -74,11 +78,11 @@ pub(crate) static LOSSES: &[PairLoss] = &[
     loss("ipo", ipo::ipo_loss, Smoothing::Unused),
     loss("ipo_sum", ipo::ipo_sum_loss, Smoothing::Unused),
     loss("exo_pair", exo::exo_pair_loss, Smoothing::Positive),
-    reverse_kl_loss("nca_pair", pointwise::nca_pair_loss),
-    reverse_kl_loss("bco_pair", pointwise::bco_pair_loss),
-    reverse_kl_loss("sppo_hard", sppo::sppo_hard_loss),
-    reverse_kl_loss("apo_zero", apo::apo_zero_loss),
-    reverse_kl_loss("apo_down", apo::apo_down_loss),
+    PairLoss::new("nca_pair", pointwise::nca_pair_loss),
+    PairLoss::new("bco_pair", pointwise::bco_pair_loss),
+    PairLoss::new("sppo_hard", sppo::sppo_hard_loss),
+    PairLoss::new("apo_zero", apo::apo_zero_loss),
+    PairLoss::new("apo_down", apo::apo_down_loss),
     loss("discopop", discopop::discopop_loss, Smoothing::Unused),
     PairLoss { of_ratios: false, ..loss("sft", sft::sft_loss, Smoothing::Unused) },
 ];
@@ -87,6 +91,31 @@ pub(crate) static LOSSES: &[PairLoss] = &[
 /// not define them.
 pub(crate) const NOT_YET: [&str; 2] = ["aot", "aot_unpaired"];
 
+/// Losses of the program that uses this library.
+static OWN: RwLock<Vec<&'static PairLoss>> = RwLock::new(Vec::new());
+
+/// Makes a loss known by its name, so that `objective.loss` can name it, also where a run resumes: a program
+/// registers its losses before it reads a configuration. The same loss may be registered again.
+///
+/// # Panics
+/// Another loss has the name.
+pub fn register(loss: &'static PairLoss) {
+    let mut own = OWN.write().unwrap_or_else(PoisonError::into_inner);
+    if own.iter().any(|other| std::ptr::eq(*other, loss)) {
+        return;
+    }
+    let is_taken = LOSSES.iter().chain(own.iter().copied()).any(|other| other.name == loss.name);
+    assert!(!is_taken, "there is a loss {:?} already", loss.name);
+    own.push(loss);
+}
+
 pub(crate) fn find(name: &str) -> Option<&'static PairLoss> {
-    LOSSES.iter().find(|l| l.name == name)
+    let own = OWN.read().unwrap_or_else(PoisonError::into_inner);
+    LOSSES.iter().chain(own.iter().copied()).find(|loss| loss.name == name)
+}
+
+/// Names of all losses, those of the program last.
+pub(crate) fn names() -> Vec<&'static str> {
+    let own = OWN.read().unwrap_or_else(PoisonError::into_inner);
+    LOSSES.iter().chain(own.iter().copied()).map(|loss| loss.name).collect()
 }
