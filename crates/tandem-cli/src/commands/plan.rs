@@ -11,9 +11,9 @@ use tandem_train::inputs::RunInputs;
 use tandem_train::placement::{self, gpus};
 use tandem_train::plan::advise::advice;
 use tandem_train::plan::advise::search::search;
-use tandem_train::plan::estimate::device::{DeviceTable, Devices};
+use tandem_train::plan::estimate::device::{DeviceKind, DeviceTable, Devices};
 use tandem_train::plan::estimate::{Gpu, measure};
-use tandem_train::plan::show::text::{rank_names, ranking};
+use tandem_train::plan::show::text::{best_of, rank_names, ranking};
 use tandem_train::plan::{PlanInputs, RunPlan, SyntheticBatch};
 use tandem_train::{Config, TrainError, chain, config};
 
@@ -46,7 +46,9 @@ pub(crate) fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
         (None, None) => unreachable!("clap asks for one of them"),
     };
     let asked = arguments.devices.as_deref().map(|text| table.devices(text)).transpose()?;
-    let devices = devices(&mut config, asked, &table)?;
+    let Devices { count, kind } = devices(&mut config, asked, &table)?;
+    let kind = arguments.host_memory.into_iter().fold(kind, DeviceKind::with_host_memory);
+    let devices = Devices { count, kind };
     let mut watcher = Watcher::every(1);
     match placement::check(&config.compute) {
         Ok(None) => {}
@@ -109,7 +111,12 @@ fn show(
     Devices { count, kind }: &Devices,
 ) -> anyhow::Result<Exit> {
     let plan = RunPlan::make(config, outline, *count, kind)?;
-    let advice = if plan.fit().fits() { None } else { Some(advice::in_words(config, outline, *count, kind)) };
+    let found = arguments.search.then(|| search(config, outline, *count, kind));
+    // Who searches gets the search's best plan as advice, and others the smallest change.
+    let advice = (!plan.fits()).then(|| {
+        let best = found.as_deref().and_then(best_of);
+        best.unwrap_or_else(|| advice::in_words(config, outline, *count, kind))
+    });
     if let Some(file) = &arguments.html {
         let page = plan.page(advice.as_deref());
         fs::write(file, page).with_context(|| format!("cannot write {}", file.display()))?;
@@ -130,8 +137,7 @@ fn show(
     lines.push(format!("{}\n", plan.picture(colour)));
     lines.push(plan.verdict());
     lines.extend(advice.map(|advice| format!("\n{advice}")));
-    if arguments.search {
-        let found = search(config, outline, *count, kind);
+    if let Some(found) = found {
         lines.push(match found.len() {
             0 => "\nno plan of this search fits".to_owned(),
             n => format!(
@@ -152,5 +158,5 @@ fn verdict(arguments: &PlanArguments, config: &Config, plan: &RunPlan) -> anyhow
     if arguments.devices.is_none() {
         placement::check_room(&config.compute, plan.file_bytes())?;
     }
-    Ok(if plan.fit().fits() { Exit::Done } else { Exit::UserMistake })
+    Ok(if plan.fits() { Exit::Done } else { Exit::UserMistake })
 }

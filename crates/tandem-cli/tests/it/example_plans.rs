@@ -70,9 +70,14 @@ impl Example {
         };
         let step = line("about ")["about ".len()..].split(" a step").next().unwrap();
         let fit = line("it ")["it ".len()..].split(';').next().unwrap().replace(" a rank", "");
+        let host = plan.lines().find_map(|line| line.strip_prefix("host memory "));
+        let host = host.map_or(String::new(), |host| {
+            let needed = host.split(": ").nth(1).unwrap().split(';').next().unwrap();
+            format!("; {needed} of host memory")
+        });
         let Self { name, about, .. } = self;
         let devices = self.devices();
-        format!("{}{about} | {devices} | {fit} | {step} | [plan]({name}.plan.txt) |", self.row_start())
+        format!("{}{about} | {devices} | {fit}{host} | {step} | [plan]({name}.plan.txt) |", self.row_start())
     }
 
     fn row_start(&self) -> String {

@@ -29,7 +29,7 @@ pub struct RunPlan {
     pub estimate: Estimate,
 }
 
-/// Fit of a rank's arena.
+/// Fit of what is needed in what there is: of a rank's arena, or of a host's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FitResult {
     /// Peak need in bytes.
@@ -106,6 +106,27 @@ impl RunPlan {
     /// Bytes that all ranks together offload to files.
     pub fn file_bytes(&self) -> u64 {
         self.ranks.iter().map(|(ranks, plan)| (ranks.len() * plan.file_bytes()) as u64).sum()
+    }
+
+    /// Returns whether every device and every host has enough memory, as far as that is known.
+    pub fn fits(&self) -> bool {
+        self.fit().fits() && self.host_fit().is_none_or(|host| host.fits())
+    }
+
+    /// Ranks on the devices of one box.
+    pub fn ranks_of_box(&self) -> usize {
+        self.fullest().ranks.min(self.device.devices_per_box)
+    }
+
+    /// Compares the memory of a box's host with what its ranks need there: what they offload, and their
+    /// processes. `None` on CPUs, where that is a part of [`RunPlan::fit`], and where nothing is offloaded
+    /// and the host is not known.
+    pub fn host_fit(&self) -> Option<FitResult> {
+        let of_rank = self.ranks.iter().map(|(_, plan)| plan.host_bytes() + plan.outside).max()?;
+        let is_offloaded = self.ranks.iter().any(|(_, plan)| plan.host_bytes() > 0);
+        let limit = self.device.host_memory();
+        let is_told = !self.device.is_processor() && (is_offloaded || limit.is_some());
+        is_told.then(|| FitResult { needed: (of_rank * self.ranks_of_box()) as u64, limit })
     }
 
     /// Compares the need with the cap and the device.

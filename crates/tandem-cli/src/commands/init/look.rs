@@ -53,7 +53,7 @@ pub(super) fn look(
     let outline = PlanInputs::new(&inputs);
     let Devices { count, kind } = &devices;
     let plan = RunPlan::make(&config, &outline, *count, kind)?;
-    if plan.fit().fits() {
+    if plan.fits() {
         lines.push(plan.verdict());
         return Ok(Look::Planned { lines, fits: true, changed });
     }

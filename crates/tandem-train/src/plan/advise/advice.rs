@@ -66,7 +66,7 @@ pub fn advise(
             let config = config.with(&advice.overrides).ok()?;
             RunPlan::make(&config, outline, num_ranks, device).ok()
         };
-        advice.plan.fit().fits() && (num_ranks == 1 || every_rank().is_some_and(|plan| plan.fit().fits()))
+        advice.plan.fits() && (num_ranks == 1 || every_rank().is_some_and(|plan| plan.fits()))
     };
     let alone = |some: &[&'static Change]| some.iter().find_map(|c| plan_with(&[c]).filter(fitting));
     let heaped = |count: usize| {

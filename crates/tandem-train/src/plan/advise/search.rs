@@ -17,18 +17,27 @@ pub struct Found {
     pub plan: RunPlan,
 }
 
+impl Found {
+    /// Steps of a hundredth on a logarithmic scale of time, then the number of changes: what is as fast with
+    /// fewer changes comes first.
+    fn rank(&self) -> (i64, usize) {
+        let step = self.plan.estimate.step_seconds.max(f64::MIN_POSITIVE);
+        ((step.ln() * 100.0).round() as i64, self.overrides.len())
+    }
+}
+
 /// Plans that fit, the fastest first.
 pub fn search(config: &Config, outline: &PlanInputs, num_ranks: usize, device: &DeviceKind) -> Vec<Found> {
     let divided = |mesh: &Vec<String>| {
         let divided = config.with(mesh).ok()?;
         let plan = RunPlan::sketch(&divided, outline, num_ranks, device).ok()?;
-        let (overrides, plan) = if plan.fit().fits() {
+        let (overrides, plan) = if plan.fits() {
             (Vec::new(), plan)
         } else {
             // Changes that divide ranks further are meshes of their own.
             let possible = possible(&divided, false);
             // If all changes together do not fit, none does.
-            with_all(&divided, outline, num_ranks, device, &possible).filter(|plan| plan.fit().fits())?;
+            with_all(&divided, outline, num_ranks, device, &possible).filter(|plan| plan.fits())?;
             let advice = advise(&divided, outline, num_ranks, device, &possible)?;
             (advice.overrides, advice.plan)
         };
@@ -37,7 +46,10 @@ pub fn search(config: &Config, outline: &PlanInputs, num_ranks: usize, device: &
         Some(Found { overrides: differing(config, &all), plan })
     };
     let mut found: Vec<_> = meshes(outline, num_ranks, device).par_iter().filter_map(divided).collect();
-    found.sort_by(|a, b| a.plan.estimate.step_seconds.total_cmp(&b.plan.estimate.step_seconds));
+    found.sort_by(|a, b| {
+        let by_time = || a.plan.estimate.step_seconds.total_cmp(&b.plan.estimate.step_seconds);
+        a.rank().cmp(&b.rank()).then_with(by_time)
+    });
     found
 }
 

@@ -16,6 +16,9 @@ pub struct DeviceKind {
     /// Usable memory of a rank in GiB; absent: this machine's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_gib: Option<f64>,
+    /// GPUs only: memory of a box's host in GiB, for what its devices offload; absent: not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_memory_gib: Option<f64>,
     /// CPU only: cores behind the rates below; its ranks share them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<usize>,
@@ -84,7 +87,7 @@ impl DeviceTable {
             let rates = [row.bf16_tflops, row.f32_tflops, row.bandwidth_gbs, row.link_gbs, row.host_link_gbs];
             let shares = [row.achievable_product, row.achievable_bandwidth, row.achievable_link];
             let positive = |x: &f64| x.is_finite() && *x > 0.0;
-            let optional = row.memory_gib.iter().chain(&row.attention_tflops);
+            let optional = row.memory_gib.iter().chain(&row.host_memory_gib).chain(&row.attention_tflops);
             let all = rates.iter().chain(&shares).chain([&row.network_gbs]).chain(optional);
             if !all.copied().all(|x| positive(&x)) || row.devices_per_box == 0 || row.cores == Some(0) {
                 return Err(wrong(format!("every number of {:?} must be more than 0", row.name)));
@@ -161,9 +164,23 @@ fn plain(name: &str) -> String {
 impl DeviceKind {
     /// Bytes that each of `ranks` ranks can use.
     pub fn memory(&self, ranks: usize) -> Option<u64> {
-        let gib = |gib: f64| (gib * (1u64 << 30) as f64) as u64;
-        let whole = self.memory_gib.map(gib).or_else(|| self.cores.and_then(|_| host_memory()))?;
+        let whole = self.memory_gib.map(bytes).or_else(|| self.cores.and_then(|_| host_memory()))?;
         Some(if self.cores.is_some() { whole / ranks.max(1) as u64 } else { whole })
+    }
+
+    /// Bytes of the memory of a box's host, if they are known.
+    pub fn host_memory(&self) -> Option<u64> {
+        self.host_memory_gib.map(bytes)
+    }
+
+    /// The same in a box whose host has so many bytes. A CPU's ranks have them themselves.
+    #[must_use]
+    pub fn with_host_memory(self, bytes: u64) -> Self {
+        let gib = Some(bytes as f64 / (1u64 << 30) as f64);
+        match self.is_processor() {
+            true => Self { memory_gib: gib, ..self },
+            false => Self { host_memory_gib: gib, ..self },
+        }
     }
 
     /// Returns whether it is a CPU, which its ranks share.
@@ -218,6 +235,11 @@ impl DeviceKind {
     fn share(&self, ranks: usize, threads: usize) -> f64 {
         self.cores.map_or(1.0, |cores| (threads as f64 / cores as f64).min(1.0 / ranks.max(1) as f64))
     }
+}
+
+/// Bytes of so many GiB.
+fn bytes(gib: f64) -> u64 {
+    (gib * (1u64 << 30) as f64) as u64
 }
 
 /// This machine's memory in bytes, where the system tells.

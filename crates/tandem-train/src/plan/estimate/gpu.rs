@@ -5,7 +5,7 @@ use tandem_kernels::cuda;
 use crate::Result;
 use crate::config::ComputeConfig;
 use crate::placement::gpus::ordinals;
-use crate::plan::estimate::device::{DeviceKind, DeviceTable};
+use crate::plan::estimate::device::{DeviceKind, DeviceTable, host_memory};
 
 /// A rank's GPU.
 pub struct Gpu {
@@ -30,6 +30,7 @@ impl Gpu {
         let gib = usable as f64 / (1u64 << 30) as f64;
         let kind = DeviceTable::built_in().gpu(&properties.name);
         let kind = DeviceKind { name: properties.name.clone(), memory_gib: Some(gib), ..kind };
+        let kind = host_memory().into_iter().fold(kind, DeviceKind::with_host_memory);
         Ok(Some(Self { kind, usable, total: properties.total_memory as u64 }))
     }
 }

@@ -69,9 +69,15 @@ impl RunPlan {
         json!({
             "device": self.device.name,
             "memory_cap_bytes": self.cap,
-            "fits": fit.fits(),
+            "fits": self.fits(),
             "needed_bytes": fit.needed,
             "limit_bytes": fit.limit,
+            "host": self.host_fit().map(|host| json!({
+                "ranks": self.ranks_of_box(),
+                "fits": host.fits(),
+                "needed_bytes": host.needed,
+                "limit_bytes": host.limit,
+            })),
             "estimate": {
                 "step_seconds": estimate.step_seconds,
                 "compute_seconds": estimate.compute_seconds,

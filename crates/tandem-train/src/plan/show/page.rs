@@ -28,7 +28,7 @@ impl RunPlan {
              <body>\n<h1>{title}</h1>\n<p>{}</p>\n",
             escaped(&plan.headline()).replace('\n', "<br/>")
         );
-        let class = if self.fit().fits() { "yes" } else { "no" };
+        let class = if self.fits() { "yes" } else { "no" };
         let _ =
             writeln!(text, "<p class=\"{class}\">{}</p>", escaped(&self.verdict()).replace('\n', "<br/>"));
         if let Some(advice) = advice {

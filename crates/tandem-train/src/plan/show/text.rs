@@ -187,7 +187,8 @@ impl RunPlan {
         let _ = match fit.limit {
             None => write!(text, "\nit needs {needed} a rank; how much there is, is not known"),
             Some(limit) if fit.fits() => {
-                write!(text, "\nit fits: {needed} of {} a rank{}", in_words(limit), self.limited_by())
+                let fits = if self.fits() { "it fits" } else { "it would fit the device" };
+                write!(text, "\n{fits}: {needed} of {} a rank{}", in_words(limit), self.limited_by())
             }
             Some(limit) => {
                 let missing = in_words(fit.needed - limit);
@@ -199,7 +200,27 @@ impl RunPlan {
                 )
             }
         };
+        text.extend(self.host_verdict());
         text
+    }
+
+    /// A line about host memory, where it matters.
+    fn host_verdict(&self) -> Option<String> {
+        let host = self.host_fit()?;
+        let needed = in_words(host.needed);
+        let ranks = match self.ranks_of_box() {
+            1 => "of one rank".to_owned(),
+            ranks => format!("of {ranks} ranks on a machine"),
+        };
+        Some(match host.limit {
+            None => format!("\nhost memory {ranks}: {needed}; --host-memory says how much there is"),
+            Some(limit) if host.fits() => format!("\nhost memory {ranks}: {needed} of {}", in_words(limit)),
+            Some(limit) => format!(
+                "\nit does not fit: host memory {ranks}: {needed} of {}; {} are missing",
+                in_words(limit),
+                in_words(host.needed - limit)
+            ),
+        })
     }
 
     fn limited_by(&self) -> &'static str {
@@ -218,7 +239,7 @@ impl Display for Advice {
         }
         let host = match self.plan.fullest().host_bytes() {
             0 => String::new(),
-            bytes => format!(", {} of host memory", in_words(bytes as u64)),
+            bytes => format!(", {} of host memory for each", in_words(bytes as u64)),
         };
         writeln!(
             f,
@@ -229,6 +250,22 @@ impl Display for Advice {
         writeln!(f, "\n{}", as_toml(&self.overrides))?;
         write!(f, "or on the command line: {}", as_flags(&self.overrides))
     }
+}
+
+/// The fastest plan of a search, as advice for a config that does not fit.
+pub fn best_of(found: &[Found]) -> Option<String> {
+    let Found { overrides, plan } = found.first()?;
+    let host = plan
+        .host_fit()
+        .map_or(String::new(), |host| format!(", {} of host memory on a machine", in_words(host.needed)));
+    let overrides: Vec<&str> = overrides.iter().map(String::as_str).collect();
+    Some(format!(
+        "the fastest plan of the search that fits needs {} a rank{host}, and about {} a step\n\n{}\nor on the command line: {}",
+        in_words(plan.fit().needed),
+        seconds(plan.estimate.step_seconds),
+        as_toml(&overrides),
+        as_flags(&overrides)
+    ))
 }
 
 /// The plans of a search, one a line.

@@ -87,6 +87,7 @@ pub fn processor() -> Result<DeviceTable> {
         device: vec![DeviceKind {
             name: "cpu".to_owned(),
             memory_gib: host_memory().map(|bytes| (bytes as f64 / f64::from(1 << 30) * 10.0).floor() / 10.0),
+            host_memory_gib: None,
             cores: Some(cores),
             bf16_tflops: tflops(bf16_tflops?),
             f32_tflops: tflops(f32_tflops?),
