@@ -14,6 +14,8 @@ pub(crate) mod launch;
 pub(crate) mod manual;
 pub(crate) mod merge;
 pub(crate) mod plan;
+#[cfg(test)]
+mod reference;
 pub(crate) mod runs;
 pub(crate) mod serve;
 pub(crate) mod train;

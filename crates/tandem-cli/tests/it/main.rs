@@ -1,6 +1,7 @@
 //! The command, run as users run it.
 
 mod bad_input;
+mod book;
 mod commands;
 mod curves;
 mod documentation;

@@ -18,11 +18,13 @@ is relative to the file. `--set train.learning_rate=1e-5` on the command line ch
 relative path given there is relative to the current folder. The run's folder holds the resolved
 configuration, `config.toml`, with every default written out; it is itself a valid configuration.
 
+`tandem init` writes the first one. These explain keys and tables of this page, print a resolved
+configuration, and write a JSON schema: with the line `#:schema tandem.schema.json` editors check a file.
+
 ```sh
-tandem init                                # write the first run.toml, from answers, flags or another program's file
-tandem config train.batch_size adapter     # explain keys and tables of this page
-tandem config show run.toml                # print the resolved configuration
-tandem config schema > tandem.schema.json  # a JSON schema: with the line `#:schema tandem.schema.json` editors check it
+tandem config train.batch_size adapter
+tandem config show runs/quickstart/dpo.toml
+tandem config schema > tandem.schema.json
 ```
 
 Names of TRL, Axolotl and others are refused with their translation: [coming-from.md](coming-from.md).

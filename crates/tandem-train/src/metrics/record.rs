@@ -46,7 +46,9 @@ impl Split {
 /// | `grad_norm` | before clipping |
 /// | `learning_rate` | of this step |
 /// | `epoch` | passes over the data after this step |
-/// | `tokens_per_second`, `time`, `memory` | of this step; seconds since the start; peak bytes |
+/// | `tokens_per_second`, `time` | of this step; seconds since the start |
+/// | `memory`, `arena` | bytes: peak of the process's resident memory; highest address used in rank 0's arena |
+/// | `num_rows` | held-out rows of an evaluation |
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
     step: u64,

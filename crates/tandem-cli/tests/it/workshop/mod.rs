@@ -160,15 +160,7 @@ threads = 1
 
     /// Another program in this folder, in an environment without a launcher.
     pub fn program(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = Command::new(program);
-        command.current_dir(self.folder.path()).stdin(Stdio::null());
-        for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"] {
-            command.env_remove(name);
-        }
-        // A name that is no path is looked for on the hub: no test but the hub's own may reach it.
-        command.env("HF_HUB_OFFLINE", "1").env("HF_HOME", self.path("home"));
-        command.env("XDG_CACHE_HOME", self.path("user-cache"));
-        command
+        program_in(self.folder.path(), program)
     }
 
     pub fn run(&self, arguments: &[&str]) -> Outcome {
@@ -202,6 +194,19 @@ threads = 1
         };
         text.lines().map(strip).collect()
     }
+}
+
+/// A program in `folder`, in an environment without a launcher.
+pub fn program_in(folder: &Path, program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
+    command.current_dir(folder).stdin(Stdio::null());
+    for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"] {
+        command.env_remove(name);
+    }
+    // A name that is no path is looked for on the hub: no test but the hub's own may reach it.
+    command.env("HF_HUB_OFFLINE", "1").env("HF_HOME", folder.join("home"));
+    command.env("XDG_CACHE_HOME", folder.join("user-cache"));
+    command
 }
 
 /// Says why a test does nothing, past the capture of what tests print: in a log, a test that was skipped must not look like one

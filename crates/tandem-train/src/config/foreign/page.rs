@@ -10,6 +10,7 @@ const INTRODUCTION: &str = "# Coming from TRL, Axolotl, LLaMA-Factory, Accelerat
 <!-- Generated from crates/tandem-train/src/config/foreign: do not edit.
      TANDEM_BLESS=1 cargo test -p tandem-train coming_from_page writes this file. -->
 
+<!-- not run: the files are yours; a test of tandem-cli translates a file of each kind -->
 ```sh
 tandem init --from dpo.yaml                               # a YAML file of TRL, Axolotl or LLaMA-Factory
 tandem init --from train.sh                               # the command line of a training script
