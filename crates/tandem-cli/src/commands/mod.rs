@@ -13,9 +13,11 @@ pub(crate) mod launch;
 pub(crate) mod manual;
 pub(crate) mod merge;
 pub(crate) mod plan;
+pub(crate) mod report;
 pub(crate) mod runs;
 pub(crate) mod serve;
 pub(crate) mod train;
+pub(crate) mod watch;
 
 use tandem_comm::Launch;
 

@@ -17,4 +17,5 @@ mod plan;
 mod processes;
 mod scaled;
 mod serve;
+mod watch;
 mod workshop;
