@@ -16,12 +16,12 @@ use crate::step_line::in_words;
 /// Seconds without a line after which a run may have ended.
 const SILENCE: u64 = 120;
 
-/// Returns the cards, which are the legend of the curves too.
-pub(super) fn cards(runs: &[RunHistory]) -> String {
-    runs.iter().enumerate().map(|(index, run)| card(index, run)).collect()
+/// Returns the cards, which are the legend of the curves too. Only a live page tells how old they are.
+pub(super) fn cards(runs: &[RunHistory], is_live: bool) -> String {
+    runs.iter().enumerate().map(|(index, run)| card(index, run, is_live)).collect()
 }
 
-fn card(index: usize, run: &RunHistory) -> String {
+fn card(index: usize, run: &RunHistory, is_live: bool) -> String {
     let colour = index % COLOURS;
     let mut html = format!(
         "<article class=\"run\"><label><input type=\"checkbox\" checked data-run=\"{colour}\"/>\
@@ -29,7 +29,7 @@ fn card(index: usize, run: &RunHistory) -> String {
         escaped(&name_of(run)),
         escaped(method(&run.keys)),
     );
-    let state = state(run);
+    let state = state(run, is_live);
     let _ = match run.planned_steps() {
         Some(steps) => write!(
             html,
@@ -45,6 +45,9 @@ fn card(index: usize, run: &RunHistory) -> String {
         let _ = write!(html, "<div><dt>{name}</dt><dd>{}</dd></div>", escaped(&value));
     }
     html.push_str("</dl>");
+    if let Some(problem) = &run.problem {
+        let _ = write!(html, "<p class=\"bad\">cannot read the run's files: {}</p>", escaped(problem));
+    }
     if run.unreadable > 0 {
         let _ = write!(html, "<p class=\"bad\">{} lines could not be read</p>", run.unreadable);
     }
@@ -52,9 +55,12 @@ fn card(index: usize, run: &RunHistory) -> String {
 }
 
 /// What is known of the run's state from its files.
-fn state(run: &RunHistory) -> String {
+fn state(run: &RunHistory, is_live: bool) -> String {
     if run.is_finished {
         return "finished".to_owned();
+    }
+    if !is_live {
+        return "unfinished".to_owned();
     }
     if run.step == 0 {
         return "waiting for the first step".to_owned();

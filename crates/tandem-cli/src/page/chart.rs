@@ -7,7 +7,7 @@
 use plotters::prelude::*;
 use serde_json::json;
 
-use super::curve::{Point, downsampled, smoothed};
+use super::curve::{Point, downsampled, is_noisy, smoothed};
 use super::metric::Unit;
 
 /// Pixels of a picture for one that is shown.
@@ -22,7 +22,7 @@ const TEXT: RGBColor = RGBColor(10, 0, 1);
 pub(super) const COLOURS: usize = 8;
 /// Buckets of a curve: two pixels of a picture as it is shown.
 const BUCKETS: usize = 250;
-/// Least number of points that are shown with their mean.
+/// Least number of points of a curve whose noise is shown with its mean.
 const SMOOTHED: usize = 150;
 /// Most points of an evaluation that have a mark each.
 const MARKED: usize = 40;
@@ -106,8 +106,9 @@ impl Axes {
         if matches!(unit, Unit::Amount | Unit::Bytes) {
             y[0] = y[0].min(0.0);
         }
+        let (size, magnitude) = (y[1] - y[0], y[0].abs().max(y[1].abs()).max(1e-30));
         // Ticks need a range that the numbers can tell apart.
-        let size = (y[1] - y[0]).max(1e-6 * y[0].abs().max(y[1].abs())).max(1e-30);
+        let size = if size < 1e-6 * magnitude { magnitude } else { size };
         let has_floor = y[0] == 0.0 && unit != Unit::Plain;
         let has_ceiling = y[1] == 1.0 && unit == Unit::Share;
         y[0] -= if has_floor { 0.0 } else { 0.06 * size };
@@ -147,7 +148,7 @@ fn picture(svg: &mut String, lines: &[(&Line<'_>, Vec<Point>)], axes: &Axes) -> 
     let noise = if lines.iter().any(|(line, _)| line.run != lines[0].0.run) { 0.18 } else { 0.3 };
     for (line, points) in lines {
         let colour = RGBColor(11, 0, (line.run % COLOURS) as u8);
-        let dense = points.len() >= SMOOTHED && !line.is_eval;
+        let dense = points.len() >= SMOOTHED && !line.is_eval && is_noisy(points);
         let (opacity, width) = if dense { (noise, 1.0) } else { (1.0, 1.8) };
         let style =
             |opacity: f64, width: f64| colour.mix(opacity).stroke_width((width * f64::from(SCALE)) as u32);

@@ -24,8 +24,8 @@ pub(crate) fn downsampled(points: &[Point], buckets: usize) -> Vec<Point> {
     kept
 }
 
-/// Returns the mean of each point and of its neighbours up to `reach` points away; at the ends there are
-/// fewer on one side.
+/// Returns the mean of each point and of its neighbours up to `reach` points away. The first points have as
+/// many on either side as there are before them: a curve that begins with a fall begins where it did.
 pub(crate) fn smoothed(points: &[Point], reach: usize) -> Vec<Point> {
     let mut sums = Vec::with_capacity(points.len() + 1);
     sums.push((0.0, 0usize));
@@ -34,10 +34,18 @@ pub(crate) fn smoothed(points: &[Point], reach: usize) -> Vec<Point> {
         sums.push(if value.is_finite() { (sum + value, count + 1) } else { (sum, count) });
     }
     let mean = |index: usize| {
-        let (from, to) = (sums[index.saturating_sub(reach)], sums[(index + reach + 1).min(points.len())]);
+        let reach = reach.min(index);
+        let (from, to) = (sums[index - reach], sums[(index + reach + 1).min(points.len())]);
         (to.0 - from.0) / (to.1 - from.1) as f64
     };
     points.iter().enumerate().map(|(index, (step, _))| (*step, mean(index))).collect()
+}
+
+/// Returns whether a curve goes up and down from point to point.
+pub(crate) fn is_noisy(points: &[Point]) -> bool {
+    let rise = |pair: &[Point]| pair[1].1 - pair[0].1;
+    let turns = points.windows(3).filter(|three| rise(&three[..2]) * rise(&three[1..]) < 0.0).count();
+    5 * turns > points.len()
 }
 
 #[cfg(test)]
@@ -74,13 +82,22 @@ mod tests {
         let means = smoothed(&line, 7);
         assert_eq!(
             (means.len(), means[0].1, means[49].1),
-            (50, 7.0, 91.0),
-            "means of the eight points at an end"
+            (50, 0.0, 91.0),
+            "no mean at the start, one of eight points at the end"
         );
-        for (mean, point) in means.iter().zip(&line).skip(7).take(36) {
+        for (mean, point) in means.iter().zip(&line).take(43) {
             assert!((mean.1 - point.1).abs() < 1e-9, "{mean:?} of {point:?}");
         }
         let gap = [(0.0, 1.0), (1.0, f64::NAN), (2.0, 3.0)];
         assert_eq!(smoothed(&gap, 1)[1], (1.0, 2.0));
+    }
+
+    #[test]
+    fn a_schedule_is_no_noise() {
+        let curve = |value: fn(f64) -> f64| -> Vec<Point> {
+            (0..500).map(|i| (f64::from(i), value(f64::from(i)))).collect()
+        };
+        assert!(!is_noisy(&curve(|x| (x / 100.0).cos())) && !is_noisy(&curve(|_| 3.0)));
+        assert!(is_noisy(&curve(|x| (x * 1.7).cos())));
     }
 }

@@ -45,6 +45,8 @@ pub(crate) struct RunHistory {
     pub(super) is_finished: bool,
     /// Whole lines that are no records.
     pub(super) unreadable: usize,
+    /// Why the files could not be read the last time.
+    pub(super) problem: Option<String>,
     advisor: Option<Advisor>,
     metrics_file: LineFollower,
     samples_file: LineFollower,
@@ -68,6 +70,7 @@ impl RunHistory {
             written: None,
             is_finished: false,
             unreadable: 0,
+            problem: None,
             advisor: None,
             metrics_file: LineFollower::new(&folder.join("metrics.jsonl")),
             samples_file: LineFollower::new(&folder.join("samples.jsonl")),
@@ -106,6 +109,15 @@ impl RunHistory {
         let is_finished = run_dir::final_path(&self.folder).is_dir();
         has_changed |= std::mem::replace(&mut self.is_finished, is_finished) != is_finished;
         Ok(has_changed)
+    }
+
+    /// Does as [`RunHistory::update`], and keeps an error for the page: what cannot be read now may be later.
+    pub(crate) fn update_or_tell(&mut self) -> bool {
+        let (has_changed, problem) = match self.update() {
+            Ok(has_changed) => (has_changed, None),
+            Err(error) => (false, Some(error.to_string())),
+        };
+        has_changed | (std::mem::replace(&mut self.problem, problem.clone()) != problem)
     }
 
     fn read_metrics(&mut self) -> io::Result<bool> {
@@ -247,5 +259,18 @@ mod tests {
         let mut run = RunHistory::new(folder.path());
         run.update().expect("read");
         assert_eq!((run.unreadable, run.step), (2, 1));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_told_until_it_can() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("metrics.jsonl");
+        fs::create_dir(&path).expect("created");
+        let mut run = RunHistory::new(folder.path());
+        assert!(run.update_or_tell() && run.problem.is_some(), "a folder is no file");
+        fs::remove_dir(&path).expect("removed");
+        fs::write(&path, record(1, 0.7)).expect("written");
+        assert!(run.update_or_tell() && run.problem.is_none());
+        assert_eq!(run.step, 1);
     }
 }

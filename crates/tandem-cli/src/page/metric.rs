@@ -51,24 +51,24 @@ pub(crate) struct About {
 type Row = (&'static str, Section, Unit, &'static str);
 
 /// The metrics in the order of the page. A name that ends in `*` is a beginning.
-const METRICS: [Row; 45] = {
+const METRICS: [Row; 46] = {
     use Section::{Answers, Learning, Likelihoods, Optimizer, Other, Speed};
     use Unit::{Amount, Bytes, Plain, Share};
     [
         ("loss", Learning, Plain, "mean over pairs, or tokens"),
         ("rewards/margins", Learning, Plain, "reward of chosen − rejected"),
         ("margin", Learning, Plain, "reward of chosen − rejected"),
-        ("rewards/accuracies", Learning, Share, "pairs with the chosen answer ahead"),
-        ("accuracy", Learning, Share, "pairs with the chosen answer ahead"),
+        ("rewards/accuracies", Learning, Share, "chosen ahead of rejected"),
+        ("accuracy", Learning, Share, "chosen ahead of rejected"),
         ("rewards/chosen", Learning, Plain, "β (log π − log π_ref)"),
         ("rewards/rejected", Learning, Plain, "β (log π − log π_ref)"),
-        ("mean_token_accuracy", Learning, Share, "chosen tokens that are the likeliest"),
+        ("mean_token_accuracy", Learning, Share, "chosen tokens ranked first"),
         ("entropy", Learning, Plain, "nats a token"),
         ("objective/scores", Answers, Plain, "mean total of the judges"),
         ("objective/scores_margin", Answers, Plain, "difference within a pair"),
         ("judges/*", Answers, Plain, "mean score of a judge"),
         ("completions/mean_length", Answers, Amount, "tokens"),
-        ("val/contain_eos_token", Answers, Share, "answers that ended by themselves"),
+        ("val/contain_eos_token", Answers, Share, "answers with an end"),
         ("objective/kl", Answers, Plain, "nats, log π − log π_ref"),
         ("objective/entropy", Answers, Plain, "nats an answer"),
         ("objective/rlhf_reward", Answers, Plain, "score − β KL"),
@@ -94,6 +94,7 @@ const METRICS: [Row; 45] = {
         ("time", Other, Amount, "seconds since the start"),
         ("epoch", Other, Amount, "passes over the rows"),
         ("num_tokens", Other, Amount, "tokens since the start"),
+        ("num_rows", Other, Amount, "of an evaluation"),
         ("pairs", Other, Amount, "of the step"),
         ("ties", Other, Amount, "of the step"),
         ("unscored", Other, Amount, "of the step"),

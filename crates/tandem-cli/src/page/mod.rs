@@ -55,7 +55,7 @@ pub(crate) fn panels(runs: &[RunHistory], machine: Option<&Machine>) -> Vec<Pane
 
 /// Returns the panels that change without a new line: ages, and the memory of the machine.
 pub(crate) fn quick_panels(runs: &[RunHistory], machine: Option<&Machine>) -> Vec<Panel> {
-    let mut panels = vec![panel("runs", "runs", cards::cards(runs))];
+    let mut panels = vec![panel("runs", "runs", cards::cards(runs, machine.is_some()))];
     panels.extend(machine.and_then(Machine::picture).map(|html| panel("machine", "speed", html)));
     panels
 }

@@ -22,6 +22,9 @@ const SEARCH: Duration = Duration::from_secs(5);
 /// Times that a page waits for every time it took to make, so that training keeps its processor.
 const PATIENCE: u32 = 20;
 
+/// Most bytes of panels a second, so that a slow connection keeps up.
+const TRAFFIC: f64 = 400e3;
+
 /// A version of the page: all its panels, and its title.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Version {
@@ -92,11 +95,12 @@ impl Followed {
         let mut machine = Machine::new();
         let (mut measured, mut searched, mut rest): (Option<Instant>, _, _) =
             (None, Instant::now(), Instant::now());
-        let mut is_stale = true;
+        // What is on the page is old: all of it, or its ages and the memory of the machine.
+        let (mut is_stale, mut is_aged) = (true, false);
         while !stop.load(Ordering::Relaxed) {
-            let is_due = measured.is_none_or(|at| at.elapsed() >= MACHINE);
-            if is_due {
+            if measured.is_none_or(|at| at.elapsed() >= MACHINE) {
                 machine.measure();
+                is_aged = true;
                 measured = Some(Instant::now());
             }
             if versions.receiver_count() > 0 && Instant::now() >= rest {
@@ -107,17 +111,18 @@ impl Followed {
                     is_stale |= self.search().unwrap_or(false);
                 }
                 for run in &mut self.runs {
-                    // What cannot be read now may be readable later.
-                    is_stale |= run.update().unwrap_or(false);
+                    is_stale |= run.update_or_tell();
                 }
                 if is_stale {
                     let panels = page::panels(&self.runs, Some(&machine));
                     versions.send_replace(Version { panels: Arc::new(panels), title: self.title() });
-                    is_stale = false;
-                } else if is_due {
+                } else if is_aged {
                     self.refresh(versions, &machine);
                 }
-                rest = Instant::now() + PAGE.max(PATIENCE * began.elapsed());
+                (is_stale, is_aged) = (false, false);
+                let bytes: usize = versions.borrow().panels.iter().map(|panel| panel.html.len()).sum();
+                let sending = Duration::from_secs_f64(bytes as f64 / TRAFFIC);
+                rest = Instant::now() + PAGE.max(PATIENCE * began.elapsed()).max(sending);
             }
             std::thread::sleep(LOOK);
         }
