@@ -105,6 +105,25 @@ fn a_real_run_is_shown_with_plan_keys_and_log() {
 }
 
 #[test]
+fn a_run_that_begins_beside_another_joins_the_page_and_goes_on_there() {
+    let shop = Workshop::new();
+    shop.run(&["train", "dpo.toml", "--set", "output=runs/first"]).expect(0);
+    let watch = Watch::start(&shop, &["runs"]);
+    let mut events = watch.events();
+    let first = events.next();
+    assert!(!panel(&first, "runs").unwrap().contains("runs/second"), "{first}");
+    let mut train = shop.start(&["train", "dpo.toml", "--set", "output=runs/second"]);
+    let finished = |update: &Value| {
+        panel(update, "runs").is_some_and(|html| {
+            html.contains("runs/second") && html.matches("step 6 of 6, finished").count() == 2
+        })
+    };
+    let update = events.until(finished);
+    assert!(train.wait().unwrap().success());
+    assert!(update["title"].as_str().unwrap().starts_with("first, second"), "{update}");
+}
+
+#[test]
 fn strangers_are_refused_and_pages_load_nothing_else() {
     let shop = Workshop::new();
     write_run(&shop.path("run"), 3);
