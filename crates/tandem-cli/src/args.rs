@@ -47,6 +47,10 @@ pub(crate) enum Command {
     Eval(EvalArguments),
     /// List runs with their last metrics, and the keys in which they differ.
     Runs(RunsArguments),
+    /// Show curves, advice and samples of runs in a browser, while they go on.
+    Watch(WatchArguments),
+    /// Write curves, advice and samples of runs as one HTML file.
+    Report(ReportArguments),
     /// Continue prompts with a model.
     Generate(GenerateArguments),
     /// Talk with a model in the terminal.
@@ -710,6 +714,30 @@ pub(crate) struct RunsArguments {
     /// Print a JSON object a line instead of a table.
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WatchArguments {
+    /// Folders of runs, which may have no metrics yet, or folders that hold such folders; at most eight runs
+    /// are shown.
+    #[arg(value_name = "RUN", required = true)]
+    pub runs: Vec<PathBuf>,
+    /// Listen port; 0 takes a free one. Default: 8420, or a free one if it is taken.
+    #[arg(long)]
+    pub port: Option<u16>,
+    /// Listen address; by default only programs of this machine can connect.
+    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    pub address: IpAddr,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReportArguments {
+    /// Folders of runs, or folders that hold such folders; at most eight runs.
+    #[arg(value_name = "RUN", required = true)]
+    pub runs: Vec<PathBuf>,
+    /// File to write. One that is there is replaced.
+    #[arg(long, value_name = "FILE", default_value = "report.html")]
+    pub out: PathBuf,
 }
 
 #[derive(Debug, Args)]

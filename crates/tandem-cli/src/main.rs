@@ -15,8 +15,10 @@ mod hub;
 mod json_events;
 mod log;
 mod output;
+mod page;
 mod processes;
 mod quickstart;
+mod run_folder;
 mod signals;
 mod step_line;
 mod watcher;
@@ -49,6 +51,8 @@ fn run(arguments: Arguments) -> anyhow::Result<Exit> {
         Command::Data(arguments) => commands::data::run(&arguments),
         Command::Eval(arguments) => commands::eval::run(&arguments),
         Command::Runs(arguments) => commands::runs::run(&arguments),
+        Command::Watch(arguments) => commands::watch::run(&arguments),
+        Command::Report(arguments) => commands::report::run(&arguments),
         Command::Generate(arguments) => commands::generate::run(&arguments),
         Command::Chat(arguments) => commands::chat::run(&arguments),
         Command::Serve(arguments) => commands::serve::run(&arguments),

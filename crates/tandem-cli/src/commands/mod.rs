@@ -16,9 +16,11 @@ pub(crate) mod merge;
 pub(crate) mod plan;
 #[cfg(test)]
 mod reference;
+pub(crate) mod report;
 pub(crate) mod runs;
 pub(crate) mod serve;
 pub(crate) mod train;
+pub(crate) mod watch;
 
 use tandem_comm::Launch;
 

@@ -1,29 +1,21 @@
 //! `tandem runs`: runs of a folder side by side, and the keys in which they differ.
 
-use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
 use serde_json::json;
 use tandem_train::Config;
 use tandem_train::metrics::{Advisor, Record, Split, read_records};
 use tandem_train::run::run_dir;
-use toml::Value;
 
 use crate::args::RunsArguments;
-use crate::exit::{Exit, mistake};
+use crate::exit::Exit;
 use crate::output::print_lines;
-
-/// Levels of folders below a given one in which runs are looked for.
-const DEPTH: usize = 3;
+use crate::run_folder::{self, Keys};
 
 /// A run, as its folder tells of it.
 struct Run {
     path: PathBuf,
-    /// Resolved keys.
-    keys: BTreeMap<String, Value>,
-    method: String,
+    keys: Keys,
     steps: u64,
     train: Option<Record>,
     eval: Option<Record>,
@@ -32,21 +24,10 @@ struct Run {
 }
 
 pub(crate) fn run(arguments: &RunsArguments) -> anyhow::Result<Exit> {
-    let mut folders = Vec::new();
-    for given in &arguments.folders {
-        if !given.is_dir() {
-            return Err(mistake(format!("{}: no such folder", given.display())));
-        }
-        find(given, DEPTH, &mut folders).with_context(|| format!("cannot list {}", given.display()))?;
-    }
+    let folders = run_folder::find(&arguments.folders, run_folder::is_run)?;
     if folders.is_empty() {
-        let places: Vec<_> = arguments.folders.iter().map(|folder| folder.display().to_string()).collect();
-        return Err(mistake(format!(
-            "no run in {}: a run's folder has config.toml and metrics.jsonl",
-            places.join(", ")
-        )));
+        return Err(run_folder::none_found(&arguments.folders));
     }
-    folders.sort();
     let runs: Vec<Run> = folders.iter().map(|folder| Run::read(folder)).collect::<anyhow::Result<_>>()?;
     let lines = match arguments.json {
         true => runs.iter().map(Run::to_json).collect(),
@@ -60,47 +41,21 @@ pub(crate) fn run(arguments: &RunsArguments) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Adds the folders of runs at and below `folder`.
-fn find(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
-    if folder.join("config.toml").is_file() && folder.join("metrics.jsonl").is_file() {
-        found.push(folder.to_owned());
-        return Ok(());
-    }
-    if depth == 0 {
-        return Ok(());
-    }
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        // Links could lead round.
-        if entry.file_type()?.is_dir() {
-            find(&entry.path(), depth - 1, found)?;
-        }
-    }
-    Ok(())
-}
-
 impl Run {
     fn read(folder: &Path) -> anyhow::Result<Self> {
-        let path = folder.join("config.toml");
-        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let value: toml::Table =
-            text.parse().map_err(|error| mistake(format!("{}: {error}", path.display())))?;
-        let mut keys = BTreeMap::new();
-        flatten("", &Value::Table(value), &mut keys);
+        let keys = run_folder::read_keys(folder)?;
         let records = read_records(&folder.join("metrics.jsonl"))?;
         let last = |split| records.iter().rfind(|record| record.split() == split).cloned();
         // An older version's config may no longer be read; its metrics may.
-        let troubles = Config::load::<&str>(&path, &[]).map_or(0, |config| {
+        let troubles = Config::load::<&str>(&folder.join("config.toml"), &[]).map_or(0, |config| {
             let mut advisor = Advisor::new(&config);
             for record in &records {
                 advisor.see(record);
             }
             advisor.found().len()
         });
-        let method = keys.get("method").and_then(Value::as_str).unwrap_or("?").to_owned();
         Ok(Self {
             path: folder.to_owned(),
-            method,
             steps: last(Split::Train).map_or(0, |record| record.step()),
             train: last(Split::Train),
             eval: last(Split::Eval),
@@ -124,7 +79,7 @@ impl Run {
         };
         vec![
             self.path.display().to_string(),
-            self.method.clone(),
+            run_folder::method(&self.keys).to_owned(),
             self.steps.to_string(),
             number(self.metric(Split::Train, &["loss"]), 4),
             number(self.metric(Split::Eval, &["loss"]), 4),
@@ -144,7 +99,7 @@ impl Run {
         };
         json!({
             "run": self.path,
-            "method": self.method,
+            "method": run_folder::method(&self.keys),
             "finished": self.is_finished,
             "troubles": self.troubles,
             "train": metrics(&self.train),
@@ -161,18 +116,10 @@ const HEADER: [&str; 10] =
 
 /// Returns the keys whose values are not the same in all runs, but for the folder itself.
 fn differences(runs: &[Run]) -> Vec<String> {
-    let mut names: Vec<&String> = runs.iter().flat_map(|run| run.keys.keys()).collect();
-    names.sort();
-    names.dedup();
-    let rows = names.into_iter().filter(|name| *name != "output").filter_map(|name| {
-        let values: Vec<String> = runs
-            .iter()
-            .map(|run| run.keys.get(name).map_or_else(|| "-".to_owned(), Value::to_string))
-            .collect();
-        let differs = values.iter().any(|value| *value != values[0]);
-        differs.then(|| std::iter::once(name.clone()).chain(values).collect())
-    });
-    let rows: Vec<Vec<String>> = rows.collect();
+    let keys: Vec<&Keys> = runs.iter().map(|run| &run.keys).collect();
+    let rows = run_folder::differences(&keys).into_iter();
+    let rows: Vec<Vec<String>> =
+        rows.map(|(name, values)| std::iter::once(name).chain(values).collect()).collect();
     if rows.is_empty() {
         return Vec::new();
     }
@@ -197,18 +144,4 @@ fn table(rows: impl Iterator<Item = Vec<String>>, header: &[&str]) -> Vec<String
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
     rows.iter().map(line).collect()
-}
-
-fn flatten(prefix: &str, value: &Value, keys: &mut BTreeMap<String, Value>) {
-    match value {
-        Value::Table(table) => {
-            for (name, value) in table {
-                let name = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
-                flatten(&name, value, keys);
-            }
-        }
-        value => {
-            keys.insert(prefix.to_owned(), value.clone());
-        }
-    }
 }

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use crate::workshop::Workshop;
 use tandem_train::config::Config;
+use tandem_train::metrics::Trouble;
 
 fn document(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name);
@@ -33,4 +34,15 @@ fn the_exit_codes_of_the_help_and_of_the_document_agree() {
         .filter(|code| code.parse::<u8>().is_ok())
         .collect();
     assert_eq!(listed, documented);
+}
+
+#[test]
+fn the_troubles_have_the_sources_of_their_page() {
+    let document = document("docs/troubles.md");
+    for trouble in Trouble::ALL {
+        assert!(!trouble.sources().is_empty(), "{trouble:?}");
+        for [name, address] in trouble.sources() {
+            assert!(document.contains(&format!("[{name}]({address})")), "{trouble:?}: {name}, {address}");
+        }
+    }
 }

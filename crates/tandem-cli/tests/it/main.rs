@@ -18,4 +18,5 @@ mod plan;
 mod processes;
 mod scaled;
 mod serve;
+mod watch;
 mod workshop;

@@ -55,8 +55,11 @@ impl Disk for RealDisk {
     }
 }
 
-/// Writes a small file so that a reader sees the old content or the new one.
-pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
+/// Writes a file so that a reader sees the old content or the new one.
+///
+/// # Errors
+/// A file `PATH.tmp` cannot be written beside it, or not be renamed; the error names the path.
+pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".tmp");
     let temporary = PathBuf::from(temporary);

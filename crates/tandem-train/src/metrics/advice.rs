@@ -47,6 +47,39 @@ pub enum Trouble {
     LengthGrows,
 }
 
+/// Publications that describe troubles: name and address.
+const RAZIN: [&str; 2] = ["Razin et al. 2024", "https://arxiv.org/abs/2410.08847"];
+const PAL: [&str; 2] = ["Pal et al. 2024", "https://arxiv.org/abs/2402.13228"];
+const AZAR: [&str; 2] = ["Azar et al. 2023", "https://arxiv.org/abs/2310.12036"];
+const KIRK: [&str; 2] = ["Kirk et al. 2023", "https://arxiv.org/abs/2310.06452"];
+const PRECHELT: [&str; 2] = ["Prechelt 1998", "https://doi.org/10.1007/3-540-49430-8_3"];
+const SINGHAL: [&str; 2] = ["Singhal et al. 2023", "https://arxiv.org/abs/2310.03716"];
+
+impl Trouble {
+    /// Every trouble.
+    pub const ALL: [Self; 7] = [
+        Self::ChosenFalls,
+        Self::TokenAccuracyFalls,
+        Self::NothingToLearn,
+        Self::EntropyDoubles,
+        Self::EntropyHalves,
+        Self::HeldOutLossRises,
+        Self::LengthGrows,
+    ];
+
+    /// Returns publications that describe the trouble, as name and address.
+    pub const fn sources(self) -> &'static [[&'static str; 2]] {
+        match self {
+            Self::ChosenFalls => &[RAZIN, PAL],
+            Self::TokenAccuracyFalls | Self::EntropyDoubles => &[RAZIN],
+            Self::NothingToLearn => &[AZAR],
+            Self::EntropyHalves => &[KIRK],
+            Self::HeldOutLossRises => &[PRECHELT],
+            Self::LengthGrows => &[SINGHAL],
+        }
+    }
+}
+
 /// A trouble, with its numbers and what to change.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advice {

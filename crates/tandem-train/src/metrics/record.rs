@@ -91,6 +91,11 @@ impl Record {
         self.values.get(name).and_then(Value::as_f64)
     }
 
+    /// All metrics in the order they were set; `None` for a value that is not finite.
+    pub fn metrics(&self) -> impl Iterator<Item = (&str, Option<f64>)> {
+        self.values.iter().map(|(name, value)| (name.as_str(), value.as_f64()))
+    }
+
     /// The step.
     pub fn step(&self) -> u64 {
         self.step

@@ -1,6 +1,6 @@
 //! A plan for a terminal, a browser and a program.
 
 pub(crate) mod json;
-pub(crate) mod page;
+pub mod page;
 pub(crate) mod picture;
 pub mod text;

@@ -120,8 +120,8 @@ fn table(text: &mut String, plan: &Plan) {
     text.push_str("</table>\n");
 }
 
-/// The colour of a kind: that of the terminal's picture.
-fn colour(kind: MemoryKind) -> String {
+/// Returns the colour of a kind, that of the terminal's picture, as `#rrggbb`.
+pub fn colour(kind: MemoryKind) -> String {
     let number = fill(kind).1;
     let [red, green, blue] = match number {
         232.. => [8 + 10 * (number - 232); 3],
@@ -134,7 +134,7 @@ fn colour(kind: MemoryKind) -> String {
     format!("#{red:02x}{green:02x}{blue:02x}")
 }
 
-/// Text in which nothing is a tag.
-fn escaped(text: &str) -> String {
+/// Returns text of an element or a double-quoted attribute, in which nothing is a tag.
+pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
