@@ -665,6 +665,9 @@ pub(crate) struct InitArguments {
     /// Most memory that each rank may use, for example 24GiB.
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<String>,
+    /// Ask nothing: what no flag gives has its default, as without a terminal.
+    #[arg(long, short)]
+    pub yes: bool,
     /// Write the file without a look at model and rows and without a plan.
     #[arg(long)]
     pub no_plan: bool,

@@ -72,11 +72,10 @@ fn one_line(text: &str, room: usize) -> String {
 /// Names the files of a run that is done, and the next command.
 pub(crate) fn places(method: Option<Method>, model: &Path) -> Vec<String> {
     let run = model.parent().unwrap_or(model);
-    let mut lines = vec![format!(
-        "the model is in {}; metrics, samples, checkpoints and this log are in {}",
-        model.display(),
-        run.display()
-    )];
+    let mut lines = vec![
+        format!("the model is in {}", model.display()),
+        format!("metrics, samples, checkpoints and this log are in {}", run.display()),
+    ];
     let next = match method {
         None => return lines,
         Some(Method::Reward) => format!(

@@ -93,16 +93,18 @@ pub(crate) fn made_by_run(given: &Path) -> anyhow::Result<PathBuf> {
     if checkpoint::is_one(given) {
         return checkpoint::model_of(given);
     }
-    let is_run = given.join("config.toml").exists() && !given.join("config.json").exists();
+    if given.join("config.json").exists() {
+        return Ok(given.to_owned());
+    }
     let made = run_dir::final_path(given);
-    if is_run && !made.exists() {
+    if given.join("config.toml").exists() && !made.exists() {
         return Err(mistake(format!(
             "the run in {} has not ended, so it has no model yet; its checkpoints can be given: {}",
             given.display(),
             given.join("checkpoints").display()
         )));
     }
-    Ok(if is_run { made } else { given.to_owned() })
+    Ok(if made.is_dir() { made } else { given.to_owned() })
 }
 
 /// Returns the folder of the base model that an adapter names, downloaded if it is a name of the hub.

@@ -117,6 +117,8 @@ impl Client {
             let mut response =
                 request.call().map_err(|error| Failure::Network(self.hide(&error.to_string())))?;
             let status = response.status().as_u16();
+            // What a redirect signs into the address is nobody's business.
+            tracing::debug!("{method:?} {}: HTTP {status}", self.hide(url.split('?').next().unwrap_or(&url)));
             if status >= 400 {
                 return Err(self.failure(status, method, &mut response));
             }

@@ -40,7 +40,7 @@ fn a_run_that_spoils_its_model_says_so_and_names_the_keys() {
         ["--set", "train.learning_rate=5", "--set", "train.steps=16", "--set", "train.warmup_steps=0"];
     let outcome = shop.run(&[&["train", "dpo.toml"][..], &spoil].concat()).expect(0);
     let [during, after] =
-        outcome.stderr.split("look at its answers before you use it:").collect::<Vec<_>>()[..]
+        outcome.stderr.split("look at its answers before you use the model:").collect::<Vec<_>>()[..]
     else {
         panic!("no trouble is repeated at the end: {}", outcome.stderr)
     };
@@ -48,7 +48,7 @@ fn a_run_that_spoils_its_model_says_so_and_names_the_keys() {
         during.contains("warning: after step ") && during.contains("train.learning_rate (now 5e0)"),
         "{during}"
     );
-    assert!(after.contains("\n* "), "{after}");
+    assert!(after.contains("\nwarning: * "), "{after}");
     // What was said is not said again.
     let resumed =
         ["train", "dpo.toml", "--resume", "--set", "train.learning_rate=5", "--set", "train.steps=16"];

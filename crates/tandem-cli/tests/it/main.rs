@@ -14,6 +14,7 @@ mod hub_server;
 mod init;
 mod interruption;
 mod judged;
+mod messages;
 mod plan;
 mod processes;
 mod scaled;

@@ -164,6 +164,7 @@ impl Saver {
         let (checkpoints, keep) = (self.checkpoints.clone(), self.keep);
         let thread = spawn(move || {
             let path = checkpoints.publish(&cursor, &parts)?;
+            tracing::debug!("complete and durable: {}", path.display());
             if let Some(keep) = keep {
                 checkpoints.prune(keep, cursor.step, cursor.best.as_ref().map(|best| best.step))?;
             }

@@ -311,6 +311,13 @@ fn tokens(
     let relay =
         Relay { split, state: Mutex::new(RelayState { observer: &mut *observer, done: 0, total: 0 }) };
     let cache = tandem_data::prepare::prepare(&sources, tokenizer, &options, &config.cache_folder(), &relay)?;
+    tracing::debug!(
+        "{} tokens {}: {} rows, {}",
+        split.name(),
+        if cache.was_built() { "made" } else { "found" },
+        cache.num_rows(),
+        cache.path().display()
+    );
     observer.event(&Event::Data { split, cache: &cache });
     Ok(cache)
 }

@@ -24,7 +24,7 @@ use tandem_model::BatchCapacity;
 
 use crate::config::{ComputeConfig, Config, Offload};
 use crate::placement::gpus;
-use crate::{Result, TrainError};
+use crate::{Result, TrainError, size};
 
 /// Largest token and scored-row counts of any micro-batch, per pass. Every micro-batch allocates
 /// for them.
@@ -102,6 +102,7 @@ impl MemoryPlacement {
         let arena = needs.arena - needs.beside - needs.judges;
         let device = gpus::device(config, rank, capacity(arena))?;
         device.reserve(arena)?;
+        tracing::debug!("rank {rank}: arena of {} reserved", size::in_words(arena as u64));
         let mut placement = Self::new(device, compute, rooms);
         let beside = |own: usize| -> Result<Option<Device>> {
             if own == 0 {

@@ -100,7 +100,7 @@ fn finish(
     lines.extend(remarks(&draft));
     match checked(arguments, &mut draft, planned, from, &mut lines) {
         Ok(exit) => {
-            lines.push(format!("start it: {}", launch(file, from)));
+            lines.push(format!("start it: {}", launch(file, &draft, from)));
             print_lines(&lines)?;
             Ok(exit)
         }
@@ -170,7 +170,7 @@ fn remarks(draft: &Draft) -> Vec<String> {
 }
 
 /// The command that starts the run.
-fn launch(file: &Path, from: Option<&Translation>) -> String {
+fn launch(file: &Path, draft: &Draft, from: Option<&Translation>) -> String {
     let train = format!("train {}", file.display());
     match from {
         Some(from) if from.machines > 1 => format!(
@@ -178,8 +178,16 @@ fn launch(file: &Path, from: Option<&Translation>) -> String {
             (from.ranks / from.machines).max(1),
             from.machines
         ),
+        // The GPUs of a machine are ranks of one process; its processor is one rank unless it is told otherwise.
+        Some(from) if from.ranks > 1 && is_one_processor(draft) => {
+            format!("tandem launch -n {} {train}", from.ranks)
+        }
         _ => format!("tandem {train}"),
     }
+}
+
+fn is_one_processor(draft: &Draft) -> bool {
+    draft.get("compute.devices").is_some_and(|devices| devices.as_str() == Some("cpu"))
 }
 
 impl From<InitMethod> for Method {

@@ -28,10 +28,9 @@ pub(super) struct Told {
 /// # Errors
 /// Without a terminal: a necessary flag is missing.
 pub(super) fn ask(arguments: &InitArguments) -> anyhow::Result<Told> {
-    let asks = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
-    let lacking = |flag: &str, what: &str| {
-        mistake(format!("{flag} is missing: give {what} (there is no terminal to ask on)"))
-    };
+    let asks = !arguments.yes && std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
+    let why = if arguments.yes { "--yes asks nothing" } else { "there is no terminal to ask on" };
+    let lacking = |flag: &str, what: &str| mistake(format!("{flag} is missing: give {what} ({why})"));
     let method = match arguments.method {
         Some(method) => method,
         None if asks => method()?,

@@ -49,7 +49,7 @@ pub(crate) fn run(arguments: &ServeArguments) -> anyhow::Result<Exit> {
         },
     };
     if key.is_none() && !arguments.host.is_loopback() {
-        eprintln!(
+        tracing::info!(
             "warning: whoever reaches {} can use this server: --key-env NAME asks for a key",
             arguments.host
         );

@@ -43,14 +43,14 @@ const ICON: &str = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 16 1
 pub(crate) fn run(arguments: &WatchArguments) -> anyhow::Result<Exit> {
     let followed = Followed::find(&arguments.runs)?;
     if followed.num_left_out > 0 {
-        eprintln!(
+        tracing::info!(
             "{} more runs are there; the {} that were written last are shown: name those that you want",
             followed.num_left_out,
             page::MOST_RUNS
         );
     }
     if !arguments.address.is_loopback() {
-        eprintln!(
+        tracing::info!(
             "warning: whoever reaches {} can read these runs and their samples; with the default address, ssh -L \
              brings the page to another machine",
             arguments.address
@@ -92,10 +92,10 @@ async fn serve(
         .route("/events", get(events))
         .with_state(versions)
         .layer(middleware::from_fn_with_state(address.ip(), guard));
-    eprintln!("watching at http://{address}; Ctrl-C ends it");
+    tracing::info!("watching at http://{address}; Ctrl-C ends it");
     if address.ip().is_loopback() {
         let (port, host) = (address.port(), rustix::system::uname());
-        eprintln!(
+        tracing::info!(
             "from another machine: ssh -L {port}:{address} {}, then http://127.0.0.1:{port} there",
             host.nodename().to_string_lossy()
         );

@@ -202,6 +202,13 @@ impl Trainer {
                  and what the judges said; answers that differ need online.temperature above 0",
             ));
         }
+        if self.cursor.skipped > 0 {
+            observer.event(&Event::Warning(&format!(
+                "{} of {} steps were left out, for their loss or gradient was not finite: lower train.learning_rate, and \
+                 look at the rows that the warnings name",
+                self.cursor.skipped, self.cursor.step
+            )));
+        }
         self.save(observer, stop)?;
         self.mesh.world().progress().begin_phase(Phase::Save);
         self.finish_saving(observer)?;
