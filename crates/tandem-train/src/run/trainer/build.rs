@@ -28,6 +28,7 @@ use crate::profile::Profiler;
 use crate::run::run_dir::{RunDir, RunDirPolicy};
 use crate::run::{agreement, resume};
 use crate::step::{TrainState, TrainStep};
+use crate::trackers::{self, Trackers};
 use crate::{Result, reference};
 
 impl Trainer {
@@ -51,6 +52,9 @@ impl Trainer {
     ) -> Result<Self> {
         let Options { start, profile } = options.into();
         agreement::on_config(&config, &mut group)?;
+        if group.rank() == 0 {
+            trackers::check(&config)?;
+        }
         let recorder = Profiler::recorder(profile, &mut group)?;
         let progress = group.progress().clone();
         let mut mesh = DeviceMesh::new(group, &config.compute)?;
@@ -191,11 +195,14 @@ impl TrainerBuilder<'_> {
                     samples = Some(open(&run_dir.samples_path())?);
                 }
                 let mut advisor = Advisor::new(config);
+                let earlier = read_records(&run_dir.metrics_path())?;
                 // What an earlier process has said is not said again.
-                for record in read_records(&run_dir.metrics_path())? {
-                    advisor.see(&record);
+                for record in &earlier {
+                    advisor.see(record);
                 }
-                Some(Files { _run_dir: run_dir, metrics, rows, advisor })
+                let step = (start == RunDirPolicy::Resume).then_some(cursor.step);
+                let trackers = Trackers::start(config, run_dir.path(), step, earlier);
+                Some(Files { trackers, _run_dir: run_dir, metrics, rows, advisor })
             }
         };
         let saver = Saver::new(config, decoder, mesh, learner.snapshot.take());

@@ -31,6 +31,7 @@ use crate::profile::Profiler;
 use crate::recipe::MicroBatcher;
 use crate::run::run_dir::{self, RunDir, RunDirPolicy};
 use crate::step::{TrainState, TrainStep, evaluation_record};
+use crate::trackers::{Ending, Trackers};
 use crate::{Result, TrainError};
 
 /// A run that is ready to take its next step, as one of its ranks sees it.
@@ -77,6 +78,7 @@ impl From<RunDirPolicy> for Options {
 
 /// Files that rank 0 writes besides checkpoints.
 struct Files {
+    trackers: Trackers,
     _run_dir: RunDir,
     metrics: MetricsFile,
     rows: Option<MetricsFile>,
@@ -111,6 +113,7 @@ impl Trainer {
             // is reported.
             let _ = self.finish_saving(observer);
         }
+        self.end_trackers(&outcome, observer);
         if outcome.is_ok()
             && let Some(profiler) = &self.profiler
         {
@@ -237,14 +240,32 @@ impl Trainer {
     fn log(&mut self, record: &Record, observer: &mut dyn Observer) -> Result<()> {
         if let Some(files) = &mut self.files {
             files.metrics.write(record)?;
+            files.trackers.record(record);
         }
         observer.event(&Event::Record(record));
         if let Some(files) = &mut self.files {
             for advice in files.advisor.see(record) {
+                files.trackers.advice(advice);
                 observer.event(&Event::Advice(advice));
+            }
+            for warning in files.trackers.warnings() {
+                observer.event(&Event::Warning(&warning));
             }
         }
         Ok(())
+    }
+
+    /// Ends the trackers, and tells what became of them.
+    fn end_trackers(&mut self, outcome: &Result<Outcome>, observer: &mut dyn Observer) {
+        let Some(files) = &mut self.files else { return };
+        files.trackers.end(&match outcome {
+            Ok(Outcome::Finished(_)) => Ending::Finished,
+            Ok(Outcome::Stopped(_)) => Ending::Stopped,
+            Err(error) => Ending::Failed(crate::chain(error)),
+        });
+        for warning in files.trackers.warnings() {
+            observer.event(&Event::Warning(&warning));
+        }
     }
 
     /// Starts a checkpoint of this step unless one exists; completes the one in progress first.
