@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use serde_json::Value;
 use ureq::http::Uri;
 use ureq::{Agent, Body, http::Response};
@@ -12,9 +14,14 @@ use crate::judge::beginning;
 /// Maximum characters shown of a server's message.
 const SHOWN: usize = 500;
 
-/// API key, never shown.
+/// API key, or a user's name and password; never shown.
 #[derive(Clone)]
-pub struct Key(String);
+pub struct Key {
+    /// Value of the header `Authorization`.
+    authorization: String,
+    /// Texts that no message may contain.
+    secrets: Vec<String>,
+}
 
 impl std::fmt::Debug for Key {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -34,7 +41,15 @@ impl Key {
         if key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(format!("names the environment variable `{name}`, which holds no key"));
         }
-        Ok(Self(key.to_owned()))
+        Ok(Self { authorization: format!("Bearer {key}"), secrets: vec![key.to_owned()] })
+    }
+
+    /// Creates the key of a user with a password (RFC 7617).
+    pub fn basic(user: &str, password: &str) -> Self {
+        let encoded = BASE64_STANDARD.encode(format!("{user}:{password}"));
+        let secrets = [encoded.clone(), password.to_owned()];
+        let secrets = secrets.into_iter().filter(|secret| !secret.is_empty()).collect();
+        Self { authorization: format!("Basic {encoded}"), secrets }
     }
 }
 
@@ -102,10 +117,8 @@ impl Http {
 
     /// Removes the key from a text; a server may have sent it back.
     pub fn hidden(&self, text: &str) -> String {
-        match &self.key {
-            Some(Key(key)) => text.replace(key.as_str(), "…"),
-            None => text.to_owned(),
-        }
+        let secrets = self.key.iter().flat_map(|key| &key.secrets);
+        secrets.fold(text.to_owned(), |text, secret| text.replace(secret.as_str(), "…"))
     }
 
     /// Returns the server's error message, wherever the body has it.
@@ -119,8 +132,8 @@ impl Http {
         beginning(&self.hidden(text), SHOWN)
     }
 
-    fn authorization(&self) -> Option<String> {
-        self.key.as_ref().map(|Key(key)| format!("Bearer {key}"))
+    fn authorization(&self) -> Option<&str> {
+        self.key.as_ref().map(|key| key.authorization.as_str())
     }
 
     fn read(&self, response: Result<Response<Body>, ureq::Error>) -> Result<Reply, String> {
@@ -144,13 +157,17 @@ impl Reply {
     }
 }
 
-/// Returns what is wrong with an address. Messages show addresses, so they must contain no secrets.
-/// `key` is the option that names the key's variable.
+/// Returns what is wrong with the address of a chat model. Messages show addresses, so they must contain
+/// no secrets. `key` is the option that names the key's variable.
 pub fn wrong_with(address: &str, key: &str) -> Option<String> {
+    wrong_with_any(address, "https://api.openai.com/v1 or http://localhost:8000/v1", key)
+}
+
+/// Returns what is wrong with the address of a server, of which `like` is an example.
+pub fn wrong_with_any(address: &str, like: &str, key: &str) -> Option<String> {
     let has_scheme = address.starts_with("http://") || address.starts_with("https://");
     let has_host = address.parse::<Uri>().is_ok_and(|uri| uri.host().is_some_and(|host| !host.is_empty()));
     if !has_scheme || !has_host {
-        let like = "https://api.openai.com/v1 or http://localhost:8000/v1";
         return Some(format!("is no address; it should be like {like}"));
     }
     address
@@ -165,5 +182,20 @@ fn message(text: &str) -> String {
     match found.unwrap_or(text).trim() {
         "" => "(no message)".to_owned(),
         message => message.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The example of RFC 7617, section 2.
+    #[test]
+    fn a_password_is_sent_as_the_standard_says_and_never_shown() {
+        let key = Key::basic("Aladdin", "open sesame");
+        assert_eq!(key.authorization, "Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==");
+        let http = Http::new("http://localhost", Some(key), Duration::from_secs(1), 1, 1);
+        let told = http.hidden("got QWxhZGRpbjpvcGVuIHNlc2FtZQ== for Aladdin with open sesame");
+        assert_eq!(told, "got … for Aladdin with …");
     }
 }

@@ -176,6 +176,12 @@ pub enum TrainError {
         /// The action and the remedy.
         reason: String,
     },
+    /// A tracker cannot be started.
+    #[error("{reason}")]
+    Tracker {
+        /// The key, what is wrong, and the remedy.
+        reason: String,
+    },
     /// A kernel refused its operands or memory ran out.
     #[error(transparent)]
     Kernel(#[from] KernelError),
@@ -238,6 +244,7 @@ impl TrainError {
             | Self::Disagreement { .. }
             | Self::Mismatch { .. }
             | Self::Server { .. }
+            | Self::Tracker { .. }
             | Self::TooLarge { .. }
             | Self::WrongStart { .. }
             | Self::NotFinite { .. } => Fault::User,

@@ -10,7 +10,7 @@ const FLOORS: &[&[&str]] = &[
     &["config"],
     &["error"],
     &["disk", "metrics"],
-    &["events"],
+    &["events", "trackers"],
     &["recipe"],
     &["parallel", "placement"],
     &["weights"],

@@ -37,7 +37,8 @@
 //! 3. [`error`]: every error, and its exit code.
 //! 4. [`metrics`]: TRL's metric names over whole batches, and `metrics.jsonl`. `disk`: files that
 //!    survive a crash.
-//! 5. [`events`]: what a run tells its observer.
+//! 5. [`events`]: what a run tells its observer. `trackers`: programs and services that receive its
+//!    records.
 //! 6. `recipe`: SFT, DPO, reward models and Online DPO: rows, micro-batches, loss and metrics.
 //! 7. `parallel`: process groups, partitions, pipeline stages. `placement`: devices, memories
 //!    and offload.
@@ -88,6 +89,7 @@ mod samples;
 #[doc(hidden)]
 pub mod size;
 mod step;
+mod trackers;
 #[doc(hidden)]
 pub mod weights;
 

@@ -26,6 +26,7 @@ mod form;
 mod hub;
 mod judges;
 mod keys;
+mod logging;
 mod method;
 mod objective;
 mod online;
@@ -55,6 +56,7 @@ pub use foreign::{Answers, Facts, Program, Translation, coming_from_page, transl
 pub use hub::{Fetch, HubPart, HubUse, load_judges_fetched};
 pub use judges::{JudgeKind, JudgeSection, RewardSection, load_judges};
 pub use keys::{KeyRow, Resume};
+pub use logging::{LoggingConfig, MlflowConfig};
 pub use method::Method;
 pub use online::{Algorithm, OnlineConfig, Pairs};
 pub use page::reference_page;
@@ -100,6 +102,8 @@ pub struct Config {
     pub train: TrainConfig,
     /// Devices and arithmetic.
     pub compute: ComputeConfig,
+    /// Trackers of the run.
+    pub logging: LoggingConfig,
     /// Judges of generated completions.
     pub judges: Vec<JudgeSection>,
 }
@@ -212,6 +216,9 @@ impl Config {
         let compute = keys.table("compute", now.map(|now| &now.compute), |now, keys| {
             ComputeConfig::visit(now, keys, method, adapter.is_some())
         })?;
+        let logging = keys.table("logging", now.map(|now| &now.logging), |now, keys| {
+            LoggingConfig::visit(now, keys, &output)
+        })?;
         let judges = judges::visit(now.map(|now| &now.judges), keys, method)?;
         Ok(Self {
             method,
@@ -226,6 +233,7 @@ impl Config {
             objective,
             train,
             compute,
+            logging,
             judges,
         })
     }

@@ -35,7 +35,7 @@ says so.
 ";
 
 /// Heading and introduction of each table.
-pub(super) const SECTIONS: [(&str, &str, &str); 9] = [
+pub(super) const SECTIONS: [(&str, &str, &str); 11] = [
     ("", "At the top", ""),
     (
         "adapter",
@@ -64,6 +64,18 @@ instead of this process: see [online-server.md](online-server.md).",
     ("objective", "`[objective]`", "Losses and their strength."),
     ("train", "`[train]`", "Batches, steps, optimiser, evaluation and checkpoints."),
     ("compute", "`[compute]`", "Devices, arithmetic, and the division of work among ranks."),
+    (
+        "logging",
+        "`[logging]`",
+        "Trackers that receive the records of a run: see [trackers.md](trackers.md). `metrics.jsonl` is written
+without this table too.",
+    ),
+    (
+        "logging.mlflow",
+        "`[logging.mlflow]`",
+        "With this table the records go to an [MLflow server](trackers.md#mlflow). MLFLOW_TRACKING_TOKEN, or
+MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, are read from the environment.",
+    ),
 ];
 
 const JUDGES: &str = "

@@ -16,8 +16,19 @@ pub const RESOLVED_HEADER: &str =
     "# The resolved config of this run, written by tandem. Paths are absolute, defaults written out.\n";
 
 /// Tables in the order in which they are written; judges follow.
-pub(super) const TABLES: [&str; 9] =
-    ["", "adapter", "reference", "data", "online", "online.server", "objective", "train", "compute"];
+pub(super) const TABLES: [&str; 11] = [
+    "",
+    "adapter",
+    "reference",
+    "data",
+    "online",
+    "online.server",
+    "objective",
+    "train",
+    "compute",
+    "logging",
+    "logging.mlflow",
+];
 
 /// Sorts tables into the order in which they are written.
 pub(super) fn sorted<T>(mut tables: Vec<Table<T>>) -> Vec<Table<T>> {

@@ -112,6 +112,7 @@ fn in_words(words: &str) -> Value {
     let texts = json!({ "type": "array", "items": text });
     match words {
         "boolean" => json!({ "type": "boolean" }),
+        "boolean or path" => json!({ "anyOf": [{ "type": "boolean" }, text] }),
         "string" | "path" | "path or name of the hub" | "path or text" | "`\"random\"` or path" => text,
         "list" | "list of strings" => json!({ "anyOf": [texts, text] }),
         "string or list" => json!({ "anyOf": [text, texts] }),

@@ -3,6 +3,7 @@
 mod accepted;
 mod adapters;
 mod judges;
+mod logging;
 mod online;
 mod refused;
 mod rewards;

@@ -106,12 +106,22 @@ impl Record {
         self.split
     }
 
-    /// The JSON object on one line, `step` and `split` first, without a newline.
-    pub fn to_json(&self) -> String {
+    /// The finite metrics, in the order they were set.
+    pub fn finite_metrics(&self) -> impl Iterator<Item = (&str, f64)> {
+        self.values.iter().filter_map(|(name, value)| Some((name.as_str(), value.as_f64()?)))
+    }
+
+    /// The JSON object, `step` and `split` first.
+    pub fn object(&self) -> Map<String, Value> {
         let mut object = Map::new();
         object.insert("step".into(), self.step.into());
         object.insert("split".into(), self.split.name().into());
         object.extend(self.values.clone());
-        Value::Object(object).to_string()
+        object
+    }
+
+    /// The JSON object on one line, without a newline.
+    pub fn to_json(&self) -> String {
+        Value::Object(self.object()).to_string()
     }
 }

@@ -6,6 +6,9 @@
 //!   plan.json        what was planned
 //!   metrics.jsonl    one line per step and per evaluation
 //!   log.txt          the lines that the run has shown
+//!   trackers.json    with `[logging]`: names of the run at its trackers
+//!   tracker.log      with `logging.command`: the beginning of its output
+//!   tensorboard/     with `logging.tensorboard = true`: event files
 //!   rows.jsonl       with `train.record_rows`: the rows of each step
 //!   checkpoints/     see `checkpoint`
 //!   samples.jsonl    answers of the model while it trained
@@ -23,8 +26,8 @@ use crate::checkpoint::Checkpoints;
 use crate::config::Config;
 use crate::disk::replace;
 use crate::error::{Result, TrainError};
-use crate::profile;
 use crate::run::model_card;
+use crate::{profile, trackers};
 
 /// First line of every `config.toml` written here: tells it from one that a person put into the
 /// folder.
@@ -156,17 +159,28 @@ impl RunDir {
     }
 
     fn leftovers(&self) -> Vec<&'static str> {
-        let files = ["config.toml", "plan.json", "metrics.jsonl", LOG, "rows.jsonl", "samples.jsonl"];
-        let folders = ["checkpoints", "final"];
+        let files = [
+            "config.toml",
+            "plan.json",
+            "metrics.jsonl",
+            LOG,
+            "rows.jsonl",
+            "samples.jsonl",
+            trackers::STATE,
+            trackers::OUTPUT,
+        ];
+        let folders = ["checkpoints", "final", trackers::EVENTS];
         files.into_iter().chain(folders).filter(|name| self.path.join(name).exists()).collect()
     }
 
     /// Deletes a run's files. Other files and their folders stay.
     fn clear(&self) -> Result<()> {
         let logs = [self.metrics_path(), self.path.join(LOG), self.rows_path(), self.samples_path()];
-        for path in [self.config_path(), self.plan_path()].into_iter().chain(logs) {
+        let of_trackers = [trackers::STATE, trackers::OUTPUT].map(|name| self.path.join(name));
+        for path in [self.config_path(), self.plan_path()].into_iter().chain(logs).chain(of_trackers) {
             remove_file(&path)?;
         }
+        clear_folder(&self.path.join(trackers::EVENTS), trackers::is_event_file)?;
         self.checkpoints().clear()?;
         clear_folder(&profile::folder_of(&self.path), is_profile)?;
         let card = self.final_path().join(MODEL_CARD);
@@ -304,6 +318,11 @@ mod tests {
             fs::write(run.final_path().join(name), "x").expect("written");
         }
         fs::write(path.join("notes.txt"), "mine").expect("written");
+        for name in [trackers::STATE, trackers::OUTPUT, "tensorboard/events.out.tfevents.0000000001.tandem.1"]
+        {
+            fs::create_dir_all(path.join(trackers::EVENTS)).expect("created");
+            fs::write(path.join(name), "x").expect("written");
+        }
         fs::create_dir(profile::folder_of(&path)).expect("created");
         for name in ["rank-0.txt", "rank-0.json", "rank-12.trace.json"] {
             fs::write(profile::folder_of(&path).join(name), "x").expect("written");
@@ -343,8 +362,8 @@ mod tests {
 
     #[test]
     fn every_file_of_a_run_makes_a_folder_used() {
-        for name in ["plan.json", "metrics.jsonl", LOG, "rows.jsonl", "samples.jsonl", "checkpoints", "final"]
-        {
+        let ours = ["plan.json", "metrics.jsonl", LOG, "rows.jsonl", "samples.jsonl", "checkpoints", "final"];
+        for name in ours.into_iter().chain([trackers::STATE, trackers::OUTPUT, trackers::EVENTS]) {
             let folder = tempfile::tempdir().expect("a temporary folder");
             fs::write(folder.path().join(name), "").expect("written");
             let error =

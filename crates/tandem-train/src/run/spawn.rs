@@ -10,7 +10,7 @@ use crate::events::{Event, Observer, Silent};
 use crate::parallel::mesh;
 use crate::placement::{self, gpus};
 use crate::run::{Options, Outcome, Trainer};
-use crate::{Fault, Result, TrainError, chain};
+use crate::{Fault, Result, TrainError, chain, trackers};
 
 /// How long a rank waits for another. Threads of one process cannot vanish, and one of them may
 /// tokenise a large data set while the others wait: this is a last resort.
@@ -33,6 +33,7 @@ pub fn train(
     let config = &config;
     let num_ranks = config.compute.devices.num_ranks();
     mesh::check(config, num_ranks)?;
+    trackers::check(config)?;
     if let Some(warning) = placement::check(&config.compute)? {
         observer.event(&Event::Warning(&warning));
     }

@@ -160,8 +160,10 @@ fn translated_runs_train_with_the_numbers_of_their_program() {
     for case in &CASES {
         let file = format!("{}.toml", case.name);
         shop.run(&[&["init", &file], case.arguments].concat()).expect(0);
-        let cpu = ["--set", "compute.devices=cpu", "--set", "compute.threads=1", "--set", "data.cache=cache"];
-        shop.run(&[&["train", &file], &cpu[..]].concat()).expect(0);
+        // A test has neither other programs nor networks.
+        let sets = ["compute.devices=cpu", "compute.threads=1", "data.cache=cache", "logging.command=[]"];
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        shop.run(&[&["train", &file], &sets[..]].concat()).expect(0);
         let config = Config::load::<&str>(&shop.path(&format!("{}/config.toml", case.output)), &[]).unwrap();
         assert_eq!(config.train.batch_size, case.batch, "{file}");
         let steps: Vec<Value> =

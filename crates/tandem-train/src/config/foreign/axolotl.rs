@@ -1,7 +1,7 @@
 //! Settings of Axolotl that TRL does not have. Those of TRL's names are in its table.
 
-use super::name::{Converted, Name, Part, key, key_but, missing, not_needed, part};
-use super::values::{as_flag, count, flag, number, text};
+use super::name::{Converted, Name, Part, WANDB, key, key_but, missing, not_needed, part};
+use super::values::{as_flag, count, flag, name, number, text};
 
 pub(super) const NAMES: &[Name] = &[
     key_but(&["base_model"], "model", text, "a folder, a GGUF file or a name of the hub"),
@@ -135,25 +135,35 @@ pub(super) const NAMES: &[Name] = &[
         "give `train.eval_every`, in steps; 0 evaluates at the end only",
     ),
     not_needed(&["save_first_step"], "`train.save_every` says when to save"),
+    // Trackers.
+    part(&["use_wandb"], Part::UseWandb, WANDB),
+    part(&["wandb_project"], Part::WandbProject, WANDB),
+    part(&["wandb_entity"], Part::WandbEntity, WANDB),
+    key(&["wandb_name", "wandb_run_name", "mlflow_run_name", "trackio_run_name"], "logging.run", name),
+    part(&["use_tensorboard"], Part::UseTensorboard, "it is `logging.tensorboard` here: `true`, or a folder"),
+    part(&["use_mlflow"], Part::UseMlflow, "it is `logging.mlflow.uri` here: the server's address"),
+    part(&["mlflow_tracking_uri"], Part::MlflowUri, "it is `logging.mlflow.uri` here"),
+    part(&["mlflow_experiment_name"], Part::MlflowExperiment, "it is `logging.mlflow.experiment` here"),
+    part(
+        &["use_trackio"],
+        Part::UseTrackio,
+        "it is `logging.command` here, with tools/trackers/trackio.py of the repository",
+    ),
+    part(
+        &["use_comet"],
+        Part::UseComet,
+        "it is `logging.command` here, with tools/trackers/comet.py of the repository",
+    ),
     not_needed(
         &[
-            "wandb_project",
             "wandb_run_id",
-            "wandb_name",
-            "wandb_entity",
             "wandb_watch",
             "wandb_log_model",
             "wandb_mode",
-            "use_wandb",
-            "wandb_run_name",
-            "use_mlflow",
-            "mlflow_tracking_uri",
-            "mlflow_experiment_name",
-            "use_comet",
             "comet_project_name",
-            "use_tensorboard",
+            "trackio_project_name",
         ],
-        "metrics.jsonl in the run's folder has every step, for any service to read",
+        "`logging.command` feeds such a service, whose own variables set the rest: see docs/trackers.md",
     ),
     part(
         &["adapter"],

@@ -1,6 +1,6 @@
 //! Settings of a DeepSpeed configuration. `"auto"` leaves a value to the trainer's own setting.
 
-use super::name::{Name, Part, key, key_but, missing, not_needed, part};
+use super::name::{Name, Part, WANDB, key, key_but, missing, not_needed, part};
 use super::values::number_or_auto;
 
 pub(super) const NAMES: &[Name] = &[
@@ -108,15 +108,24 @@ pub(super) const NAMES: &[Name] = &[
         &["scheduler.params.warmup_min_lr", "scheduler.params.warmup_type", "scheduler.params.cos_min_ratio"],
         "warm-up is a straight line from 0",
     ),
+    part(
+        &["tensorboard.enabled"],
+        Part::UseTensorboard,
+        "it is `logging.tensorboard` here: `true`, or a folder",
+    ),
+    part(&["tensorboard.output_path"], Part::EventFolder, "it is `logging.tensorboard` here"),
+    part(&["wandb.enabled"], Part::UseWandb, WANDB),
+    part(&["wandb.project"], Part::WandbProject, WANDB),
+    part(&["wandb.team"], Part::WandbEntity, WANDB),
     not_needed(
         &[
+            "tensorboard.job_name",
+            "wandb.group",
             "steps_per_print",
             "wall_clock_breakdown",
             "zero_allow_untested_optimizer",
             "zero_force_ds_cpu_optimizer",
             "dump_state",
-            "tensorboard.enabled",
-            "wandb.enabled",
             "flops_profiler.enabled",
             "communication_data_type",
             "aio.block_size",

@@ -171,7 +171,6 @@ pub(super) const NAMES: &[Name] = &[
     missing(&["moe_aux_loss_coef"], "mixtures of experts do not train"),
     not_needed(
         &[
-            "plot_loss",
             "use_swanlab",
             "swanlab_project",
             "swanlab_workspace",
@@ -179,10 +178,11 @@ pub(super) const NAMES: &[Name] = &[
             "swanlab_mode",
             "swanlab_api_key",
             "swanlab_logdir",
-            "compute_accuracy",
-            "include_effective_tokens_per_second",
-            "ray_run_name",
         ],
+        "`logging.command` feeds such a service, whose own variables set the rest: see docs/trackers.md",
+    ),
+    not_needed(
+        &["plot_loss", "compute_accuracy", "include_effective_tokens_per_second", "ray_run_name"],
         "metrics.jsonl in the run's folder has every step, for any service to read",
     ),
     not_needed(&["infer_backend", "infer_dtype", "offload_folder"], "it is for inference"),

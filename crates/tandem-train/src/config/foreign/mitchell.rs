@@ -1,8 +1,8 @@
 //! Settings of the original DPO code, `eric-mitchell/direct-preference-optimization`: hydra's
 //! overrides and `config.yaml`.
 
-use super::name::{Converted, Name, Part, key, key_but, not_needed, part};
-use super::values::{count, flag, number, text};
+use super::name::{Converted, Name, Part, WANDB, key, key_but, not_needed, part};
+use super::values::{count, flag, name, number, text};
 
 pub(super) const NAMES: &[Name] = &[
     key_but(
@@ -113,19 +113,12 @@ pub(super) const NAMES: &[Name] = &[
         Part::Checkpointing,
         "it is `compute.checkpointing` here: \"none\", \"selective\" or \"block\"",
     ),
+    key(&["exp_name"], "logging.run", name),
+    part(&["wandb.enabled"], Part::UseWandb, WANDB),
+    part(&["wandb.project"], Part::WandbProject, WANDB),
+    part(&["wandb.entity"], Part::WandbEntity, WANDB),
     not_needed(
-        &[
-            "exp_name",
-            "local_dirs",
-            "local_run_dir",
-            "debug",
-            "wandb.enabled",
-            "wandb.entity",
-            "wandb.project",
-            "minimum_log_interval_secs",
-            "fsdp_port",
-            "hydra.run.dir",
-        ],
+        &["local_dirs", "local_run_dir", "debug", "minimum_log_interval_secs", "fsdp_port", "hydra.run.dir"],
         "the run's folder, `output`, has every step in metrics.jsonl",
     ),
 ];

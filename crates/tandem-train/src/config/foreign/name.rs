@@ -129,7 +129,22 @@ pub(super) enum Part {
     DeepSpeed,
     Machines,
     Distributed,
+    // Trackers.
+    ReportTo,
+    EventFolder,
+    UseTensorboard,
+    UseMlflow,
+    MlflowUri,
+    MlflowExperiment,
+    UseWandb,
+    WandbProject,
+    WandbEntity,
+    UseTrackio,
+    UseComet,
 }
+
+/// Sentence for settings of Weights & Biases.
+pub(super) const WANDB: &str = "it is `logging.command` here, with tools/trackers/wandb.py of the repository";
 
 impl Name {
     /// Returns the sentence for a user who wrote the name into a configuration of ours.

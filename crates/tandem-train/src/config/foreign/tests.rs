@@ -91,9 +91,9 @@ const TRIED: &[(&str, &str)] = &[
     ("gradient_clipping", "`train.max_grad_norm`"),
     ("neftune_noise_alpha", "cannot be had"),
     ("logging_steps", "metrics.jsonl"),
-    ("report_to", "metrics.jsonl"),
-    ("wandb_project", "metrics.jsonl"),
-    ("run_name", "metrics.jsonl"),
+    ("report_to", "`logging.tensorboard`"),
+    ("wandb_project", "`logging.command`"),
+    ("run_name", "`logging.run`"),
     ("save_steps", "`train.save_every`"),
     ("saves_per_epoch", "`train.save_every`"),
     ("save_total_limit", "`train.keep`"),
@@ -243,5 +243,110 @@ mod command_lines {
         let text = "#!/bin/sh\nexport A=1\ncd work\npip install trl\nmkdir -p out && true\ntrl sft --packing true\necho done\n";
         assert_eq!(settings(&read(text), Program::Trl), json!({ "packing": "true" }));
         assert!(CommandLine::parse(Path::new("x"), "ls -l\n", None).unwrap().is_none());
+    }
+}
+
+mod trackers {
+    use std::fs;
+
+    use super::*;
+    use crate::config::{Answers, Facts, translate};
+
+    /// Facts where there are no files.
+    struct Nothing;
+
+    impl Facts for Nothing {
+        fn path(&self, given: &str) -> String {
+            given.to_owned()
+        }
+        fn local(&self, given: &str) -> String {
+            given.to_owned()
+        }
+        fn exists(&self, _: &str) -> bool {
+            false
+        }
+        fn model_type(&self, _: &str) -> Option<String> {
+            None
+        }
+        fn columns(&self, _: &str) -> Option<Vec<String>> {
+            None
+        }
+        fn num_rows(&self, _: &[String]) -> Option<u64> {
+            Some(100)
+        }
+    }
+
+    /// The table `[logging]` of a translated file, as `key = value`, and settings that cannot be had.
+    fn translated(program: Program, settings: &str) -> (Vec<String>, Vec<String>) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.yaml");
+        let rest = match program {
+            Program::Axolotl => {
+                "base_model: m\ndatasets:\n  - path: d.jsonl\nmicro_batch_size: 2\nnum_epochs: 1\n\
+                                 learning_rate: 1e-5\n"
+            }
+            _ => {
+                "model_name_or_path: m\ndataset_name: d.jsonl\nper_device_train_batch_size: 2\n\
+                  num_train_epochs: 1\nlearning_rate: 1e-5\n"
+            }
+        };
+        fs::write(&path, format!("{rest}{settings}\n")).unwrap();
+        let answers =
+            Answers { method: Some(crate::config::Method::Sft), ranks: Some(1), ..Answers::default() };
+        let draft =
+            translate(&[path], Some(program), &answers, &Nothing).unwrap_or_else(|e| panic!("{e}")).draft;
+        let keys = draft.keys.iter().filter(|key| key.key.starts_with("logging."));
+        let keys = keys.map(|key| format!("{} = {}", key.key, key.value)).collect();
+        (keys, draft.missing.into_iter().map(|remark| remark.setting).collect())
+    }
+
+    #[test]
+    fn trackers_of_trl_and_axolotl_become_keys() {
+        let script = |name: &str| format!("logging.command = [\"python3\", \"tools/trackers/{name}.py\"]");
+        for (program, settings, keys) in [
+            (Program::Trl, "report_to: [tensorboard]", vec!["logging.tensorboard = true".to_owned()]),
+            (
+                Program::Trl,
+                "report_to: tensorboard\nlogging_dir: events\nrun_name: first",
+                vec!["logging.run = \"first\"".to_owned(), "logging.tensorboard = \"events\"".to_owned()],
+            ),
+            (Program::Trl, "report_to: trackio", vec![script("trackio")]),
+            (Program::Trl, "report_to: [comet_ml]", vec![script("comet")]),
+            (Program::Trl, "report_to: none\nlogging_dir: events", vec![]),
+            (Program::LlamaFactory, "report_to: wandb", vec![script("wandb")]),
+            (
+                Program::Axolotl,
+                "wandb_project: p\nwandb_entity: e\nuse_tensorboard: true",
+                vec![
+                    "logging.tensorboard = true".to_owned(),
+                    "logging.command = [\"env\", \"WANDB_PROJECT=p\", \"WANDB_ENTITY=e\", \"python3\", \
+                     \"tools/trackers/wandb.py\"]"
+                        .to_owned(),
+                ],
+            ),
+            (Program::Axolotl, "wandb_project: p\nuse_wandb: false", vec![]),
+            (
+                Program::Axolotl,
+                "use_mlflow: true\nmlflow_tracking_uri: http://m:5000\nmlflow_experiment_name: e",
+                vec![
+                    "logging.mlflow.uri = \"http://m:5000\"".to_owned(),
+                    "logging.mlflow.experiment = \"e\"".to_owned(),
+                ],
+            ),
+        ] {
+            assert_eq!(translated(program, settings), (keys, Vec::new()), "{settings}");
+        }
+    }
+
+    #[test]
+    fn trackers_that_need_more_are_told() {
+        for (program, settings, setting) in [
+            (Program::Trl, "report_to: mlflow", "report_to = mlflow"),
+            (Program::Trl, "report_to: [wandb, trackio]", "report_to = [\"wandb\", \"trackio\"]"),
+            (Program::Trl, "report_to: azure_ml", "report_to = azure_ml"),
+            (Program::Axolotl, "mlflow_experiment_name: e", "mlflow_experiment_name = e"),
+        ] {
+            assert_eq!(translated(program, settings).1, [setting], "{settings}");
+        }
     }
 }

@@ -2,7 +2,7 @@
 //! `LoraConfig` and `BitsAndBytesConfig`.
 
 use super::name::{Converted, Name, Part, key, key_but, missing, not_needed, part};
-use super::values::{as_count, as_flag, as_number, count, flag, is_off, number, text, texts};
+use super::values::{as_count, as_flag, as_number, count, flag, is_off, name, number, text, texts};
 
 pub(super) const NAMES: &[Name] = &[
     // Model, data and output.
@@ -302,10 +302,15 @@ pub(super) const NAMES: &[Name] = &[
         "give `--resume` or `--overwrite` on the command line",
     ),
     // Logs and services.
+    part(
+        &["report_to"],
+        Part::ReportTo,
+        "it is `[logging]` here: `logging.tensorboard`, `logging.mlflow.uri`, or `logging.command` for all others",
+    ),
+    key(&["run_name"], "logging.run", name),
+    part(&["logging_dir"], Part::EventFolder, "it is `logging.tensorboard` here: `true`, or a folder"),
     not_needed(
         &[
-            "report_to",
-            "run_name",
             "project",
             "trackio_space_id",
             "trackio_bucket_id",
@@ -316,14 +321,13 @@ pub(super) const NAMES: &[Name] = &[
             "swanlab_experiment_name",
             "swanlab_description",
         ],
-        "metrics.jsonl in the run's folder has every step, for any service to read",
+        "`logging.command` feeds such a service, whose own variables set the rest: see docs/trackers.md",
     ),
     not_needed(
         &[
             "logging_steps",
             "logging_strategy",
             "logging_first_step",
-            "logging_dir",
             "logging_nan_inf_filter",
             "log_level",
             "log_level_replica",

@@ -111,3 +111,12 @@ pub(super) fn texts(value: &Value) -> Converted {
         _ => Converted::Wrong("a list of texts"),
     }
 }
+
+/// A name that may be empty.
+pub(super) fn name(value: &Value) -> Converted {
+    match value {
+        Value::String(text) if !text.is_empty() => Converted::Value(text.clone().into()),
+        Value::Number(number) => Converted::Value(number.to_string().into()),
+        _ => Converted::Same("a run has the name of its folder"),
+    }
+}

@@ -108,6 +108,13 @@ fn the_example_arrives_whole() {
             offload_dir: None,
             offload_activations: false,
         },
+        logging: LoggingConfig {
+            run: "first".to_owned(),
+            tensorboard: None,
+            command: Vec::new(),
+            grace_s: 15.0,
+            mlflow: None,
+        },
         judges: Vec::new(),
     };
     assert_eq!(config, expected);

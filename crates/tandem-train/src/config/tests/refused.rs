@@ -117,7 +117,7 @@ fn keys_of_other_programs_are_answered_with_ours() {
         ("per_device_train_batch_size=4", "`train.batch_size`"),
         ("lora_r=8", "it is `adapter.rank` here"),
         ("bf16=true", "`compute.dtype`"),
-        ("report_to=wandb", "metrics.jsonl"),
+        ("report_to=wandb", "`logging.command`"),
         ("compute.deepspeed=ds.json", "`compute.sharding`"),
         ("fsdp=full_shard", "compute.sharding"),
         ("use_vllm=true", "[online.server]"),

@@ -29,6 +29,7 @@ use crate::run::run_dir::{RunDir, RunDirPolicy};
 use crate::run::{agreement, resume};
 use crate::samples::Sampler;
 use crate::step::{TrainState, TrainStep};
+use crate::trackers::{self, Trackers};
 use crate::{Result, reference};
 
 impl Trainer {
@@ -52,6 +53,9 @@ impl Trainer {
     ) -> Result<Self> {
         let Options { start, profile } = options.into();
         agreement::on_config(&config, &mut group)?;
+        if group.rank() == 0 {
+            trackers::check(&config)?;
+        }
         let recorder = Profiler::recorder(profile, &mut group)?;
         let progress = group.progress().clone();
         let mut mesh = DeviceMesh::new(group, &config.compute)?;
@@ -200,11 +204,14 @@ impl TrainerBuilder<'_> {
                     samples = file.take();
                 }
                 let mut advisor = Advisor::new(config);
+                let earlier = read_records(&run_dir.metrics_path())?;
                 // What an earlier process has said is not said again.
-                for record in read_records(&run_dir.metrics_path())? {
-                    advisor.see(&record);
+                for record in &earlier {
+                    advisor.see(record);
                 }
-                Some(Files { run_dir, metrics, rows, samples: file, advisor })
+                let step = (start == RunDirPolicy::Resume).then_some(cursor.step);
+                let trackers = Trackers::start(config, run_dir.path(), step, earlier);
+                Some(Files { trackers, run_dir, metrics, rows, samples: file, advisor })
             }
         };
         let saver = Saver::new(config, decoder, mesh, learner.snapshot.take());

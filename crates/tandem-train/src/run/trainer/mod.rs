@@ -34,6 +34,7 @@ use crate::run::model_card::model_card;
 use crate::run::run_dir::{self, RunDir, RunDirPolicy};
 use crate::samples::Sampler;
 use crate::step::{TrainState, TrainStep};
+use crate::trackers::{Ending, Trackers};
 use crate::{Result, TrainError};
 
 /// A run that is ready to take its next step, as one of its ranks sees it.
@@ -85,6 +86,7 @@ impl From<RunDirPolicy> for Options {
 
 /// Files that rank 0 writes besides checkpoints.
 struct Files {
+    trackers: Trackers,
     run_dir: RunDir,
     metrics: MetricsFile,
     rows: Option<MetricsFile>,
@@ -120,6 +122,7 @@ impl Trainer {
             // is reported.
             let _ = self.finish_saving(observer);
         }
+        self.end_trackers(&outcome, observer);
         if outcome.is_ok()
             && let Some(profiler) = &self.profiler
         {
@@ -186,11 +189,18 @@ impl Trainer {
         Ok(!self.is_stopping)
     }
 
-    /// Saves the last state, and writes the trained model, or only saves where the run was stopped.
+    /// Saves the last state, and writes the trained model, or only saves where the run was stopped. Trackers
+    /// end with it.
     ///
     /// # Errors
     /// Another rank fails, or a file cannot be written.
     pub fn finish(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Outcome> {
+        let outcome = self.end(observer, stop);
+        self.end_trackers(&outcome, observer);
+        outcome
+    }
+
+    fn end(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Outcome> {
         if self.is_stopping {
             return self.stopped(observer, stop);
         }
@@ -307,14 +317,32 @@ impl Trainer {
     fn log(&mut self, record: &Record, observer: &mut dyn Observer) -> Result<()> {
         if let Some(files) = &mut self.files {
             files.metrics.write(record)?;
+            files.trackers.record(record);
         }
         observer.event(&Event::Record(record));
         if let Some(files) = &mut self.files {
             for advice in files.advisor.see(record) {
+                files.trackers.advice(advice);
                 observer.event(&Event::Advice(advice));
+            }
+            for warning in files.trackers.warnings() {
+                observer.event(&Event::Warning(&warning));
             }
         }
         Ok(())
+    }
+
+    /// Ends the trackers, unless they have ended, and tells what became of them.
+    fn end_trackers(&mut self, outcome: &Result<Outcome>, observer: &mut dyn Observer) {
+        let Some(files) = &mut self.files else { return };
+        files.trackers.end(&match outcome {
+            Ok(Outcome::Finished(_)) => Ending::Finished,
+            Ok(Outcome::Stopped(_)) => Ending::Stopped,
+            Err(error) => Ending::Failed(crate::chain(error)),
+        });
+        for warning in files.trackers.warnings() {
+            observer.event(&Event::Warning(&warning));
+        }
     }
 
     /// Starts a checkpoint of this step unless one exists; completes the one in progress first.

@@ -32,4 +32,6 @@ mod sliced_adapters;
 mod states;
 mod tensor;
 mod tensor_families;
+mod trackers;
+mod trackers_real;
 mod vllm;

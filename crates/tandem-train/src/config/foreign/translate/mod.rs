@@ -8,6 +8,7 @@ mod adapter;
 mod batch;
 mod compute;
 mod data;
+mod logging;
 mod objective;
 
 use std::collections::BTreeMap;
@@ -342,6 +343,7 @@ impl<'a> Translator<'a> {
         self.saves()?;
         self.adapter()?;
         self.compute()?;
+        self.logging()?;
         self.drop_what_does_not_apply();
         let rest: Vec<_> = std::mem::take(&mut self.parts).into_values().collect();
         for given in rest {
