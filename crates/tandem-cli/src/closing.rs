@@ -35,12 +35,14 @@ impl Samples {
         let (Some((before, first)), Some((after, last))) = (&self.first, self.later.last()) else {
             return Vec::new();
         };
-        let row = |name: &str, text: &str| {
-            let room = width.saturating_sub(11).max(20);
-            format!("  {name:<8} {}", one_line(text, room))
-        };
+        let room = width.saturating_sub(11).max(20);
+        let row = |name: &str, text: String| format!("  {name:<8} {text}");
         let of = |(first, last): (&Sample, &Sample)| {
-            [row("prompt", &end_of(&first.prompt)), row("before", &first.answer), row("after", &last.answer)]
+            [
+                row("prompt", last_of(&first.prompt, room)),
+                row("before", one_line(&first.answer, room)),
+                row("after", one_line(&last.answer, room)),
+            ]
         };
         let before = if *before == 0 { "before training".to_owned() } else { format!("after step {before}") };
         let title = format!("answers {before} and after step {after}; samples.jsonl has all of them:");
@@ -48,25 +50,32 @@ impl Samples {
     }
 }
 
-/// The end of a long prompt says more than its beginning, which a template writes.
-fn end_of(prompt: &str) -> String {
-    const SHOWN: usize = 400;
-    let skipped = prompt.chars().count().saturating_sub(SHOWN);
-    prompt.chars().skip(skipped).collect()
-}
-
-/// A text on one line of at most `room` characters. What a terminal would obey is replaced.
+/// A text on one line of at most `room` characters; of a longer one its beginning.
 fn one_line(text: &str, room: usize) -> String {
-    let shown = text.trim().chars().map(|c| match c {
-        '\n' => '⏎',
-        c if c.is_control() => '·',
-        c => c,
-    });
-    let shown: Vec<char> = shown.collect();
+    let shown = printable(text);
     match shown.len() <= room {
         true => shown.into_iter().collect(),
         false => shown[..room - 1].iter().chain(&['…']).collect(),
     }
+}
+
+/// The same with the end of a longer text: the beginning of a prompt is a template's.
+fn last_of(text: &str, room: usize) -> String {
+    let shown = printable(text);
+    match shown.len() <= room {
+        true => shown.into_iter().collect(),
+        false => ['…'].iter().chain(&shown[shown.len() - room + 1..]).collect(),
+    }
+}
+
+/// The characters of a text for one line. What a terminal would obey is replaced.
+fn printable(text: &str) -> Vec<char> {
+    let shown = |c: char| match c {
+        '\n' => '⏎',
+        c if c.is_control() => '·',
+        c => c,
+    };
+    text.trim().chars().map(shown).collect()
 }
 
 /// Names the files of a run that is done, and the next command.
@@ -82,7 +91,7 @@ pub(crate) fn places(method: Option<Method>, model: &Path) -> Vec<String> {
             "next: name it in a [[judges]] table of an online run, with kind = \"reward\" and model = \"{}\"",
             model.display()
         ),
-        Some(_) => format!("next: tandem chat {}", model.display()),
+        Some(_) => format!("next: tandem chat {}, tandem watch {}", model.display(), run.display()),
     };
     lines.push(next);
     lines
@@ -133,5 +142,6 @@ mod tests {
     fn a_long_answer_is_cut_to_the_line() {
         assert_eq!(one_line("abcdef", 4), "abc…");
         assert_eq!(one_line("abcd", 4), "abcd");
+        assert_eq!([last_of("abcdef", 4), last_of("abcd", 4)], ["…def", "abcd"]);
     }
 }
