@@ -19,10 +19,12 @@ use crate::{Result, TrainError};
 
 /// Keys that may differ between ranks: a machine's own resources, and paths, whose contents are
 /// compared instead.
-const OWN_KEYS: [&str; 15] = [
+const OWN_KEYS: [&str; 16] = [
     "model",
     "weights",
     "output",
+    // Its default is the last part of `output`.
+    "logging.run",
     "adapter.start",
     "reference.model",
     "reference.adapter",

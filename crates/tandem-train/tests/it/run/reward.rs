@@ -133,7 +133,7 @@ fn same_bits(own: &[&str], places: &[&[&str]]) {
         (log(&small, "run"), small.weights("run"))
     };
     let expected = run(&["compute.devices=cpu:1"]);
-    assert_eq!(expected.0.len(), 8, "six steps and two evaluations");
+    assert_eq!(expected.0.len(), 9, "six steps and three evaluations");
     let is_evaluation = |line: &&Map<String, Value>| line["split"] == "eval";
     let losses: Vec<_> =
         expected.0.iter().filter(is_evaluation).map(|line| line["loss"].as_f64().unwrap()).collect();
