@@ -41,8 +41,8 @@ impl Voice {
     fn say_undelivered(&self, num: usize) {
         let (key, seconds) = (self.key, self.grace.as_secs_f64());
         self.say(format!(
-            "{key}: {num} records had not been taken {seconds} s after the end of the run (logging.grace_s), and the \
-             tracker was given up; metrics.jsonl has all records"
+            "{key}: {num} records did not reach it, during the run or in {seconds} s after its end (logging.grace_s); \
+             metrics.jsonl has all records"
         ));
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::message::{End, Message};
 
-/// Most waiting messages: some megabytes, and at a step a second almost three hours.
+/// Most waiting messages: tens of megabytes, and at a step a second almost three hours.
 const CAPACITY: usize = 10_000;
 
 /// Most messages of one delivery.
