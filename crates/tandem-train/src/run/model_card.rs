@@ -140,11 +140,14 @@ fn without_folders(value: &mut Value) {
 
 /// Returns the hub's name of a folder in its cache, else the name of the folder.
 fn base_name(path: &Path) -> String {
-    let names = path.iter().filter_map(|name| name.to_str());
-    let cached =
-        names.filter_map(|name| name.strip_prefix("models--").or(name.strip_prefix("datasets--"))).last();
+    let cached = |name: &'_ str| -> Option<String> {
+        let name = name.strip_prefix("models--").or(name.strip_prefix("datasets--"))?;
+        Some(name.replacen("--", "/", 1))
+    };
+    let mut names = path.iter().rev().filter_map(|name| name.to_str());
+    let cached = names.find_map(cached);
     match cached {
-        Some(name) => name.replacen("--", "/", 1),
+        Some(name) => name,
         // The model of a run is known by the run's name.
         None if path.ends_with("final") && path.parent().is_some() => {
             base_name(path.parent().unwrap_or(path))

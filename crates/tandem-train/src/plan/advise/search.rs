@@ -37,7 +37,7 @@ pub fn search(config: &Config, outline: &PlanInputs, num_ranks: usize, device: &
             // Changes that divide ranks further are meshes of their own.
             let possible = possible(&divided, false);
             // If all changes together do not fit, none does.
-            with_all(&divided, outline, num_ranks, device, &possible).filter(|plan| plan.fits())?;
+            with_all(&divided, outline, num_ranks, device, &possible).filter(RunPlan::fits)?;
             let advice = advise(&divided, outline, num_ranks, device, &possible)?;
             (advice.overrides, advice.plan)
         };

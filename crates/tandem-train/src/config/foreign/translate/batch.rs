@@ -374,9 +374,8 @@ impl Translator<'_> {
         let all = [keeps.clone(), metric.clone(), patience.clone(), threshold.clone()];
         let all = all.into_iter().flatten();
         if !is_on {
-            all.for_each(|given| {
-                self.not_needed(&given, "no checkpoint is kept for its metric unless asked for")
-            });
+            let reason = "no checkpoint is kept for its metric unless asked for";
+            all.for_each(|given| self.not_needed(&given, reason));
             return Ok(());
         }
         if !has_eval || self.draft.get("train.eval_every").is_none() {
