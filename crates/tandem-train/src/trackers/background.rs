@@ -54,8 +54,10 @@ impl Background {
         let (at_end, ended) = sync_channel(0);
         let worker = Worker { queue: queue.clone(), voice: voice.clone() };
         let work = move || {
-            let _at_end = at_end;
             worker.run(&mut *tracker);
+            // Kills a program before the process may end.
+            drop(tracker);
+            drop(at_end);
         };
         if let Err(error) = Builder::new().name(key.to_owned()).spawn(work) {
             queue.close();

@@ -17,7 +17,10 @@ const DELIVERY: usize = 200;
 #[derive(Default)]
 pub(super) struct Queue {
     state: Mutex<State>,
-    changed: Condvar,
+    /// Notified of messages and the end.
+    arrived: Condvar,
+    /// Notified of the end alone, so that a pause is not woken by each message.
+    ended: Condvar,
 }
 
 #[derive(Default)]
@@ -44,13 +47,14 @@ impl Queue {
             state.lost += 1;
         }
         state.waiting.push_back(message);
-        self.changed.notify_all();
+        self.arrived.notify_one();
     }
 
     /// Announces the end of the run, and when the tracker has to have delivered it.
     pub(super) fn end(&self, end: Arc<End>, deadline: Instant) {
         self.lock().end = Some((end, deadline));
-        self.changed.notify_all();
+        self.arrived.notify_one();
+        self.ended.notify_one();
     }
 
     /// Drops all messages, also later ones.
@@ -63,7 +67,7 @@ impl Queue {
     /// Waits for messages or the end, at most `patience`, and moves messages into `hand`.
     pub(super) fn take(&self, hand: &mut VecDeque<Arc<Message>>, patience: Duration) {
         let is_idle = |state: &mut State| state.waiting.is_empty() && state.end.is_none();
-        let waited = self.changed.wait_timeout_while(self.lock(), patience, is_idle);
+        let waited = self.arrived.wait_timeout_while(self.lock(), patience, is_idle);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         let num = state.waiting.len().min(DELIVERY);
         hand.extend(state.waiting.drain(..num));
@@ -79,7 +83,7 @@ impl Queue {
     pub(super) fn pause(&self, pause: Duration) {
         let state = self.lock();
         let waiting = |state: &mut State| state.end.is_none();
-        drop(self.changed.wait_timeout_while(state, pause, waiting));
+        drop(self.ended.wait_timeout_while(state, pause, waiting));
     }
 
     /// Returns the end of the run, and when it has to have been delivered.
