@@ -50,8 +50,8 @@ pub(crate) fn run(arguments: &WatchArguments) -> anyhow::Result<Exit> {
         );
     }
     if !arguments.address.is_loopback() {
-        tracing::info!(
-            "warning: whoever reaches {} can read these runs and their samples; with the default address, ssh -L \
+        tracing::warn!(
+            "whoever reaches {} can read these runs and their samples; with the default address, ssh -L \
              brings the page to another machine",
             arguments.address
         );
