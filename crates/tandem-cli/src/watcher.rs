@@ -204,6 +204,7 @@ impl Watcher {
     /// Shows how answers have changed, repeats what may have spoiled the model, and names the files and the
     /// next command.
     fn finished(&mut self, model: &Path) {
+        self.finish();
         let changes = self.samples.lines(width());
         changes.iter().for_each(|line| self.say(line));
         if !self.troubles.is_empty() {
