@@ -1,11 +1,11 @@
 //! Inputs and outputs of judges.
 
 use std::fmt::Write;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Map, Value};
 
-use crate::Result;
+use crate::{JudgeError, Result};
 
 /// Responses to one prompt.
 #[derive(Clone, Debug)]
@@ -97,6 +97,27 @@ pub trait Judge: Send {
 
     /// Returns the work since the judge was built.
     fn counts(&self) -> Counts;
+}
+
+/// Judges each response of each group with `verdict`, and adds the verdicts to `counts`.
+///
+/// # Errors
+/// `verdict` fails, or `stop` was set before a group.
+pub(crate) fn judge_each(
+    groups: &[PromptWithCompletions<'_>],
+    stop: &AtomicBool,
+    counts: &mut Counts,
+    verdict: impl Fn(&PromptWithCompletions<'_>, &Candidate<'_>) -> Result<Verdict>,
+) -> Result<Vec<Vec<Verdict>>> {
+    let mut verdicts = Vec::with_capacity(groups.len());
+    for group in groups {
+        if stop.load(Ordering::Relaxed) {
+            return Err(JudgeError::Stopped);
+        }
+        verdicts.push(group.answers.iter().map(|answer| verdict(group, answer)).collect::<Result<_>>()?);
+    }
+    counts.add_verdicts(&verdicts);
+    Ok(verdicts)
 }
 
 /// Work of a judge since it was built; 0 where a kind of judge has no such work.

@@ -9,7 +9,7 @@
 //! * [`OwnJudge`] calls a function that the program has [registered](register).
 //! * A [`Panel`] adds the weighted scores of several judges.
 //!
-//! [`http`] is the client of endpoints, also used elsewhere.
+//! [`http`] is the client of endpoints, and [`GroupLeader`] a started program; both are used elsewhere too.
 //!
 //! No score is invented: a failure for one response leaves it without a score and with the reason;
 //! a failure for all of them is a [`JudgeError`].
@@ -20,6 +20,7 @@ mod backoff;
 mod command;
 mod endpoint;
 mod error;
+mod group_leader;
 pub mod http;
 mod judge;
 mod own;
@@ -29,6 +30,7 @@ mod rules;
 pub use command::{CommandConfig, CommandJudge, StderrLine};
 pub use endpoint::{DEFAULT_TEMPLATE, EndpointConfig, EndpointJudge};
 pub use error::JudgeError;
+pub use group_leader::GroupLeader;
 pub use judge::{Candidate, Counts, Judge, Prompt, PromptWithCompletions, Verdict};
 pub use own::{OwnConfig, OwnJudge, Score, register};
 pub use panel::{Assessment, Member, Panel};

@@ -4,9 +4,10 @@
 //! before it reads one.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use crate::judge::judge_each;
 use crate::{Candidate, Counts, Judge, JudgeError, PromptWithCompletions, Result, Verdict};
 
 /// Score of a response to a prompt; `None` leaves it without a score.
@@ -81,20 +82,13 @@ impl Judge for OwnJudge {
         groups: &[PromptWithCompletions<'_>],
         stop: &AtomicBool,
     ) -> Result<Vec<Vec<Verdict>>> {
-        let mut verdicts = Vec::with_capacity(groups.len());
-        for group in groups {
-            if stop.load(Ordering::Relaxed) {
-                return Err(JudgeError::Stopped);
-            }
-            let verdict = |answer| match (self.score)(group, answer) {
+        judge_each(groups, stop, &mut self.counts, |group, answer| {
+            Ok(match (self.score)(group, answer) {
                 Some(score) if score.is_finite() => Verdict::new(score, ""),
                 Some(score) => Verdict::none(format!("the function returned {score}")),
                 None => Verdict::none("the function returned no score"),
-            };
-            verdicts.push(group.answers.iter().map(verdict).collect());
-        }
-        self.counts.add_verdicts(&verdicts);
-        Ok(verdicts)
+            })
+        })
     }
 
     fn counts(&self) -> Counts {

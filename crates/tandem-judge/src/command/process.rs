@@ -3,16 +3,14 @@
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
-
 use super::StderrLine;
+use crate::GroupLeader;
 
 /// Maximum bytes of a line; a longer one is split and is no answer.
 const LONGEST_LINE: u64 = 16 << 20;
@@ -38,7 +36,7 @@ pub(super) struct Process {
     ahead: Option<Vec<u8>>,
     /// Disconnected at the end of stderr.
     stderr_end: Receiver<()>,
-    leader: Leader,
+    leader: GroupLeader,
     grace: Duration,
     /// Whether it has answered an item.
     pub has_answered: bool,
@@ -46,15 +44,11 @@ pub(super) struct Process {
 
 impl Process {
     pub(super) fn start(command: &[String], grace: Duration, tail: &Tail) -> io::Result<Self> {
-        let child = Command::new(&command[0])
-            .args(&command[1..])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .process_group(0)
-            .spawn()?;
-        let mut leader = Leader { child, end: None };
-        let piped = (leader.child.stdin.take(), leader.child.stdout.take(), leader.child.stderr.take());
+        let mut program = Command::new(&command[0]);
+        program.args(&command[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut leader = GroupLeader::start(&mut program)?;
+        let child = leader.child();
+        let piped = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let (Some(mut stdin), Some(stdout), Some(stderr)) = piped else {
             unreachable!("all three are piped")
         };
@@ -122,10 +116,9 @@ impl Process {
     pub(super) fn end(mut self) -> String {
         self.finish();
         let _ = self.stderr_end.recv_timeout(LAST_WORDS);
-        match &self.leader.end {
-            Some(Ok(status)) => status.to_string(),
-            Some(Err(error)) => error.to_string(),
-            None => unreachable!("it was reaped"),
+        match self.leader.kill() {
+            Ok(status) => status.to_string(),
+            Err(error) => error.to_string(),
         }
     }
 
@@ -135,44 +128,13 @@ impl Process {
         while !self.leader.has_ended() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));
         }
-        self.leader.kill();
+        let _ = self.leader.kill();
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
         self.finish();
-    }
-}
-
-/// The leader of a process group.
-struct Leader {
-    child: Child,
-    /// Exit status, once reaped. From then on another process may have its id, which is the group's
-    /// too.
-    end: Option<io::Result<ExitStatus>>,
-}
-
-impl Leader {
-    /// Returns whether it has ended, without reaping it.
-    fn has_ended(&self) -> bool {
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        self.end.is_some() || !matches!(waitid(WaitId::Pid(Pid::from_child(&self.child)), options), Ok(None))
-    }
-
-    /// Kills the rest of the group and reaps the leader.
-    fn kill(&mut self) {
-        if self.end.is_none() {
-            // An error means that all of them have ended.
-            let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
-            self.end = Some(self.child.wait());
-        }
-    }
-}
-
-impl Drop for Leader {
-    fn drop(&mut self) {
-        self.kill();
     }
 }
 

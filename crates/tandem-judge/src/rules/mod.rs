@@ -6,7 +6,7 @@ mod length;
 mod missing_eos;
 mod regex;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use serde_json::Value;
 
@@ -18,6 +18,7 @@ pub use regex::{Expect, RegexConfig};
 
 use self::exact::Exact;
 use self::regex::Pattern;
+use crate::judge::judge_each;
 use crate::{Candidate, Counts, Judge, JudgeError, PromptWithCompletions, Result, Verdict};
 
 /// Kind and options of a rule.
@@ -69,15 +70,16 @@ impl RuleJudge {
         };
         Ok(Self { name, rule, counts: Counts::default() })
     }
+}
 
-    fn verdict(&self, group: &PromptWithCompletions<'_>, answer: &Candidate<'_>) -> Result<Verdict> {
-        let row = Row { judge: &self.name, group };
-        Ok(match &self.rule {
-            CompiledRule::Length(rule) => rule.verdict(answer),
-            CompiledRule::Regex(rule) => rule.verdict(&row, answer)?,
-            CompiledRule::Exact(rule) => rule.verdict(&row, answer)?,
-            CompiledRule::Json(rule) => rule.verdict(answer),
-            CompiledRule::MissingEos(rule) => rule.verdict(answer),
+impl CompiledRule {
+    fn verdict(&self, row: &Row<'_>, answer: &Candidate<'_>) -> Result<Verdict> {
+        Ok(match self {
+            Self::Length(rule) => rule.verdict(answer),
+            Self::Regex(rule) => rule.verdict(row, answer)?,
+            Self::Exact(rule) => rule.verdict(row, answer)?,
+            Self::Json(rule) => rule.verdict(answer),
+            Self::MissingEos(rule) => rule.verdict(answer),
         })
     }
 }
@@ -92,16 +94,8 @@ impl Judge for RuleJudge {
         groups: &[PromptWithCompletions<'_>],
         stop: &AtomicBool,
     ) -> Result<Vec<Vec<Verdict>>> {
-        let mut verdicts = Vec::with_capacity(groups.len());
-        for group in groups {
-            if stop.load(Ordering::Relaxed) {
-                return Err(JudgeError::Stopped);
-            }
-            verdicts
-                .push(group.answers.iter().map(|answer| self.verdict(group, answer)).collect::<Result<_>>()?);
-        }
-        self.counts.add_verdicts(&verdicts);
-        Ok(verdicts)
+        let Self { name, rule, counts } = self;
+        judge_each(groups, stop, counts, |group, answer| rule.verdict(&Row { judge: name, group }, answer))
     }
 
     fn counts(&self) -> Counts {

@@ -3,14 +3,13 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use tandem_judge::GroupLeader;
 
 use super::output::{self, LastLine};
 
@@ -39,34 +38,30 @@ pub(super) struct Ended {
 
 /// Process of a program. Drop kills its group.
 pub(super) struct Process {
-    child: Child,
+    leader: GroupLeader,
     stdin: Option<ChildStdin>,
     /// What the pipe has yet to take.
     line: Vec<u8>,
     written: usize,
     started: Instant,
     last_line: LastLine,
-    /// Exit status, once reaped. From then on another process may have its id, which is the group's too.
-    status: Option<io::Result<ExitStatus>>,
 }
 
 impl Process {
     /// Starts a program whose output goes to the file `log`, and whose first line is `first`.
     pub(super) fn start(command: &[String], log: &Path, first: Vec<u8>) -> io::Result<Self> {
         let (reader, writer) = io::pipe()?;
-        let mut child = Command::new(&command[0])
-            .args(&command[1..])
-            .stdin(Stdio::piped())
-            .stdout(writer.try_clone()?)
-            .stderr(writer)
-            // The terminal's Ctrl-C is for the run, which tells the program when it is over.
-            .process_group(0)
-            .spawn()?;
-        let stdin = child.stdin.take().expect("it is piped");
+        let mut program = Command::new(&command[0]);
+        program.args(&command[1..]).stdin(Stdio::piped()).stdout(writer.try_clone()?).stderr(writer);
+        // The terminal's Ctrl-C is for the run, which tells the program when it is over.
+        let mut leader = GroupLeader::start(&mut program)?;
+        // The program's own ends of the pipe are the last ones.
+        drop(program);
+        let stdin = leader.child().stdin.take().expect("it is piped");
         fcntl_setfl(&stdin, fcntl_getfl(&stdin)? | OFlags::NONBLOCK)?;
         let last_line = output::keep(File::from(OwnedFd::from(reader)), log)?;
         let (stdin, started) = (Some(stdin), Instant::now());
-        Ok(Self { child, stdin, line: first, written: 0, started, last_line, status: None })
+        Ok(Self { leader, stdin, line: first, written: 0, started, last_line })
     }
 
     /// Sets the next line; the one before is in the pipe.
@@ -98,13 +93,13 @@ impl Process {
             }
         }
         // A program that ended without reading leaves a pipe that looks open to the next short line.
-        if self.has_ended() { Written::Ended } else { Written::All }
+        if self.leader.has_ended() { Written::Ended } else { Written::All }
     }
 
     /// Closes the pipe and returns whether the program has ended before `deadline`.
     pub(super) fn close(&mut self, deadline: Instant) -> bool {
         self.stdin = None;
-        while !self.has_ended() {
+        while !self.leader.has_ended() {
             if Instant::now() >= deadline {
                 return false;
             }
@@ -118,40 +113,16 @@ impl Process {
         self.stdin = None;
         // A program that has closed its stdin is about to end by itself.
         let until = Instant::now() + LOOK;
-        while !self.has_ended() && Instant::now() < until {
+        while !self.leader.has_ended() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));
         }
-        self.kill_group();
-        let (mut how, is_success) = match self.status.take() {
-            Some(Ok(status)) => (format!("ended with {status}"), status.success()),
-            Some(Err(error)) => (format!("ended ({error})"), false),
-            None => unreachable!("it was reaped"),
+        let (mut how, is_success) = match self.leader.kill() {
+            Ok(status) => (format!("ended with {status}"), status.success()),
+            Err(error) => (format!("ended ({error})"), false),
         };
         if let Some(line) = self.last_line.take() {
             how += &format!("; its last line: {line}");
         }
         Ended { how, lived: self.started.elapsed(), is_success }
-    }
-
-    /// Returns whether it has ended, without reaping it.
-    fn has_ended(&self) -> bool {
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        self.status.is_some()
-            || !matches!(waitid(WaitId::Pid(Pid::from_child(&self.child)), options), Ok(None))
-    }
-
-    /// Kills the rest of the group and reaps the leader.
-    fn kill_group(&mut self) {
-        if self.status.is_none() {
-            // An error means that all of them have ended.
-            let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
-            self.status = Some(self.child.wait());
-        }
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.kill_group();
     }
 }
