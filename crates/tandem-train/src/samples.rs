@@ -62,7 +62,7 @@ impl Sampler {
         })
     }
 
-    /// Whether a rank computes: the first one, and all where one needs the others' part of the weights.
+    /// Returns whether a rank computes: the first one, and all where one needs the others' part of the weights.
     pub(crate) fn takes_part(config: &Config, rank: usize) -> bool {
         rank == 0 || config.compute.tensor > 1 || config.compute.sharded().meets_in_walk()
     }

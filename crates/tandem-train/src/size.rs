@@ -20,6 +20,12 @@ pub fn parse(text: &str) -> Option<u64> {
     (1.0..=(1u64 << 60) as f64).contains(&bytes).then(|| bytes.round() as u64)
 }
 
+/// Reads a line `NAME: 1234 kB` of a file below `/proc`, in bytes.
+pub fn of_proc_line(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}
+
 /// Formats bytes so that [`parse`] returns exactly the same number.
 pub fn exact(bytes: u64) -> String {
     let fits = |(_, unit): &&(&str, u64)| bytes >= *unit && bytes.is_multiple_of(*unit);

@@ -147,8 +147,8 @@ impl Checkpoints {
     }
 
     /// Deletes all but the newest `keep` checkpoints of steps up to `step`, the one just saved, and the
-    /// one of step `best`. Checkpoints of later steps were found damaged on resume; they stay for inspection until they
-    /// are overwritten.
+    /// one of step `best`. Checkpoints of later steps were found damaged on resume; they stay for
+    /// inspection until they are overwritten.
     ///
     /// # Errors
     /// A checkpoint cannot be deleted; the newest `keep` are never touched.

@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
-use crate::checkpoint::{Checkpoint, snapshot};
+use crate::checkpoint::Checkpoint;
 use crate::config::{ComputeConfig, Config};
 use crate::events::{Event, Observer};
 use crate::inputs::RunInputs;
 use crate::metrics::{Record, Split};
 use crate::parallel::DeviceMesh;
 use crate::placement::{MemoryPlacement, PassCapacities, gpus};
+use crate::run::resume;
 use crate::step::{TrainStep, evaluation_record};
 use crate::{Result, TrainError, plan, recipe, reference};
 
@@ -39,18 +40,15 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
     plan::evaluation::refuse_too_large(config, needs)?;
     let placement = MemoryPlacement::open(config, needs, PassCapacities::default(), 0)?;
     let mut mesh = DeviceMesh::alone();
-    let (mut policy, mut reference) =
+    let (policy, reference) =
         reference::load(config, &prepared, &placement, &mut mesh, &[Split::Eval], observer)?;
+    let mut scorer = TrainStep::new(config, placement, prepared.decoder.clone(), policy, reference);
     let mut step = 0;
     if let Some(path) = checkpoint {
         let checkpoint = Checkpoint::open(path)?;
-        let mut follower = reference.ema_reference();
-        snapshot::restore_weights(&checkpoint, &prepared.decoder, &mut policy, follower.as_deref_mut())?;
-        policy.refresh(&placement.device)?;
-        follower.map_or(Ok(()), |follower| follower.refresh(&placement.device))?;
+        resume::restore_weights(&checkpoint, &mut scorer)?;
         step = checkpoint.cursor().step;
     }
-    let mut scorer = TrainStep::new(config, placement, prepared.decoder.clone(), policy, reference);
     let Some(cache) = &prepared.eval else { unreachable!("data.eval is not empty") };
     let mut record = evaluation_record(&mut scorer, &mut mesh, &mut prepared.batcher(config), cache, step)?;
     record.set_count("arena", scorer.placement.device.high_water() as u64);

@@ -1,5 +1,6 @@
 //! `README.md` of a trained model: what it was made of, how, and how it went.
 
+use std::borrow::Cow;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -140,22 +141,17 @@ fn without_folders(value: &mut Value) {
 
 /// Returns the hub's name of a folder in its cache, else the name of the folder.
 fn base_name(path: &Path) -> String {
-    let cached = |name: &'_ str| -> Option<String> {
+    let mut names = path.iter().rev().map(|name| name.to_string_lossy());
+    let of_hub = |name: Cow<'_, str>| {
         let name = name.strip_prefix("models--").or(name.strip_prefix("datasets--"))?;
         Some(name.replacen("--", "/", 1))
     };
-    let mut names = path.iter().rev().filter_map(|name| name.to_str());
-    let cached = names.find_map(cached);
-    match cached {
-        Some(name) => name,
-        // The model of a run is known by the run's name.
-        None if path.ends_with("final") && path.parent().is_some() => {
-            base_name(path.parent().unwrap_or(path))
-        }
-        None => path
-            .file_name()
-            .map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned()),
+    if let Some(name) = names.clone().find_map(of_hub) {
+        return name;
     }
+    // The model of a run is known by the run's name.
+    let own = names.find(|name| name != "final");
+    own.map_or_else(|| path.display().to_string(), Cow::into_owned)
 }
 
 #[cfg(test)]

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use tandem_comm::ProcessGroup;
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, snapshot};
 use crate::config::Config;
 use crate::events::{Event, Observer};
 use crate::run::run_dir::{RunDir, RunDirPolicy};
+use crate::step::TrainStep;
 use crate::{Result, TrainError};
 
 /// The config that the run in this folder was started with.
@@ -36,7 +37,7 @@ pub(crate) fn newest_checkpoint(
     Ok(latest.checkpoint)
 }
 
-/// The first rank's checkpoint, opened on every rank; the first has checked it.
+/// The first rank's checkpoint, opened on every rank; the first has checked it. Collective.
 pub(crate) fn agree_on(newest: Option<Checkpoint>, group: &mut ProcessGroup) -> Result<Option<Checkpoint>> {
     if group.size() == 1 {
         return Ok(newest);
@@ -57,6 +58,13 @@ pub(crate) fn agree_on(newest: Option<Checkpoint>, group: &mut ProcessGroup) -> 
         return Err(TrainError::NotShared { path, writer: 0, reader: group.rank() });
     }
     Ok(Some(Checkpoint::open_checked(&path)?))
+}
+
+/// Replaces the weights of the policy, and of a reference that follows it, by those of a checkpoint.
+pub(crate) fn restore_weights(checkpoint: &Checkpoint, scorer: &mut TrainStep) -> Result<()> {
+    let TrainStep { policy, reference, decoder, .. } = scorer;
+    snapshot::restore_weights(checkpoint, decoder, policy, reference.ema_reference())?;
+    scorer.refresh()
 }
 
 pub(crate) fn warn_of_changes(config: &Config, earlier: Option<&Config>, observer: &mut dyn Observer) {

@@ -39,6 +39,15 @@ const MODEL_CARD: &str = "README.md";
 /// File of the lines that a run has shown; its observer writes it.
 pub const LOG: &str = "log.txt";
 
+/// Files of a run beside those in folders.
+const FILES: [&str; 8] = [CONFIG, PLAN, METRICS, LOG, ROWS, SAMPLES, trackers::STATE, trackers::OUTPUT];
+
+const CONFIG: &str = "config.toml";
+const PLAN: &str = "plan.json";
+const METRICS: &str = "metrics.jsonl";
+const ROWS: &str = "rows.jsonl";
+const SAMPLES: &str = "samples.jsonl";
+
 /// Time for which a run that resumes waits for the lock. A killed process frees its memory before its
 /// locks, and whoever killed it may start the run again at once.
 const DYING: Duration = Duration::from_secs(3);
@@ -120,27 +129,27 @@ impl RunDir {
 
     /// `config.toml`.
     pub fn config_path(&self) -> PathBuf {
-        self.path.join("config.toml")
+        self.path.join(CONFIG)
     }
 
     /// `plan.json`.
     pub fn plan_path(&self) -> PathBuf {
-        self.path.join("plan.json")
+        self.path.join(PLAN)
     }
 
     /// `metrics.jsonl`.
     pub fn metrics_path(&self) -> PathBuf {
-        self.path.join("metrics.jsonl")
+        self.path.join(METRICS)
     }
 
     /// `rows.jsonl`.
     pub fn rows_path(&self) -> PathBuf {
-        self.path.join("rows.jsonl")
+        self.path.join(ROWS)
     }
 
     /// `samples.jsonl`.
     pub fn samples_path(&self) -> PathBuf {
-        self.path.join("samples.jsonl")
+        self.path.join(SAMPLES)
     }
 
     /// `final/`.
@@ -159,26 +168,14 @@ impl RunDir {
     }
 
     fn leftovers(&self) -> Vec<&'static str> {
-        let files = [
-            "config.toml",
-            "plan.json",
-            "metrics.jsonl",
-            LOG,
-            "rows.jsonl",
-            "samples.jsonl",
-            trackers::STATE,
-            trackers::OUTPUT,
-        ];
         let folders = ["checkpoints", "final", trackers::EVENTS];
-        files.into_iter().chain(folders).filter(|name| self.path.join(name).exists()).collect()
+        FILES.into_iter().chain(folders).filter(|name| self.path.join(name).exists()).collect()
     }
 
     /// Deletes a run's files. Other files and their folders stay.
     fn clear(&self) -> Result<()> {
-        let logs = [self.metrics_path(), self.path.join(LOG), self.rows_path(), self.samples_path()];
-        let of_trackers = [trackers::STATE, trackers::OUTPUT].map(|name| self.path.join(name));
-        for path in [self.config_path(), self.plan_path()].into_iter().chain(logs).chain(of_trackers) {
-            remove_file(&path)?;
+        for name in FILES {
+            remove_file(&self.path.join(name))?;
         }
         clear_folder(&self.path.join(trackers::EVENTS), trackers::is_event_file)?;
         self.checkpoints().clear()?;

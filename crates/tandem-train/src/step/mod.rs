@@ -296,6 +296,14 @@ impl TrainStep {
         Ok(stats.total().sums)
     }
 
+    /// Makes what is computed with from masters that were read: the policy's, and those of a reference that
+    /// follows it.
+    pub fn refresh(&mut self) -> Result<()> {
+        let Self { placement, policy, reference, .. } = self;
+        policy.refresh(&placement.device)?;
+        reference.ema_reference().map_or(Ok(()), |follower| follower.refresh(&placement.device))
+    }
+
     /// Pulls a reference that follows the policy towards it: `weight · policy + (1 − weight) ·
     /// reference`.
     pub fn update_ema_reference(&mut self, weight: f32) -> Result<()> {

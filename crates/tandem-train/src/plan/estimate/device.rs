@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use tandem_kernels::DType;
 
-use crate::{Result, TrainError};
+use crate::{Result, TrainError, size};
 
 /// A kind of device; fields as in `devices.toml`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -244,9 +244,7 @@ fn bytes(gib: f64) -> u64 {
 
 /// This machine's memory in bytes, where the system tells.
 pub fn host_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+    size::of_proc_line(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemTotal")
 }
 
 #[cfg(test)]

@@ -172,12 +172,10 @@ impl TrainerBuilder<'_> {
         };
         if let Some(checkpoint) = resume::agree_on(newest, mesh.world())? {
             let data_hash = prepared.train.content_hash().to_string();
-            let TrainStep { policy, reference, placement, .. } = &mut scorer;
-            let mut follower = reference.ema_reference();
-            let optimizer = &mut learner.optimizer;
-            snapshot::restore(&checkpoint, &data_hash, decoder, policy, optimizer, follower.as_deref_mut())?;
-            policy.refresh(&placement.device)?;
-            follower.map_or(Ok(()), |follower| follower.refresh(&placement.device))?;
+            let TrainStep { policy, reference, .. } = &mut scorer;
+            let (optimizer, follower) = (&mut learner.optimizer, reference.ema_reference());
+            snapshot::restore(&checkpoint, &data_hash, decoder, policy, optimizer, follower)?;
+            scorer.refresh()?;
             cursor = checkpoint.cursor().clone();
             resumed_from = Some(checkpoint.path().to_path_buf());
             resume::warn_of_changes(config, earlier.as_ref(), observer);

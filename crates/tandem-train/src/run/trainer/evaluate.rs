@@ -5,12 +5,13 @@ use std::sync::atomic::AtomicBool;
 use tandem_comm::Phase;
 
 use super::{Files, Trainer};
-use crate::checkpoint::{BestEvaluation, Checkpoint, snapshot};
+use crate::checkpoint::{BestEvaluation, Checkpoint};
 use crate::config::EvaluationConfig;
 use crate::events::{Event, Observer};
 use crate::metrics::Record;
+use crate::run::resume;
 use crate::samples::Sampler;
-use crate::step::{TrainStep, evaluation_record};
+use crate::step::evaluation_record;
 use crate::{Result, TrainError};
 
 impl Trainer {
@@ -77,9 +78,9 @@ impl Trainer {
             Some(best) => Some(BestEvaluation { evaluations_since: best.evaluations_since + 1, ..best }),
             None => {
                 let reason = format!(
-                    "train.keep_best = \"{}\" was asked for, but the evaluation after step {} has no such number; {} \
-                     in the run's folder names those it has",
-                    metric.key, self.cursor.step, "metrics.jsonl"
+                    "train.keep_best = \"{}\" was asked for, but the evaluation after step {} has no such number; \
+                     metrics.jsonl in the run's folder names those it has",
+                    metric.key, self.cursor.step
                 );
                 return Err(TrainError::Mismatch { reason });
             }
@@ -103,14 +104,12 @@ impl Trainer {
         if best.step == self.cursor.step {
             return Ok(());
         }
-        // The first rank has pruned what it has, and another machine sees it.
-        self.mesh.world().barrier()?;
-        let checkpoint = Checkpoint::open(&self.saver.folder_of(best.step))?;
-        let TrainStep { policy, reference, placement, decoder, .. } = &mut self.scorer;
-        let mut follower = reference.ema_reference();
-        snapshot::restore_weights(&checkpoint, decoder, policy, follower.as_deref_mut())?;
-        policy.refresh(&placement.device)?;
-        follower.map_or(Ok(()), |follower| follower.refresh(&placement.device))?;
+        // The checksums are read once, by the rank that has written the manifest.
+        let folder = self.saver.folder_of(best.step);
+        let is_first = self.mesh.world().rank() == 0;
+        let opened = is_first.then(|| Checkpoint::open(&folder)).transpose()?;
+        let checkpoint = resume::agree_on(opened, self.mesh.world())?.expect("the first rank has opened it");
+        resume::restore_weights(&checkpoint, &mut self.scorer)?;
         observer.event(&Event::Best { step: best.step, metric: &best.metric, value: best.value });
         Ok(())
     }

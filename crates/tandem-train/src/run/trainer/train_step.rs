@@ -11,7 +11,7 @@ use crate::objective::exact_at_start;
 use crate::online::{Online, RoundTimings, TrainingBatch};
 use crate::recipe::{Rows, ScoredPrompt};
 use crate::step::{StepOptions, StepOutcome};
-use crate::{Result, TrainError};
+use crate::{Result, TrainError, size};
 
 impl Trainer {
     /// One step, its checks and its line in the log; `false` if an online step was left out because
@@ -171,6 +171,5 @@ impl Trainer {
 /// The largest resident size of this process so far, in bytes; 0 where the system does not tell.
 fn resident_peak() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    line.and_then(|l| l.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()).unwrap_or(0) * 1024
+    size::of_proc_line(&status, "VmHWM").unwrap_or(0)
 }
