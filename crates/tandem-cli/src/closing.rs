@@ -1,4 +1,4 @@
-//! What a run says at its end: how answers have changed, where everything is, and what to do next.
+//! End of a run in words: changes of answers, places of files, and the next command.
 
 use std::path::Path;
 

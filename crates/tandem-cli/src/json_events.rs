@@ -25,9 +25,8 @@ fn to_json(event: &Event<'_>) -> Option<Value> {
             json!({ "kind": "started", "step": step, "steps": steps, "resumed_from": resumed_from })
         }
         Event::Record(record) => {
-            let Ok(Value::Object(metrics)) = serde_json::from_str(&record.to_json()) else { return None };
             let kind = [("kind".to_owned(), Value::from("record"))];
-            Value::Object(kind.into_iter().chain(metrics).collect())
+            Value::Object(kind.into_iter().chain(record.object()).collect())
         }
         Event::Samples { step, samples } => json!({
             "kind": "samples",

@@ -1,4 +1,4 @@
-//! What a command says on stderr while it works, as lines for a person or as JSON for a program.
+//! Messages of a command on stderr, as lines for a person or as JSON for a program.
 //!
 //! Every crate speaks through `tracing`. Results go to stdout (`output`), answers of a conversation to
 //! the terminal; neither is a log.

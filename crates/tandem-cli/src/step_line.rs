@@ -5,6 +5,12 @@ use std::time::Duration;
 
 use tandem_train::size;
 
+/// Names of the margin, of which a method has at most one.
+pub(crate) const MARGINS: [&str; 2] = ["rewards/margins", "margin"];
+
+/// Names of an accuracy, the most telling first: of pairs, of a reward model, of tokens.
+pub(crate) const ACCURACIES: [&str; 3] = ["rewards/accuracies", "accuracy", "mean_token_accuracy"];
+
 /// Metrics shown for a step. A metric that a method lacks (SFT has no margin) is left out.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct StepLine {
@@ -27,18 +33,16 @@ pub(crate) struct StepLine {
 impl StepLine {
     /// Reads the metrics by the names that `metrics.jsonl` has.
     pub(crate) fn from_metrics(get: impl Fn(&str) -> Option<f64>) -> Self {
-        // SFT reports token accuracy, preference methods pair accuracy. For online pairs, which are
-        // new in each step, accuracy says little.
-        let accuracies = ["rewards/accuracies", "accuracy", "mean_token_accuracy"];
+        // For online pairs, which are new in each step, accuracy says little.
         let pairs = get("pairs");
         Self {
             score: get("objective/scores"),
             pairs,
             loss: get("loss"),
-            margin: get("rewards/margins").or_else(|| get("margin")),
+            margin: MARGINS.into_iter().find_map(&get),
             kl: get("objective/kl"),
             length: get("completions/mean_length"),
-            accuracy: accuracies.into_iter().find_map(&get).filter(|_| pairs.is_none()),
+            accuracy: ACCURACIES.into_iter().find_map(&get).filter(|_| pairs.is_none()),
             grad_norm: get("grad_norm"),
             learning_rate: get("learning_rate"),
             tokens_per_second: get("tokens_per_second"),

@@ -56,7 +56,7 @@ pub(crate) fn run(arguments: &DoctorArguments) -> anyhow::Result<Exit> {
 /// A part of the machine, or a library.
 struct Finding {
     what: String,
-    /// What it is, or why it is missing.
+    /// Description, or the reason why it is missing.
     found: String,
     works: bool,
 }

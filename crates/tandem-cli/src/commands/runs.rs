@@ -11,6 +11,7 @@ use crate::args::RunsArguments;
 use crate::exit::Exit;
 use crate::output::print_lines;
 use crate::run_folder::{self, Keys};
+use crate::step_line::{ACCURACIES, MARGINS};
 
 /// A run, as its folder tells of it.
 struct Run {
@@ -92,11 +93,7 @@ impl Run {
     }
 
     fn to_json(&self) -> String {
-        let metrics = |record: &Option<Record>| -> serde_json::Value {
-            record.as_ref().map_or(serde_json::Value::Null, |record| {
-                serde_json::from_str(&record.to_json()).expect("a record is JSON")
-            })
-        };
+        let metrics = |record: &Option<Record>| record.as_ref().map(Record::object);
         json!({
             "run": self.path,
             "method": run_folder::method(&self.keys),
@@ -109,8 +106,6 @@ impl Run {
     }
 }
 
-const MARGINS: [&str; 2] = ["rewards/margins", "margin"];
-const ACCURACIES: [&str; 3] = ["rewards/accuracies", "accuracy", "mean_token_accuracy"];
 const HEADER: [&str; 10] =
     ["run", "method", "steps", "loss", "eval loss", "margin", "accuracy", "tokens/s", "troubles", "state"];
 

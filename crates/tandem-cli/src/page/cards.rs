@@ -11,7 +11,7 @@ use super::chart::{COLOURS, short};
 use super::html::escaped;
 use super::name_of;
 use crate::run_folder::method;
-use crate::step_line::in_words;
+use crate::step_line::{ACCURACIES, MARGINS, in_words};
 
 /// Seconds without a line after which a run may have ended.
 const SILENCE: u64 = 120;
@@ -54,7 +54,7 @@ fn card(index: usize, run: &RunHistory, is_live: bool) -> String {
     html + "</article>"
 }
 
-/// What is known of the run's state from its files.
+/// State of the run, as far as its files tell.
 fn state(run: &RunHistory, is_live: bool) -> String {
     if run.is_finished {
         return "finished".to_owned();
@@ -86,10 +86,9 @@ fn facts(run: &RunHistory) -> Vec<(&'static str, String)> {
     };
     fact("loss", run.last(train, "loss"), &number);
     fact("held-out loss", run.last(eval, "loss"), &number);
-    fact("margin", run.last(train, "rewards/margins").or(run.last(train, "margin")), &number);
+    fact("margin", MARGINS.iter().find_map(|name| run.last(train, name)), &number);
     fact("score", run.last(train, "objective/scores"), &number);
-    let accuracy = ["rewards/accuracies", "accuracy", "mean_token_accuracy"];
-    fact("accuracy", accuracy.iter().find_map(|name| run.last(train, name)), &percent);
+    fact("accuracy", ACCURACIES.iter().find_map(|name| run.last(train, name)), &percent);
     fact("tokens/s", run.last(train, "tokens_per_second"), &number);
     fact("memory", run.last(train, "memory"), &|bytes| size::in_words(bytes as u64));
     facts

@@ -11,13 +11,15 @@ use super::curve::{Point, downsampled, is_noisy, smoothed};
 use super::metric::Unit;
 
 /// Pixels of a picture for one that is shown.
-const SCALE: i32 = 4;
+pub(super) const SCALE: i32 = 4;
 /// Size as shown, in pixels.
 const SIZE: (i32, i32) = (440, 220);
 /// Room for the labels of the axes, as shown.
 const LABELS: (i32, i32) = (50, 24);
-const GRID: RGBColor = RGBColor(10, 0, 0);
-const TEXT: RGBColor = RGBColor(10, 0, 1);
+pub(super) const GRID: RGBColor = RGBColor(10, 0, 0);
+pub(super) const TEXT: RGBColor = RGBColor(10, 0, 1);
+/// Colour of a line that is of no run.
+const NO_RUN: RGBColor = RGBColor(10, 0, 2);
 /// Colours of runs; `page.css` has as many.
 pub(super) const COLOURS: usize = 8;
 /// Buckets of a curve: two pixels of a picture as it is shown.
@@ -31,9 +33,9 @@ const LARGEST: f64 = 1e30;
 
 /// A line of a picture.
 pub(super) struct Line<'a> {
-    /// Index of the run, and so of the colour.
-    pub run: usize,
-    /// Whether it is of held-out rows.
+    /// Index of the run, and so of the colour; `None` for what is of no run.
+    pub run: Option<usize>,
+    /// True for held-out rows.
     pub is_eval: bool,
     pub points: &'a [Point],
 }
@@ -62,7 +64,13 @@ pub(super) fn draw(lines: &[Line<'_>], unit: Unit) -> Option<Picture> {
     Some(Picture { svg, unit: factor.unit })
 }
 
-/// What values are divided by for the axis.
+/// Divisor of bytes for an axis up to `largest`, and its unit.
+pub(super) fn byte_unit(largest: f64) -> (f64, &'static str) {
+    let (bits, unit) = if largest < (1 << 30) as f64 { (20, "MiB") } else { (30, "GiB") };
+    ((1u64 << bits) as f64, unit)
+}
+
+/// Divisor of values for the axis, and its unit.
 struct Factor {
     divisor: f64,
     unit: &'static str,
@@ -74,8 +82,8 @@ impl Factor {
             return Self { divisor: 1.0, unit: "" };
         }
         let largest = lines.iter().flat_map(|line| line.points).map(|point| point.1).fold(0.0, f64::max);
-        let (divisor, unit) = if largest < (1 << 30) as f64 { (20, "MiB") } else { (30, "GiB") };
-        Self { divisor: (1u64 << divisor) as f64, unit }
+        let (divisor, unit) = byte_unit(largest);
+        Self { divisor, unit }
     }
 
     fn scaled(&self, line: &Line<'_>) -> Vec<Point> {
@@ -147,7 +155,7 @@ fn picture(svg: &mut String, lines: &[(&Line<'_>, Vec<Point>)], axes: &Axes) -> 
     // Noise of one run must not hide the others.
     let noise = if lines.iter().any(|(line, _)| line.run != lines[0].0.run) { 0.18 } else { 0.3 };
     for (line, points) in lines {
-        let colour = RGBColor(11, 0, (line.run % COLOURS) as u8);
+        let colour = line.run.map_or(NO_RUN, |run| RGBColor(11, 0, (run % COLOURS) as u8));
         let dense = points.len() >= SMOOTHED && !line.is_eval && is_noisy(points);
         let (opacity, width) = if dense { (noise, 1.0) } else { (1.0, 1.8) };
         let style =
@@ -189,7 +197,7 @@ fn numbers(lines: &[(&Line<'_>, Vec<Point>)], axes: &Axes, plot: [i32; 4], unit:
                 .filter(|point| point.1.is_finite())
                 .map(|point| (point.0, rounded(point.1)))
                 .unzip();
-            json!({ "run": line.run, "eval": line.is_eval, "x": x, "y": y })
+            json!({ "run": line.run.map_or(-1, |run| run as i64), "eval": line.is_eval, "x": x, "y": y })
         })
         .collect();
     let [left, right, ..] = plot.map(|pixel| f64::from(pixel) / f64::from(SIZE.0 * SCALE));
@@ -236,7 +244,7 @@ mod tests {
     use super::*;
 
     fn drawn(points: &[Point], unit: Unit) -> Option<String> {
-        draw(&[Line { run: 0, is_eval: false, points }], unit).map(|picture| picture.svg)
+        draw(&[Line { run: Some(0), is_eval: false, points }], unit).map(|picture| picture.svg)
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a run's folder tells of the run so far.
+//! History of a run, as its folder tells it so far.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -175,7 +175,7 @@ impl RunHistory {
         (self.step, self.unreadable) = (0, 0);
     }
 
-    /// What was found in the metrics.
+    /// Returns the advice that the metrics give.
     pub(super) fn advice(&self) -> &[Advice] {
         self.advisor.as_ref().map_or(&[], Advisor::found)
     }

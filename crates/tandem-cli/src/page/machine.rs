@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fs;
 use std::time::Instant;
 
-use tandem_train::size::in_words;
+use tandem_train::size::{self, in_words};
 
 use super::chart::{Line, draw};
 use super::curve::Point;
@@ -45,22 +45,17 @@ impl Machine {
     pub(super) fn picture(&self) -> Option<String> {
         let (now, used) = *self.used.back()?;
         let minutes: Vec<Point> = self.used.iter().map(|(at, used)| ((at - now) / 60.0, *used)).collect();
-        let mut picture = draw(&[Line { run: 0, is_eval: false, points: &minutes }], Unit::Bytes)?;
+        let picture = draw(&[Line { run: None, is_eval: false, points: &minutes }], Unit::Bytes)?;
         let meaning =
             format!("{} of {} used, by minutes", in_words(used as u64), in_words(self.total as u64));
-        // Its line is of no run.
-        picture.svg = picture.svg.replace("#0B0000", "#0A0002").replace("\"run\":0", "\"run\":-1");
         Some(figure("this machine", &meaning, &picture))
     }
 }
 
 /// Reads total and available bytes.
 fn read(text: &str) -> Option<[f64; 2]> {
-    let field = |name: &str| -> Option<f64> {
-        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        Some(line.trim().strip_suffix("kB")?.trim().parse::<f64>().ok()? * 1024.0)
-    };
-    Some([field("MemTotal:")?, field("MemAvailable:")?])
+    let field = |name| size::of_proc_line(text, name).map(|bytes| bytes as f64);
+    Some([field("MemTotal")?, field("MemAvailable")?])
 }
 
 #[cfg(test)]

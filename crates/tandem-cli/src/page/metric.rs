@@ -1,9 +1,9 @@
-//! What is known of each metric: its section of the page, its unit and its meaning.
+//! Facts about each metric: its section of the page, its unit and its meaning.
 
 /// A section of curves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Section {
-    /// What tells whether the model learns.
+    /// Metrics that tell whether the model learns.
     Learning,
     /// Of online runs.
     Answers,
@@ -39,7 +39,7 @@ pub(crate) enum Unit {
     Bytes,
 }
 
-/// What is known of a metric.
+/// Facts about a metric.
 pub(crate) struct About {
     pub section: Section,
     /// Place within the section.

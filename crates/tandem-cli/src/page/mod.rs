@@ -77,7 +77,7 @@ fn curves(runs: &[RunHistory]) -> Vec<Panel> {
             let Some(curve) = run.curves.get(*name) else { continue };
             for (is_eval, points) in [(false, &curve.train), (true, &curve.eval)] {
                 if !points.is_empty() {
-                    lines.push(Line { run: index, is_eval, points });
+                    lines.push(Line { run: Some(index), is_eval, points });
                 }
             }
         }

@@ -6,18 +6,16 @@ use plotters::prelude::*;
 use serde_json::Value;
 use tandem_kernels::MemoryKind;
 use tandem_train::plan::show::page::colour;
+use tandem_train::plan::show::text::grouped;
 use tandem_train::size::in_words;
 
+use super::chart::{GRID, SCALE, TEXT, byte_unit, short};
 use super::html::{escaped, table};
 use super::{RunHistory, name_of};
 
-/// Pixels of a picture for one that is shown, as of the curves.
-const SCALE: i32 = 4;
 const WIDTH: i32 = 640;
 const ROW: i32 = 30;
 const LABELS: (i32, i32) = (100, 26);
-const GRID: RGBColor = RGBColor(10, 0, 0);
-const TEXT: RGBColor = RGBColor(10, 0, 1);
 /// Memories of a rank: field of a phase with their bytes, and name.
 const MEMORIES: [(&str, &str); 3] = [
     ("bytes_at_peak", "memory of the device"),
@@ -75,17 +73,9 @@ fn sentence(plan: &Value) -> String {
     ];
     for (name, words) in counts {
         let shown = plan[name].as_u64().filter(|count| *count > u64::from(name == "ranks"));
-        parts.extend(shown.map(|count| format!("{} {words}", grouped(count))));
+        parts.extend(shown.map(|count| format!("{} {words}", grouped(count as usize))));
     }
     parts.join("; ")
-}
-
-/// 1234567 as "1,234,567".
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let groups: Vec<&str> =
-        digits.as_bytes().rchunks(3).rev().map(|group| str::from_utf8(group).expect("digits")).collect();
-    groups.join(",")
 }
 
 /// A phase and its memory at the fullest moment.
@@ -150,8 +140,8 @@ fn draw(
     end: f64,
     height: i32,
 ) -> Result<(), DrawingAreaErrorKind<std::io::Error>> {
-    let (divisor, unit) = if end < (1u64 << 30) as f64 { (20, "MiB") } else { (30, "GiB") };
-    let units = |bytes: f64| bytes / (1u64 << divisor) as f64;
+    let (divisor, unit) = byte_unit(end);
+    let units = |bytes: f64| bytes / divisor;
     let root =
         SVGBackend::with_string(svg, ((WIDTH * SCALE) as u32, (height * SCALE) as u32)).into_drawing_area();
     let mut chart = ChartBuilder::on(&root)
@@ -169,7 +159,7 @@ fn draw(
         .bold_line_style(GRID.stroke_width(SCALE as u32))
         .axis_style(GRID.stroke_width(SCALE as u32))
         .label_style(font.clone().color(&TEXT))
-        .x_label_formatter(&|size| format!("{} {unit}", super::chart::short(*size, units(end))))
+        .x_label_formatter(&|size| format!("{} {unit}", short(*size, units(end))))
         .draw()?;
     for (index, phase) in phases.iter().enumerate() {
         let (top, mut left) = (index as f64, 0.0);

@@ -1,4 +1,4 @@
-//! What is read rather than looked at: advice, samples, and the last lines of the logs.
+//! Texts of the page: advice, samples, and the last lines of the logs.
 
 use std::fmt::Write;
 

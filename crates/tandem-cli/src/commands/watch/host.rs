@@ -1,4 +1,4 @@
-//! Which `Host` a request may name.
+//! Names of this server that a request's `Host` may have.
 //!
 //! A page of another site can make a browser ask this server under a name that the site has pointed here (DNS
 //! rebinding), and read the answer. It cannot do so under an address in numbers, or `localhost`.

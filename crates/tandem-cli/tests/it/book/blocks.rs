@@ -12,7 +12,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// How a test treats a block.
+/// Treatment of a block by a test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Treatment {
     /// Run, with this exit code.

@@ -38,7 +38,7 @@ fn joined(text: &str) -> String {
     joined.replace("\\\"", "\"")
 }
 
-/// Whether the parts of `message` between its `…` follow one another within a line of `source`.
+/// Returns whether the parts of `message` between its `…` follow one another within a line of `source`.
 fn has_message(source: &str, message: &str) -> bool {
     let parts: Vec<&str> = message.split('…').map(str::trim).filter(|part| !part.is_empty()).collect();
     source.lines().any(|line| {

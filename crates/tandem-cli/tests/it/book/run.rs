@@ -48,7 +48,7 @@ pages_that_run! {
     watch: "docs/watch.md",
 }
 
-/// What `tandem quickstart` leaves, and the program's folder.
+/// Folder as `tandem quickstart` leaves it, and the program's folder.
 struct Quickstart {
     folder: TempDir,
 }
@@ -143,7 +143,7 @@ fn run_page(page: &str) {
     }
 }
 
-/// Whether `line` is `pattern`, in which each `…` stands for any text.
+/// Returns whether `line` is `pattern`, in which each `…` stands for any text.
 fn matches(pattern: &str, line: &str) -> bool {
     let mut parts = pattern.split('…');
     let Some(mut rest) = line.strip_prefix(parts.next().unwrap_or_default()) else { return false };

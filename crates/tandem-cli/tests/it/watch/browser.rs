@@ -96,7 +96,7 @@ impl Browser {
         }
     }
 
-    /// What the page has complained of.
+    /// Complaints of the page.
     fn complaints(&self) -> Vec<Value> {
         self.command("se/log", &json!({ "type": "browser" })).as_array().expect("a list").clone()
     }
