@@ -54,8 +54,7 @@ impl Loaded {
             Some(merged) => merged.decoder().clone(),
             None => Decoder::new(model.spec().clone(), room.positions)?,
         };
-        // Small batches: their bits are compared with nothing.
-        let device = open(compute, address_space(&decoder, room.cache_tokens))?.for_few_rows();
+        let device = open(compute, address_space(&decoder, room.cache_tokens))?;
         let weights = match &merged {
             Some(merged) => merged.load(&device, MemoryKind::Master)?,
             None => model.weights(&decoder)?.load(&decoder, &device, MemoryKind::Master)?,

@@ -21,8 +21,15 @@ const TRAINING: [(usize, usize, usize); 13] = [
     (2048, 2048, 2048),
 ];
 
-const DECODING: [(usize, usize, usize); 6] =
-    [(1, 512, 1536), (1, 512, 32000), (2, 512, 32000), (4, 512, 32000), (7, 512, 32000), (7, 2048, 2048)];
+const DECODING: [(usize, usize, usize); 7] = [
+    (1, 512, 1536),
+    (1, 512, 32000),
+    (2, 512, 32000),
+    (4, 512, 32000),
+    (16, 512, 32000),
+    (16, 576, 3072),
+    (16, 2048, 2048),
+];
 
 /// Shapes of Llama with 1 and 8 billion parameters: queries, keys and values together, the attention's output, both halves of a block.
 const ON_A_GPU: [(usize, usize, usize); 8] = [
@@ -41,8 +48,7 @@ pub fn run(bench: &Bench) {
     for dtype in [DType::F32, DType::Bf16] {
         training(bench, if bench.place == Place::Cuda { &ON_A_GPU } else { &TRAINING }, dtype);
         for shape in DECODING {
-            forward(bench, shape, dtype, Some(""));
-            forward(bench, shape, dtype, Some(", read in place"));
+            forward(bench, shape, dtype, true);
         }
     }
 }
@@ -50,7 +56,7 @@ pub fn run(bench: &Bench) {
 /// Prints a line per shape and direction.
 pub fn training(bench: &Bench, shapes: &[(usize, usize, usize)], dtype: DType) {
     for &shape in shapes {
-        forward(bench, shape, dtype, None);
+        forward(bench, shape, dtype, false);
         backward_input(bench, shape, dtype);
         backward_weight(bench, shape, dtype);
     }
@@ -60,24 +66,19 @@ fn flops((t, k, n): (usize, usize, usize), dtype: DType) -> Work {
     Work::Flops(2.0 * t as f64 * k as f64 * n as f64, dtype)
 }
 
-/// Times `linear`; few rows are rated by the bytes read, on any device or on one for few rows.
-fn forward(bench: &Bench, (t, k, n): (usize, usize, usize), dtype: DType, few: Option<&str>) {
-    let name = format!("linear {dtype} {t}x{k}x{n}{}", few.unwrap_or_default());
+/// Times `linear`, rated by operations or by the bytes read.
+fn forward(bench: &Bench, (t, k, n): (usize, usize, usize), dtype: DType, by_bytes: bool) {
+    let name = format!("linear {dtype} {t}x{k}x{n}");
     if !bench.wants(&name) {
         return;
     }
-    let by_bytes = few.is_some();
-    let device = match few {
-        None | Some("") => bench.device.clone(),
-        Some(_) => bench.device.for_few_rows(),
-    };
     let w = bench.matrix(n, k, dtype);
     let bytes = (t * k + n * k + t * n) * dtype.size();
     let mut turns = Turns::new(by_bytes, bytes, || [bench.matrix(t, k, dtype), bench.matrix(t, n, dtype)]);
     let work = if by_bytes { Work::Bytes(bytes as f64) } else { flops((t, k, n), dtype) };
     let ours = || {
         let [x, y] = turns.next();
-        ops::linear(&device, x.view(), w.view(), None, None, y.view_mut()).expect("shapes fit");
+        ops::linear(&bench.device, x.view(), w.view(), None, None, y.view_mut()).expect("shapes fit");
     };
     compare(bench, &name, work, (t, n, k), dtype, [(k, 1), (1, k)], ours);
 }

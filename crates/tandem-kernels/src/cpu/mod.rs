@@ -24,6 +24,7 @@ mod nf4;
 pub(crate) mod norm;
 mod optimizer;
 mod peak;
+mod prefetch;
 pub(crate) mod rope;
 pub(crate) mod rows;
 pub(crate) mod scratch;
@@ -52,8 +53,6 @@ pub struct Cpu {
     pub(crate) arena: Arc<Arena>,
     team: Arc<ThreadPool>,
     isa: Isa,
-    /// True if GEMMs of few rows read their matrix unpacked.
-    for_few_rows: bool,
     /// True if a term of an exact sum was out of range; shared by all memories.
     out_of_range: Arc<AtomicBool>,
     /// Profile that times operations.
@@ -65,7 +64,7 @@ impl Cpu {
         let team = ThreadPool::new(threads)
             .map_err(|source| KernelError::System { what: "starting compute threads", source })?;
         let (team, out_of_range) = (Arc::new(team), Arc::default());
-        Ok(Self { arena, team, isa, for_few_rows: false, out_of_range, profile: None })
+        Ok(Self { arena, team, isa, out_of_range, profile: None })
     }
 
     /// Shares the threads with another memory.
@@ -83,13 +82,7 @@ impl Cpu {
     /// Shares the memory with the calling thread alone.
     pub(crate) fn alone(&self) -> Result<Self> {
         let (out_of_range, profile) = (self.out_of_range.clone(), self.profile.clone());
-        let for_few_rows = self.for_few_rows;
-        Ok(Self { for_few_rows, out_of_range, profile, ..Self::new(1, self.arena.clone(), self.isa)? })
-    }
-
-    /// Shares threads and memory for GEMMs of few rows.
-    pub(crate) fn for_few_rows(&self) -> Self {
-        Self { for_few_rows: true, ..self.over(self.arena.clone()) }
+        Ok(Self { out_of_range, profile, ..Self::new(1, self.arena.clone(), self.isa)? })
     }
 
     /// Shares threads and memory and times operations.

@@ -169,17 +169,6 @@ impl Device {
         })
     }
 
-    /// Shares the device for GEMMs of few rows, as in generation. The CPU then reads the weight
-    /// matrix once, unpacked; the bits of a row depend on the number of rows. A GPU computes as
-    /// before.
-    #[must_use]
-    pub fn for_few_rows(&self) -> Self {
-        match self {
-            Self::Cpu(cpu) => Self::Cpu(Arc::new(cpu.for_few_rows())),
-            Self::Cuda(_) | Self::Meta(_) => self.clone(),
-        }
-    }
-
     /// Shares the device and times every operation in `profile`; devices derived from it are timed
     /// too. A dry run ignores it.
     #[must_use]

@@ -5,9 +5,8 @@
 //! extends every running completion by one token; one that ends makes room for the next at once.
 //!
 //! On a CPU a completion does not depend on the rest of the batch, and the log-probabilities of an
-//! f32 model are to the bit those of a training pass over prompt and completion as two segments. On
-//! a device [`for_few_rows`](tandem_kernels::Device::for_few_rows), and on a GPU, products of few
-//! rows may differ from products of many in the last bit.
+//! f32 model are to the bit those of a training pass over prompt and completion as two segments. On a GPU,
+//! products of few rows may differ from products of many in the last bit.
 //!
 //! Ranks with sharded weights generate in lockstep: each runs a pass when another does ([`Lockstep`]).
 //! Tensor-parallel ranks generate the same completions together ([`Generator::over`]);

@@ -6,6 +6,7 @@ use std::ops::Range;
 use super::block::{KEYS, Layout, Scores, block_start, pack, strips, take};
 use super::forward::LOWEST;
 use crate::cpu::elementary::exp;
+use crate::cpu::prefetch::{LINE, prefetch_far};
 use crate::cpu::rows::RowsMut;
 use crate::cpu::tile::{Strided, transpose};
 use crate::cpu::vector::{Vector, for_lanes, vector_kernel};
@@ -21,6 +22,7 @@ struct Decode<'a, E> {
     shape: &'a AttentionShape,
     layout: Layout,
     out: RowsMut<'a, E>,
+    threads: usize,
 }
 
 pub(crate) fn decode(cpu: &Cpu, call: AttentionDecode) {
@@ -29,7 +31,8 @@ pub(crate) fn decode(cpu: &Cpu, call: AttentionDecode) {
     let (width, group) = (layout.width, layout.group);
     let len = 2 * group * width + 3 * KEYS * width + (KEYS + 2) * group;
     with_element!(q.dtype(), E => {
-        let call = Decode { q, k, v, visible, shape, layout, out: RowsMut::<E>::new(out) };
+        let (out, threads) = (RowsMut::<E>::new(out), cpu.threads());
+        let call = Decode { q, k, v, visible, shape, layout, out, threads };
         cpu.parallel_for(q.rows() * shape.kv_heads, |task| {
             let (query, kv_head) = (task / shape.kv_heads, task % shape.kv_heads);
             scratch::with_f32(len, |memory| {
@@ -69,6 +72,39 @@ fn cache_rows(visible: &[Range<u32>], positions: &Range<usize>, rows: &mut [u32]
 }
 
 impl<E: Element> Decode<'_, E> {
+    /// Lists the strips that a query sees.
+    fn strips(&self, query: usize) -> impl Iterator<Item = Range<usize>> {
+        let visible = self.visible.ranges(query);
+        let end: usize = visible.iter().map(ExactSizeIterator::len).sum();
+        let own = visible.iter().rfind(|range| !range.is_empty()).map_or(0, ExactSizeIterator::len);
+        strips(block_start(self.shape, end - own, end - 1), end, self.shape, &self.layout)
+    }
+
+    /// Prefetches a strip's keys and values: cache rows of a head are too far apart for the hardware.
+    fn prefetch(&self, query: usize, kv_head: usize, strip: &Range<usize>) {
+        let mut rows = [0; KEYS];
+        let rows = &mut rows[..strip.len()];
+        cache_rows(self.visible.ranges(query), strip, rows);
+        for (row, column) in self.layout.key_rows(rows, kv_head) {
+            for x in [self.k, self.v] {
+                let elements = &x.row::<E>(row)[column..column + self.layout.head_dim];
+                let bytes = elements.as_ptr().cast::<u8>();
+                (0..size_of_val(elements)).step_by(LINE).for_each(|i| prefetch_far(bytes.wrapping_add(i)));
+            }
+        }
+    }
+
+    /// Prefetches the first strip of the task that this thread probably has next.
+    fn prefetch_of_later(&self, query: usize, kv_head: usize) {
+        let task = query * self.shape.kv_heads + kv_head + self.threads;
+        let (query, kv_head) = (task / self.shape.kv_heads, task % self.shape.kv_heads);
+        if query < self.q.rows()
+            && let Some(strip) = self.strips(query).next()
+        {
+            self.prefetch(query, kv_head, &strip);
+        }
+    }
+
     #[inline(always)]
     unsafe fn group<V: Vector>(&self, query: usize, kv_head: usize, mut memory: &mut [f32]) {
         let (shape, layout) = (self.shape, &self.layout);
@@ -83,8 +119,6 @@ impl<E: Element> Decode<'_, E> {
         out.fill(0.0);
         let visible = self.visible.ranges(query);
         let end: usize = visible.iter().map(ExactSizeIterator::len).sum();
-        let own = visible.iter().rfind(|range| !range.is_empty()).map_or(0, ExactSizeIterator::len);
-        let first = block_start(shape, end - own, end - 1);
         let hidden = shape.window.map_or(0, |window| end.saturating_sub(window as usize));
         let factor = Scores::new(shape);
         let mut rows = [0; KEYS];
@@ -92,7 +126,12 @@ impl<E: Element> Decode<'_, E> {
         // alone; the caller has V.
         unsafe {
             pack::<V, E>(self.q, self.heads(query, kv_head), layout, q.as_mut_ptr());
-            for strip in strips(first, end, shape, layout) {
+            let mut strips = self.strips(query).peekable();
+            while let Some(strip) = strips.next() {
+                match strips.peek() {
+                    Some(next) => self.prefetch(query, kv_head, next),
+                    None => self.prefetch_of_later(query, kv_head),
+                }
                 let (keys, rows) = (strip.len(), &mut rows[..strip.len()]);
                 let padded = keys.next_multiple_of(V::LANES);
                 cache_rows(visible, &strip, rows);

@@ -19,9 +19,10 @@ use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::kernel::{Add, Kernel, MOST_COLUMNS, Out, Panels, Tile, prefetch};
+use super::kernel::{Add, Ahead, Kernel, MOST_COLUMNS, Out, Panels, Tile};
 use super::lanes::{Lanes, Rows};
 use crate::cpu::amx;
+use crate::cpu::prefetch::prefetch;
 use crate::cpu::vector::{Avx512, Vector};
 use crate::{DType, bf16};
 
@@ -84,10 +85,19 @@ impl<const PARTS: usize> Kernel for Tiles<PARTS> {
     }
 
     #[inline(always)]
-    unsafe fn multiply(lanes: usize, a: *const f32, b: *const f32, tile: &Tile, pending: &mut Pending) {
+    unsafe fn multiply(
+        lanes: usize,
+        a: *const f32,
+        b: *const f32,
+        tile: &Tile,
+        ahead: Ahead,
+        pending: &mut Pending,
+    ) {
         const { assert!(PARTS == 1 || PARTS == 3) };
         let groups = lanes / SIDE;
+        let has_lower = tile.rows > SIDE;
         let rows_at_once = Self::ROWS.div_ceil(groups.max(1));
+        let step = ahead.length.div_ceil(groups.max(1));
         let mut row = 0;
         // SAFETY: the caller's promise: panels hold the groups, tiles are configured. Only this
         // function uses tile registers, so sums stay in them between pieces of assembly.
@@ -97,13 +107,15 @@ impl<const PARTS: usize> Kernel for Tiles<PARTS> {
                 let rows = row..Self::ROWS.min(row + rows_at_once);
                 row = rows.end;
                 tile.prefetch(rows.clone());
+                ahead.prefetch(group * step..(group + 1) * step);
                 let a = a.add(group * 2 * PARTS * WORDS);
                 let b = b.add(group * 2 * PARTS * WORDS);
-                if PARTS == 1 {
-                    // Two tiles of rows in sequence, columns side by side.
-                    amx::multiply((a, SIDE), (b, 2 * SIDE));
-                } else {
-                    multiply_parts(a, b);
+                // Two tiles of rows in sequence, columns side by side.
+                match (PARTS, has_lower) {
+                    (1, true) => amx::multiply((a, SIDE), (b, 2 * SIDE)),
+                    (1, false) => amx::multiply_upper((a, SIDE), (b, 2 * SIDE)),
+                    (_, true) => multiply_parts(a, b),
+                    (_, false) => multiply_upper_parts(a, b),
                 }
                 pending.store(rows);
             }
@@ -238,6 +250,45 @@ unsafe fn multiply_parts(a: *const f32, b: *const f32) {
     }
 }
 
+/// [`multiply_parts`] of the upper 16 rows alone, in the same order.
+#[inline(always)]
+unsafe fn multiply_upper_parts(a: *const f32, b: *const f32) {
+    // SAFETY: as there.
+    unsafe {
+        asm!(
+            "tileloadd tmm6, [{b} + {b_row}]",
+            "tileloadd tmm4, [{a} + {a_row}]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm7, [{b} + {b_row} + 64]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tileloadd tmm6, [{b} + {b_row} + 128]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm7, [{b} + {b_row} + 192]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tileloadd tmm5, [{a} + {a_row} + 2048]",
+            "tdpbf16ps tmm0, tmm5, tmm6",
+            "tdpbf16ps tmm1, tmm5, tmm7",
+            "tileloadd tmm6, [{b} + {b_row}]",
+            "tdpbf16ps tmm0, tmm5, tmm6",
+            "tileloadd tmm7, [{b} + {b_row} + 64]",
+            "tdpbf16ps tmm1, tmm5, tmm7",
+            "tileloadd tmm5, [{a} + {a_row} + 4096]",
+            "tdpbf16ps tmm0, tmm5, tmm6",
+            "tdpbf16ps tmm1, tmm5, tmm7",
+            "tileloadd tmm6, [{b} + {b_row} + 256]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm7, [{b} + {b_row} + 320]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            a = in(reg) a,
+            b = in(reg) b,
+            a_row = in(reg) 64usize,
+            b_row = in(reg) 384usize,
+            out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(readonly, nostack, preserves_flags),
+        );
+    }
+}
+
 /// Position of a square of 16 rows and 16 lanes of a part, in words from the panel's start.
 #[derive(Clone, Copy)]
 struct Place {
@@ -280,7 +331,7 @@ trait Squares: Copy {
 
 #[inline(always)]
 unsafe fn pack_squares<E: Squares, const PARTS: usize>(panels: Panels, place: Place) {
-    let Panels { source, rows, lanes, to, stride: panel_stride } = panels;
+    let Panels { source, rows, lanes, to, stride: panel_stride, is_in_cache } = panels;
     let end = source.depth().min(2 * lanes.end);
     let (stride, is_transposed) = (source.stride(), source.is_transposed());
     for (panel, first) in (0..rows.len()).step_by(2 * SIDE).enumerate() {
@@ -303,7 +354,7 @@ unsafe fn pack_squares<E: Squares, const PARTS: usize>(panels: Panels, place: Pl
                     let from = source.pointer::<E>().add(at);
                     if count == SIDE && depth == REACH {
                         let lines = if is_transposed { REACH } else { SIDE };
-                        for line in 0..lines {
+                        for line in 0..if is_in_cache { 0 } else { lines } {
                             prefetch(from.wrapping_add(line * stride + ahead).cast());
                         }
                         E::square(from, stride, is_transposed, to, place);
@@ -353,8 +404,8 @@ impl Squares for f32 {
             } else {
                 let (first, second) = (starts(from, stride), starts(from.add(other), stride));
                 for line in (0..SIDE).step_by(4) {
-                    let first = Avx512::load_columns(&first, line * size_of::<f32>());
-                    let second = Avx512::load_columns(&second, line * size_of::<f32>());
+                    let first = Avx512::load_columns(|i| first[i].wrapping_add(line * size_of::<f32>()));
+                    let second = Avx512::load_columns(|i| second[i].wrapping_add(line * size_of::<f32>()));
                     for j in 0..4 {
                         cut(first[j], second[j], to.add((line + j) * place.line), place.part);
                     }
@@ -400,7 +451,7 @@ impl Squares for bf16 {
                 (false, true) => {
                     let rows = starts(from, stride);
                     for lane in (0..SIDE).step_by(4) {
-                        let lanes = Avx512::load_columns(&rows, lane * size_of::<f32>());
+                        let lanes = Avx512::load_columns(|i| rows[i].wrapping_add(lane * size_of::<f32>()));
                         for j in 0..4 {
                             lanes[j].store(to.add((lane + j) * place.line), SIDE);
                         }

@@ -11,12 +11,11 @@
 
 use std::ops::Range;
 
-use super::kernel::{Add, Kernel, Out, Panels, Tile};
+use super::kernel::{Ahead, Kernel, Panels, Place, tile};
 use super::level::Level;
 use super::{Product, Term};
+use crate::DType;
 use crate::cpu::{Cpu, scratch};
-use crate::ops::gemm::Addends;
-use crate::{DType, bf16};
 
 /// Words of the second factor packed at once, for the last-level cache.
 const PACKED_WORDS: usize = 1 << 21;
@@ -30,8 +29,7 @@ const FEWEST_COLUMNS: usize = 256;
 
 /// Computes `product` with the instructions of `L`.
 pub(super) fn run<L: Level>(cpu: &Cpu, product: &Product) {
-    let tail = product.term.map_or(0, |term| term.depth());
-    let depth = Depth::new::<L::Kernel>(product.a.depth(), tail);
+    let depth = Depth::of::<L::Kernel>(product);
     // Blocks pass over an f32 result one by one, which holds their sums. A bf16 result is summed by
     // the task, which then needs all blocks.
     let step = if product.c.dtype() == DType::F32 { 1 } else { depth.blocks };
@@ -47,7 +45,7 @@ pub(super) fn run<L: Level>(cpu: &Cpu, product: &Product) {
                     depth,
                     blocks: first..first + step,
                     columns: start..n.min(start + width),
-                    packed: Address(packed.cast().as_ptr()),
+                    packed: Address::new(packed.cast().as_ptr()),
                 };
                 part.pack::<L>(cpu);
                 part.multiply::<L>(cpu);
@@ -69,6 +67,11 @@ pub(super) struct Depth {
 }
 
 impl Depth {
+    /// Divides the lengths along k of a product.
+    pub(super) fn of<K: Kernel>(product: &Product) -> Self {
+        Self::new::<K>(product.a.depth(), product.term.map_or(0, |term| term.depth()))
+    }
+
     /// Divides `elements` elements along k, and `tail` of the second pair.
     pub(super) fn new<K: Kernel>(elements: usize, tail: usize) -> Self {
         let lanes = |elements: usize| elements.div_ceil(K::DEPTH).next_multiple_of(K::GROUP);
@@ -91,8 +94,18 @@ impl Depth {
         (blocks.start * self.block).min(self.lanes)..(blocks.end * self.block).min(self.lanes)
     }
 
+    /// Returns the lanes of both pairs.
+    pub(super) fn length(&self) -> usize {
+        self.lanes + self.tail
+    }
+
+    /// Returns the most lanes of a block.
+    pub(super) fn longest(&self) -> usize {
+        self.block + self.tail
+    }
+
     /// Returns the lanes of the second pair that are packed with these blocks.
-    fn tail(&self, blocks: &Range<usize>) -> usize {
+    pub(super) fn tail(&self, blocks: &Range<usize>) -> usize {
         if blocks.end == self.blocks { self.tail } else { 0 }
     }
 }
@@ -106,7 +119,7 @@ fn even_part(len: usize, most: usize, unit: usize) -> usize {
 
 /// Memory that blocks share.
 #[derive(Clone, Copy)]
-struct Address(*mut f32);
+pub(super) struct Address(*mut f32);
 
 // SAFETY: blocks write disjoint parts of it, or only read it.
 unsafe impl Send for Address {}
@@ -114,8 +127,12 @@ unsafe impl Send for Address {}
 unsafe impl Sync for Address {}
 
 impl Address {
+    pub(super) fn new(address: *mut f32) -> Self {
+        Self(address)
+    }
+
     // A method, so that closures capture the shareable struct and not the pointer in it.
-    fn get(self) -> *mut f32 {
+    pub(super) fn get(self) -> *mut f32 {
         self.0
     }
 }
@@ -169,7 +186,7 @@ impl Part<'_> {
             unsafe {
                 let to = self.packed.get().add((column * length + lane * panel) * L::Kernel::WORDS);
                 let stride = panel * length * L::Kernel::WORDS;
-                L::pack_columns(Panels { source, rows, lanes, to, stride });
+                L::pack_columns(Panels { source, rows, lanes, to, stride, is_in_cache: false });
             }
         });
     }
@@ -275,10 +292,10 @@ impl Task<'_> {
     /// Returns the words that [`Self::run`] needs: a block of the first factor, and the sums of a
     /// bf16 result of several blocks.
     fn buffer_len<K: Kernel>(&self) -> usize {
-        let Depth { blocks, block, tail, .. } = self.part.depth;
-        let is_summed_apart = self.part.product.c.dtype() == DType::Bf16 && blocks > 1;
+        let depth = &self.part.depth;
+        let is_summed_apart = self.part.product.c.dtype() == DType::Bf16 && depth.blocks > 1;
         let sums = if is_summed_apart { self.columns.len() } else { 0 };
-        self.rows.len().next_multiple_of(K::ROWS) * ((block + tail) * K::WORDS + sums)
+        self.rows.len().next_multiple_of(K::ROWS) * (depth.longest() * K::WORDS + sums)
     }
 
     /// Computes this task's elements of the result.
@@ -291,7 +308,7 @@ impl Task<'_> {
         let Part { product, depth, ref blocks, packed, .. } = *self.part;
         let (all, panel) = (self.part.lanes(), self.part.length());
         // Words of a row in the packed block.
-        let length = (depth.block + depth.tail) * K::WORDS;
+        let length = depth.longest() * K::WORDS;
         let sums = buffer.wrapping_add(self.rows.len().next_multiple_of(K::ROWS) * length);
         // SAFETY: the caller's promise.
         let mut pending = unsafe { K::begin() };
@@ -302,14 +319,41 @@ impl Task<'_> {
             unsafe {
                 let (rows, lanes, stride) = (self.rows.clone(), lanes.clone(), K::ROWS * length);
                 let tail_to = buffer.add(lanes.len() * K::ROWS * K::WORDS);
-                K::pack_rows(Panels { source: &product.a, rows: rows.clone(), lanes, to: buffer, stride });
+                K::pack_rows(Panels {
+                    source: &product.a,
+                    rows: rows.clone(),
+                    lanes,
+                    to: buffer,
+                    stride,
+                    is_in_cache: false,
+                });
                 if let Some(Term { a, .. }) = product.term.filter(|_| tail > 0) {
-                    K::pack_rows(Panels { source: &a, rows, lanes: 0..tail, to: tail_to, stride });
+                    K::pack_rows(Panels {
+                        source: &a,
+                        rows,
+                        lanes: 0..tail,
+                        to: tail_to,
+                        stride,
+                        is_in_cache: false,
+                    });
                 }
             }
             for column in self.columns.clone().step_by(K::COLUMNS) {
                 for row in (0..self.rows.len()).step_by(K::ROWS) {
-                    let tile = self.tile::<K>(row, column, index == 0, index + 1 == depth.blocks, sums);
+                    let width = self.columns.len();
+                    let tile = tile(
+                        product,
+                        &Place {
+                            row: self.rows.start + row,
+                            rows: K::ROWS.min(self.rows.len() - row),
+                            column: self.part.columns.start + column,
+                            columns: K::COLUMNS.min(self.columns.end - column),
+                            is_first: index == 0,
+                            is_last: index + 1 == depth.blocks,
+                            sums: sums.wrapping_add(row * width + column - self.columns.start),
+                            sums_stride: width,
+                        },
+                    );
                     // SAFETY: `column` and `row` are multiples of the panels' widths, so each panel
                     // is at its width times the words before it; the tile is among this task's
                     // elements.
@@ -317,56 +361,12 @@ impl Task<'_> {
                         let a = buffer.add(row * length);
                         let before = column * panel + (lanes.start - all.start) * K::COLUMNS;
                         let b = packed.get().add(before * K::WORDS);
-                        K::multiply(lanes.len() + tail, a, b, &tile, &mut pending);
+                        K::multiply(lanes.len() + tail, a, b, &tile, Ahead::NOTHING, &mut pending);
                     }
                 }
             }
         }
         // SAFETY: as above.
         unsafe { K::end(pending) };
-    }
-
-    /// Returns addend and destination of the tile at `row` (of the task) and `column` (of the
-    /// part).
-    #[inline(always)]
-    fn tile<K: Kernel>(
-        &self,
-        row: usize,
-        column: usize,
-        is_first: bool,
-        is_last: bool,
-        sums: *mut f32,
-    ) -> Tile {
-        let product = self.part.product;
-        let (result_row, result_column) = (self.rows.start + row, self.part.columns.start + column);
-        let width = self.columns.len();
-        let sums = sums.wrapping_add(row * width + column - self.columns.start);
-        let c = &product.c;
-        let offset = result_row * c.stride() + result_column;
-        let (out, out_stride) = match c.dtype() {
-            DType::F32 => (Out::F32(c.pointer_of::<f32>().wrapping_add(offset)), c.stride()),
-            DType::Bf16 if is_last => (Out::Bf16(c.pointer_of::<bf16>().wrapping_add(offset)), c.stride()),
-            DType::Bf16 => (Out::F32(sums), width),
-        };
-        let (add, add_stride) = if is_first {
-            product.start_at(result_row, result_column)
-        } else {
-            match out {
-                Out::F32(out) => (Add::F32(out), out_stride),
-                Out::Bf16(_) => (Add::F32(sums), width),
-            }
-        };
-        let bias = if is_first { product.bias_at(result_column) } else { std::ptr::null() };
-        let more = if is_first { product.addends.at(result_row, result_column) } else { Addends::NONE };
-        Tile {
-            rows: K::ROWS.min(self.rows.len() - row),
-            cols: K::COLUMNS.min(self.columns.end - column),
-            add,
-            add_stride,
-            more,
-            bias,
-            out,
-            out_stride,
-        }
     }
 }

@@ -4,12 +4,13 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::Operand;
 use super::lanes::Lanes;
 use super::pack::pack;
+use super::{Operand, Product};
+use crate::cpu::prefetch::{LINE, prefetch, prefetch_far};
 use crate::cpu::vector::Vector;
 use crate::ops::gemm::Addends;
-use crate::{Element, bf16};
+use crate::{DType, Element, bf16};
 
 /// Panels to pack: a part of a factor, and its destination.
 pub(super) struct Panels<'a> {
@@ -19,6 +20,8 @@ pub(super) struct Panels<'a> {
     pub to: *mut f32,
     /// Distance between panels, in words.
     pub stride: usize,
+    /// Whether the source is in a cache; else it is prefetched.
+    pub is_in_cache: bool,
 }
 
 /// Packing of factors and computation of a tile. Functions are inlined into the code of a level.
@@ -63,15 +66,57 @@ pub(super) trait Kernel {
     /// As [`Self::multiply`].
     unsafe fn end(pending: Self::Pending);
 
-    /// Computes `out = add + bias + Σ a · b` over `lanes` packed lanes of a panel of each factor.
-    /// Tiles are stored in order; the last may be stored with the next one.
+    /// Computes `out = add + bias + Σ a · b` over `lanes` packed lanes of a panel of each factor, and
+    /// prefetches `ahead`. Tiles are stored in order; the last may be stored with the next one.
     ///
     /// # Safety
     /// As [`Self::pack_rows`], between [`Self::begin`] and [`Self::end`]; the panels hold the
     /// lanes; the tile's addresses are valid for its rows and columns until the next tile is
     /// computed, or the end.
-    unsafe fn multiply(lanes: usize, a: *const f32, b: *const f32, tile: &Tile, pending: &mut Self::Pending);
+    unsafe fn multiply(
+        lanes: usize,
+        a: *const f32,
+        b: *const f32,
+        tile: &Tile,
+        ahead: Ahead,
+        pending: &mut Self::Pending,
+    );
 }
+
+/// Rows of memory to prefetch while a tile is computed, evenly, so that memory and arithmetic do not wait
+/// for one another.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
+    pub first: *const u8,
+    /// Bytes between rows.
+    pub stride: usize,
+    pub rows: usize,
+    /// Bytes of a row.
+    pub length: usize,
+}
+
+impl Ahead {
+    pub(super) const NOTHING: Self = Self { first: std::ptr::null(), stride: 0, rows: 0, length: 0 };
+
+    /// Returns the address of a row; of the last one if it is beyond.
+    #[inline(always)]
+    fn row(&self, row: usize) -> *const u8 {
+        self.first.wrapping_add(row.min(self.rows - 1) * self.stride)
+    }
+
+    /// Prefetches a piece of each row.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, bytes: Range<usize>) {
+        for row in 0..self.rows {
+            for byte in (bytes.start..bytes.end.min(self.length)).step_by(LINE) {
+                prefetch_far(self.row(row).wrapping_add(byte));
+            }
+        }
+    }
+}
+
+/// Pieces along k of a tile's computation; in each, rows of [`Ahead`] and of the result are prefetched.
+const PIECES: usize = 16;
 
 /// Kernel with sums in `MR` rows of `NV` vectors, which are `NR` columns.
 pub(super) struct Registers<M, const MR: usize, const NV: usize, const NR: usize>(PhantomData<M>);
@@ -106,9 +151,15 @@ impl<M: Multiply, const MR: usize, const NV: usize, const NR: usize> Kernel for 
     unsafe fn end((): ()) {}
 
     #[inline(always)]
-    unsafe fn multiply(lanes: usize, a: *const f32, b: *const f32, tile: &Tile, (): &mut ()) {
+    unsafe fn multiply(lanes: usize, a: *const f32, b: *const f32, tile: &Tile, ahead: Ahead, (): &mut ()) {
         // SAFETY: the caller's promise.
-        unsafe { multiply::<M, MR, NV>(lanes, a, b, tile) };
+        unsafe {
+            match ahead.rows.div_ceil(PIECES) {
+                0 => multiply::<M, MR, NV, 0>(lanes, a, b, tile, ahead),
+                1 => multiply::<M, MR, NV, 1>(lanes, a, b, tile, ahead),
+                _ => multiply::<M, MR, NV, 2>(lanes, a, b, tile, ahead),
+            }
+        }
     }
 }
 
@@ -171,6 +222,41 @@ pub(super) struct Tile {
     pub out_stride: usize,
 }
 
+/// Part of a result that a tile and a block of k make.
+pub(super) struct Place {
+    pub row: usize,
+    pub rows: usize,
+    pub column: usize,
+    pub columns: usize,
+    /// Whether the block of k is the first, and the last.
+    pub is_first: bool,
+    pub is_last: bool,
+    /// Sums of this tile until the last block, of a bf16 result; never used for others.
+    pub sums: *mut f32,
+    pub sums_stride: usize,
+}
+
+/// Returns addend and destination of a tile.
+#[inline(always)]
+pub(super) fn tile(product: &Product, place: &Place) -> Tile {
+    let Place { row, rows, column, columns: cols, is_first, is_last, sums, sums_stride } = *place;
+    let c = &product.c;
+    let offset = row * c.stride() + column;
+    let (out, out_stride) = match c.dtype() {
+        DType::F32 => (Out::F32(c.pointer_of::<f32>().wrapping_add(offset)), c.stride()),
+        DType::Bf16 if is_last => (Out::Bf16(c.pointer_of::<bf16>().wrapping_add(offset)), c.stride()),
+        DType::Bf16 => (Out::F32(sums), sums_stride),
+    };
+    let (add, add_stride) = match out {
+        _ if is_first => product.start_at(row, column),
+        Out::F32(out) => (Add::F32(out), out_stride),
+        Out::Bf16(_) => (Add::F32(sums), sums_stride),
+    };
+    let bias = if is_first { product.bias_at(column) } else { std::ptr::null() };
+    let more = if is_first { product.addends.at(row, column) } else { Addends::NONE };
+    Tile { rows, cols, add, add_stride, more, bias, out, out_stride }
+}
+
 /// Address of the result, by type.
 #[derive(Clone, Copy)]
 pub(super) enum Out {
@@ -187,27 +273,36 @@ pub(super) enum Add {
 }
 
 /// Computes `out = add + bias + Σ a · b` over `lanes` packed lanes: `MR` rows from `a`, `NV`
-/// vectors of columns from `b`.
+/// vectors of columns from `b`. `AHEAD` rows are prefetched per piece.
 ///
 /// # Safety
 /// The caller is compiled for the vector's level and runs where it exists; `a` and `b` hold `lanes`
 /// groups of `MR` and of `NV` vectors; the tile's addresses are valid for its rows and columns.
 #[inline(always)]
-unsafe fn multiply<M: Multiply, const MR: usize, const NV: usize>(
+unsafe fn multiply<M: Multiply, const MR: usize, const NV: usize, const AHEAD: usize>(
     lanes: usize,
     mut a: *const f32,
     mut b: *const f32,
     tile: &Tile,
+    ahead: Ahead,
 ) {
+    const { assert!(MR <= PIECES) };
     let width = M::Vector::LANES;
-    let part = lanes.div_ceil(MR.div_ceil(PREFETCH_ROWS)).max(1);
+    let part = lanes.div_ceil(PIECES).max(1);
+    let step = ahead.length.div_ceil(part);
     // SAFETY: the caller's promise.
     unsafe {
         let mut sums = [[M::Vector::splat(0.0); NV]; MR];
-        let (mut left, mut row) = (lanes, 0);
+        let (mut left, mut piece) = (lanes, 0);
         while left > 0 {
-            tile.prefetch(row..row + PREFETCH_ROWS);
-            row += PREFETCH_ROWS;
+            if piece < MR {
+                tile.prefetch(piece..piece + 1);
+            }
+            let mut next = [std::ptr::null::<u8>(); AHEAD];
+            for i in 0..AHEAD {
+                next[i] = ahead.row(AHEAD * piece + i);
+            }
+            piece += 1;
             let now = part.min(left);
             left -= now;
             for _ in 0..now {
@@ -215,6 +310,10 @@ unsafe fn multiply<M: Multiply, const MR: usize, const NV: usize>(
                 for j in 0..NV {
                     columns[j] = M::Vector::load(b.add(j * width), width);
                     prefetch(b.wrapping_add(PREFETCH_LANES * NV * width + j * width).cast());
+                }
+                for i in 0..AHEAD {
+                    prefetch_far(next[i]);
+                    next[i] = next[i].wrapping_add(step);
                 }
                 for i in 0..MR {
                     let row = M::Vector::splat(*a.add(i));
@@ -240,10 +339,6 @@ unsafe fn multiply<M: Multiply, const MR: usize, const NV: usize>(
 
 /// Lanes by which the second factor is prefetched.
 const PREFETCH_LANES: usize = 24;
-
-/// Rows of the result prefetched at a time: all at once would wait for one another and stall the
-/// arithmetic.
-const PREFETCH_ROWS: usize = 2;
 
 /// Columns of the widest tile.
 pub(super) const MOST_COLUMNS: usize = 32;
@@ -379,17 +474,4 @@ impl Tile {
             sum.put(out.add(first), count);
         }
     }
-}
-
-/// Prefetches a cache line.
-#[inline(always)]
-pub(super) fn prefetch(address: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint; any address will do.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(address.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
 }

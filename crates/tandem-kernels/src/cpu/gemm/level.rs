@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::blocked::Task;
+use super::few::Few;
 use super::kernel::{Kernel, Panels, Registers, Singles};
-use super::{Product, gemv};
 use crate::cpu::vector::Portable;
 
 /// Functions compiled for a level.
@@ -17,11 +17,20 @@ pub(super) trait Level {
     /// The CPU has the level; else as [`Kernel::pack_columns`].
     unsafe fn pack_columns(panels: Panels);
 
-    /// Calls [`gemv::columns`].
+    /// Rows of the panels of a product of few rows.
+    const HEIGHTS: &'static [usize];
+
+    /// Calls [`Kernel::pack_rows`] of the kernel of so many rows.
     ///
     /// # Safety
-    /// The CPU has the level; else as [`gemv::columns`].
-    unsafe fn few(product: &Product, columns: Range<usize>);
+    /// The CPU has the level; else as [`Kernel::pack_rows`].
+    unsafe fn pack_few(height: usize, panels: Panels);
+
+    /// Calls [`Few::run`] with the kernel of so many rows.
+    ///
+    /// # Safety
+    /// The CPU has the level; else as [`Few::run`].
+    unsafe fn few_rows(height: usize, few: &Few, panels: Range<usize>, buffer: *mut f32);
 
     /// Calls [`Task::run`].
     ///
@@ -30,9 +39,12 @@ pub(super) trait Level {
     unsafe fn run(task: &Task, buffer: *mut f32);
 }
 
-/// Defines a level: its kernel, the vector and the columns of a gemv tile, and its target features.
+/// Defines a level: its kernel, those of few rows, and its target features.
 macro_rules! level {
-    ($(#[$attribute:meta])* $name:ident, $kernel:ty, $vector:ty, $few:literal $(, $features:literal)?) => {
+    (
+        $(#[$attribute:meta])* $name:ident, $kernel:ty, {$($height:literal: $lower:ty),*}
+        $(, $features:literal)?
+    ) => {
         $(#[$attribute])*
         pub(in crate::cpu::gemm) struct $name;
 
@@ -45,10 +57,28 @@ macro_rules! level {
                 unsafe { <$kernel>::pack_columns(panels) };
             }
 
+            const HEIGHTS: &'static [usize] = &[<$kernel>::ROWS $(, $height)*];
+
             $(#[target_feature(enable = $features)])?
-            unsafe fn few(product: &Product, columns: Range<usize>) {
+            unsafe fn pack_few(height: usize, panels: Panels) {
                 // SAFETY: the caller's promise.
-                unsafe { gemv::columns::<$vector, $few>(product, columns) };
+                unsafe {
+                    match height {
+                        $($height => <$lower>::pack_rows(panels),)*
+                        _ => <$kernel>::pack_rows(panels),
+                    }
+                }
+            }
+
+            $(#[target_feature(enable = $features)])?
+            unsafe fn few_rows(height: usize, few: &Few, panels: Range<usize>, buffer: *mut f32) {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    match height {
+                        $($height => few.run::<$lower>(panels, buffer),)*
+                        _ => few.run::<$kernel>(panels, buffer),
+                    }
+                }
             }
 
             $(#[target_feature(enable = $features)])?
@@ -60,7 +90,13 @@ macro_rules! level {
     };
 }
 
-level!(Baseline, Registers<Singles<Portable>, 4, 1, 8>, Portable, 2);
+/// Kernels of f32, and of widened bf16.
+type OfSingles<V, const MR: usize, const NV: usize, const NR: usize> = Registers<Singles<V>, MR, NV, NR>;
+
+level!(
+    Baseline, OfSingles<Portable, 4, 1, 8>,
+    {1: OfSingles<Portable, 1, 1, 8>, 2: OfSingles<Portable, 2, 1, 8>}
+);
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use x86::{AmxLevel, AmxSplitLevel, Avx2Level, Avx512Bf16Level, Avx512Level};
@@ -72,25 +108,31 @@ mod x86 {
     use crate::cpu::gemm::kernel::Pairs;
     use crate::cpu::vector::{Avx2, Avx512};
 
-    level!(Avx2Level, Registers<Singles<Avx2>, 6, 2, 16>, Avx2, 2, "avx2,fma");
+    type OfAvx2<const MR: usize> = OfSingles<Avx2, MR, 2, 16>;
+    type OfAvx512<const MR: usize> = OfSingles<Avx512, MR, 2, 32>;
+    type OfPairs<const MR: usize> = Registers<Pairs, MR, 2, 32>;
+
     level!(
-        Avx512Level,
-        Registers<Singles<Avx512>, 14, 2, 32>,
-        Avx512,
-        4,
+        Avx2Level, OfAvx2<6>, {1: OfAvx2<1>, 2: OfAvx2<2>, 4: OfAvx2<4>},
+        "avx2,fma"
+    );
+    level!(
+        Avx512Level, OfAvx512<14>,
+        {1: OfAvx512<1>, 2: OfAvx512<2>, 4: OfAvx512<4>, 6: OfAvx512<6>, 8: OfAvx512<8>, 11: OfAvx512<11>},
         "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
     );
     level!(
         /// bf16 only: f32 factors take [`Avx512Level`].
-        Avx512Bf16Level, Registers<Pairs, 14, 2, 32>, Avx512, 4,
+        Avx512Bf16Level, OfPairs<14>,
+        {1: OfPairs<1>, 2: OfPairs<2>, 4: OfPairs<4>, 6: OfPairs<6>, 8: OfPairs<8>, 11: OfPairs<11>},
         "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
     );
     level!(
         /// bf16 factors.
-        AmxLevel, Tiles<1>, Avx512, 4, "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
+        AmxLevel, Tiles<1>, {}, "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
     );
     level!(
         /// f32 factors.
-        AmxSplitLevel, Tiles<3>, Avx512, 4, "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
+        AmxSplitLevel, Tiles<3>, {}, "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
     );
 }

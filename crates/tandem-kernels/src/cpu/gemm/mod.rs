@@ -1,14 +1,13 @@
 //! GEMM on the CPU: three algorithms.
 //!
-//! [`gemv`] takes few rows (decoding), limited by reading the matrix, on devices made for that: its
-//! sums have another order. [`skinny`] takes GEMMs with a dimension as short as an adapter's rank.
-//! [`blocked`] takes the rest, limited by arithmetic. In the last two, the bits of a row do not
-//! depend on the number of rows. [`tree`] cuts a sum into blocks of k that ranks can divide.
+//! [`few`] takes few rows, as in generation, limited by reading the matrix. [`skinny`] takes GEMMs with a
+//! dimension as short as an adapter's rank. [`blocked`] takes the rest, limited by arithmetic. The bits of a
+//! row do not depend on the number of rows. [`tree`] cuts a sum into blocks of k that ranks can divide.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod blocked;
-mod gemv;
+mod few;
 mod kernel;
 mod lanes;
 mod level;
@@ -48,38 +47,35 @@ impl Product<'_> {
         if m == 0 || n == 0 {
             return;
         }
-        let is_of_few_rows = cpu.for_few_rows && gemv::takes(&self);
-        if !is_of_few_rows && self.divided().is_none() && skinny::run(cpu, &mut self) {
+        if self.divided().is_none() && skinny::run(cpu, &mut self) {
             return;
         }
         match (cpu.isa(), self.a.dtype()) {
-            (Isa::Portable, _) => self.run_on::<level::Baseline>(cpu, is_of_few_rows),
+            (Isa::Portable, _) => self.run_on::<level::Baseline>(cpu),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx2, _) => self.run_on::<level::Avx2Level>(cpu, is_of_few_rows),
+            (Isa::Avx2, _) => self.run_on::<level::Avx2Level>(cpu),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512Bf16, DType::Bf16) => self.run_on::<level::Avx512Bf16Level>(cpu, is_of_few_rows),
+            (Isa::Avx512Bf16, DType::Bf16) => self.run_on::<level::Avx512Bf16Level>(cpu),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Amx, DType::Bf16) => self.run_on::<level::AmxLevel>(cpu, is_of_few_rows),
+            (Isa::Amx, DType::Bf16) => self.run_on::<level::AmxLevel>(cpu),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Amx, DType::F32) => self.run_on::<level::AmxSplitLevel>(cpu, is_of_few_rows),
+            (Isa::Amx, DType::F32) => self.run_on::<level::AmxSplitLevel>(cpu),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512 | Isa::Avx512Bf16, _) => self.run_on::<level::Avx512Level>(cpu, is_of_few_rows),
+            (Isa::Avx512 | Isa::Avx512Bf16, _) => self.run_on::<level::Avx512Level>(cpu),
             #[cfg(not(target_arch = "x86_64"))]
             _ => unreachable!("only x86-64 has these levels"),
         }
     }
 
-    fn run_on<L: level::Level>(&self, cpu: &Cpu, is_of_few_rows: bool) {
+    fn run_on<L: level::Level>(&self, cpu: &Cpu) {
         match self.divided() {
-            Some(tree) => tree::run::<L>(cpu, self, tree, is_of_few_rows),
-            None => self.run_undivided::<L>(cpu, is_of_few_rows),
+            Some(tree) => tree::run::<L>(cpu, self, tree),
+            None => self.run_undivided::<L>(cpu),
         }
     }
 
-    fn run_undivided<L: level::Level>(&self, cpu: &Cpu, is_of_few_rows: bool) {
-        if is_of_few_rows {
-            gemv::run::<L>(cpu, self);
-        } else {
+    fn run_undivided<L: level::Level>(&self, cpu: &Cpu) {
+        if !few::run::<L>(cpu, self) {
             blocked::run::<L>(cpu, self);
         }
     }

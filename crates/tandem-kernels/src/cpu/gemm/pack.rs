@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use super::Operand;
-use super::kernel::{Panels, prefetch};
+use super::kernel::Panels;
 use super::lanes::{Lanes, MOST_LANES, Rows};
+use crate::cpu::prefetch::{prefetch, prefetch_far};
 use crate::{DType, Element, bf16};
 
 /// Packs panels of lanes of `depth` elements each.
@@ -26,14 +27,14 @@ pub(super) unsafe fn pack<V: Lanes, const W: usize>(panels: Panels, depth: usize
 
 #[inline(always)]
 unsafe fn pack_as<V: Lanes, const W: usize, P: Packing>(panels: Panels) {
-    let Panels { source, rows, lanes, to, stride } = panels;
+    let Panels { source, rows, lanes, to, stride, is_in_cache } = panels;
     let elements = lanes.start * P::DEPTH..source.depth().min(lanes.end * P::DEPTH);
     // SAFETY: rows and elements lie inside the operand; the caller promises the room.
     unsafe {
         if source.is_transposed() {
             from_columns::<V, W, P>(source, rows, elements, to, stride);
         } else {
-            from_rows::<V, W, P>(source, rows, elements, to, stride);
+            from_rows::<V, W, P>(source, rows, elements, to, stride, is_in_cache);
         }
     }
 }
@@ -125,6 +126,9 @@ impl Packing for Paired {
     }
 }
 
+/// Bytes between rows of which 16 have eight places or fewer in a first-level cache of 64 sets of eight.
+const FEW_PLACES: usize = 1 << 11;
+
 /// Packs elements that are neighbours along k: a transposition of 32-bit reads.
 #[inline(always)]
 unsafe fn from_rows<V: Lanes, const W: usize, P: Packing>(
@@ -133,12 +137,18 @@ unsafe fn from_rows<V: Lanes, const W: usize, P: Packing>(
     elements: Range<usize>,
     to: *mut f32,
     panel_stride: usize,
+    is_in_cache: bool,
 ) {
     let last = rows.len() - 1;
+    // The next panel may belong to another call.
+    let last_ahead = source.rows() - rows.start - 1;
     let stride = source.stride();
-    // Four reads of each row at a time; the rest one lane at a time.
-    let step = 4 * P::READ;
-    let whole = elements.len() / step * step;
+    // Four reads of each row at a time; the rest one lane at a time. Rows that share few places of the cache
+    // are read in squares, which take whole lines.
+    let [square, step] = [V::LANES * P::READ, 4 * P::READ];
+    let [squares, whole] = [square, step].map(|step| elements.len() / step * step);
+    let share_places = (stride * size_of::<P::Element>()).is_multiple_of(FEW_PLACES);
+    let squares = if share_places { squares } else { 0 };
     // SAFETY: rows beyond the last one are read from the last one, so every address lies inside the
     // operand.
     unsafe {
@@ -152,14 +162,32 @@ unsafe fn from_rows<V: Lanes, const W: usize, P: Packing>(
                     starts[i] = base.add((first + part + i).min(last) * stride).cast();
                 }
                 let mut to = to.add(part);
-                for k in (0..whole).step_by(step) {
+                for k in (0..squares).step_by(square) {
+                    let mut columns = [V::splat(0.0); 16];
+                    for i in 0..V::LANES {
+                        if !is_in_cache {
+                            let row = (first + W + part + i).min(last_ahead);
+                            prefetch_far(base.wrapping_add(row * stride + k).cast());
+                        }
+                        columns[i] = V::load(starts[i].cast::<P::Element>().add(k).cast(), V::LANES);
+                    }
+                    V::transpose(&mut columns);
+                    for i in 0..V::LANES {
+                        P::store::<V, W>(columns[i], to, count);
+                        to = to.add(P::LANES * W);
+                    }
+                }
+                for k in (squares..whole).step_by(step) {
                     // Prefetches the next panel's lines, each once: four steps cross a line, so
                     // each step takes a quarter of the rows.
-                    for i in 0..V::LANES / 4 {
-                        let row = first + W + part + k / step % 4 * (V::LANES / 4) + i;
-                        prefetch(base.wrapping_add(row.min(last) * stride + k).cast());
+                    if !is_in_cache {
+                        for i in 0..V::LANES / 4 {
+                            let row = first + W + part + k / step % 4 * (V::LANES / 4) + i;
+                            prefetch_far(base.wrapping_add(row.min(last_ahead) * stride + k).cast());
+                        }
                     }
-                    for column in V::load_columns(&starts, k * size_of::<P::Element>()) {
+                    let offset = k * size_of::<P::Element>();
+                    for column in V::load_columns(|i| starts[i].wrapping_add(offset)) {
                         P::store::<V, W>(column, to, count);
                         to = to.add(P::LANES * W);
                     }

@@ -3,10 +3,10 @@
 
 use std::ops::Range;
 
-use super::kernel::prefetch;
 #[cfg(target_arch = "x86_64")]
 use super::skinny_tiles;
 use super::{Operand, Product, Term};
+use crate::cpu::prefetch::prefetch;
 use crate::cpu::rows::RowsMut;
 use crate::cpu::tile::Strided;
 use crate::cpu::vector::{Vector, for_lanes, vector_kernel};

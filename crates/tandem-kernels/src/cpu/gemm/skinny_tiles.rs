@@ -5,10 +5,11 @@ use std::arch::x86_64::*;
 
 use super::amx::Tiles;
 use super::blocked::Depth;
-use super::kernel::{Kernel, Panels, prefetch};
+use super::kernel::{Kernel, Panels};
 use super::{Operand, Product};
 use crate::bf16;
 use crate::cpu::amx::{self, SIDE, SQUARE};
+use crate::cpu::prefetch::prefetch;
 use crate::cpu::rows::RowsMut;
 use crate::cpu::{Cpu, scratch};
 use crate::{Element, View};
@@ -34,7 +35,14 @@ pub(super) fn pack(cpu: &Cpu, operand: &Operand, is_first: bool, to: &mut [f32])
     let to = RowsMut::from_slice(&mut to[..packed_len(operand.rows(), operand.depth())]);
     cpu.parallel_ranges(lanes, LANES, |_, block| {
         let (to, _) = to.address(0, block.start * SQUARE);
-        let panels = Panels { source: operand, rows: 0..rows, lanes: block, to, stride: lanes * SQUARE };
+        let panels = Panels {
+            source: operand,
+            rows: 0..rows,
+            lanes: block,
+            to,
+            stride: lanes * SQUARE,
+            is_in_cache: false,
+        };
         // SAFETY: blocks are disjoint groups of each panel; the caller runs where tiles are.
         unsafe { compiled(panels, is_first) };
     });

@@ -17,14 +17,14 @@ const ROWS: usize = 1024;
 const COLUMNS: usize = 1024;
 
 /// Computes `product`, whose sum has the order of `tree`.
-pub(super) fn run<L: Level>(cpu: &Cpu, product: &Product, tree: &DepthTree, is_of_few_rows: bool) {
+pub(super) fn run<L: Level>(cpu: &Cpu, product: &Product, tree: &DepthTree) {
     let (m, n) = product.c.shape();
     for row in (0..m).step_by(ROWS) {
         for column in (0..n).step_by(COLUMNS) {
             let (height, width) = (ROWS.min(m - row), COLUMNS.min(n - column));
             scratch::with_f32(tree.levels() * height * width, |sums| {
                 let part = Part { product, row, column, height, width, sums: sums.as_mut_ptr() };
-                part.run::<L>(cpu, tree, is_of_few_rows);
+                part.run::<L>(cpu, tree);
             });
         }
     }
@@ -42,11 +42,10 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
-    fn run<L: Level>(&self, cpu: &Cpu, tree: &DepthTree, is_of_few_rows: bool) {
+    fn run<L: Level>(&self, cpu: &Cpu, tree: &DepthTree) {
         let a = self.product.a.row_range(self.row..self.row + self.height);
         let b = self.product.b.row_range(self.column..self.column + self.width);
-        let steps =
-            if is_of_few_rows { tree.steps(std::iter::once) } else { tree.steps(Depth::pieces::<L::Kernel>) };
+        let steps = tree.steps(Depth::pieces::<L::Kernel>);
         let last = steps.len() - 1;
         for (index, step) in steps.into_iter().enumerate() {
             let mut addends = Addends::NONE;
@@ -66,7 +65,7 @@ impl Part<'_> {
             if index == last {
                 self.finish(&mut product);
             }
-            product.run_undivided::<L>(cpu, is_of_few_rows);
+            product.run_undivided::<L>(cpu);
         }
     }
 

@@ -52,64 +52,58 @@ fn ranks_that_hold_blocks_of_k_sum_the_bits_of_one_rank() {
     // Blocks shorter and longer than the kernels', one of many rows, one of few.
     for (t, n, widths) in [(37, 70, [96, 40]), (5, 33, [8, 16]), (130, 1030, [264, 8]), (9, 21, [5200, 16])] {
         for (place, device) in devices(2) {
-            for (device, few) in [(device.clone(), false), (device.for_few_rows(), true)] {
-                if few && t > 16 {
-                    continue;
-                }
-                for dtype in [DType::F32, DType::Bf16] {
-                    let k = widths[0] + widths[1];
-                    let x = Matrix::new(&device, 1, (t, k), dtype, 0);
-                    let w = Matrix::new(&device, 2, (n, k), dtype, 0);
-                    let residual = Matrix::new(&device, 3, (t, n), DType::F32, 0);
-                    let what = format!("{} {dtype} {t}x{n}x{k}, few rows {few}", place.name());
-                    let whole = |residual| {
+            for dtype in [DType::F32, DType::Bf16] {
+                let k = widths[0] + widths[1];
+                let x = Matrix::new(&device, 1, (t, k), dtype, 0);
+                let w = Matrix::new(&device, 2, (n, k), dtype, 0);
+                let residual = Matrix::new(&device, 3, (t, n), DType::F32, 0);
+                let what = format!("{} {dtype} {t}x{n}x{k}", place.name());
+                let whole = |residual| {
+                    let mut y = Matrix::new(&device, 4, (t, n), DType::F32, 0);
+                    let tree = DepthTree::new(blocks(0..8, widths));
+                    let (x, w) = (x.view(), w.view());
+                    ops::sharded_linear(&device, x, w, Some(&tree), None, residual, y.view_mut()).unwrap();
+                    y
+                };
+                let expected = whole(None).read(&device);
+                let sums = Sums::new((t, n, k), |i, p| x.values[i * k + p], |p, j| w.values[j * k + p]);
+                sums.plus(|i| residual.values[i]).check(
+                    &what,
+                    &device,
+                    &whole(Some(residual.view())),
+                    k,
+                    DType::F32,
+                );
+                for ranks in [2, 4, 8] {
+                    let of_rank = |rank: usize| {
+                        let own = rank * 8 / ranks..(rank + 1) * 8 / ranks;
+                        let columns = own_elements(&own, widths);
+                        let part = |m: &Matrix, rows: usize| {
+                            let all = m.read(&device);
+                            let values: Vec<f32> = (0..rows)
+                                .flat_map(|row| columns.iter().map(move |c| (row, *c)))
+                                .map(|(row, c)| all[row * k + c])
+                                .collect();
+                            Matrix::from_values(&device, &values, (rows, columns.len()), dtype, 0)
+                        };
+                        let (x, w) = (part(&x, t), part(&w, n));
+                        let tree = DepthTree::new(blocks(own, widths));
                         let mut y = Matrix::new(&device, 4, (t, n), DType::F32, 0);
-                        let tree = DepthTree::new(blocks(0..8, widths));
-                        let (x, w) = (x.view(), w.view());
-                        ops::sharded_linear(&device, x, w, Some(&tree), None, residual, y.view_mut())
-                            .unwrap();
+                        ops::sharded_linear(
+                            &device,
+                            x.view(),
+                            w.view(),
+                            Some(&tree),
+                            None,
+                            None,
+                            y.view_mut(),
+                        )
+                        .unwrap();
                         y
                     };
-                    let expected = whole(None).read(&device);
-                    let sums = Sums::new((t, n, k), |i, p| x.values[i * k + p], |p, j| w.values[j * k + p]);
-                    sums.plus(|i| residual.values[i]).check(
-                        &what,
-                        &device,
-                        &whole(Some(residual.view())),
-                        k,
-                        DType::F32,
-                    );
-                    for ranks in [2, 4, 8] {
-                        let of_rank = |rank: usize| {
-                            let own = rank * 8 / ranks..(rank + 1) * 8 / ranks;
-                            let columns = own_elements(&own, widths);
-                            let part = |m: &Matrix, rows: usize| {
-                                let all = m.read(&device);
-                                let values: Vec<f32> = (0..rows)
-                                    .flat_map(|row| columns.iter().map(move |c| (row, *c)))
-                                    .map(|(row, c)| all[row * k + c])
-                                    .collect();
-                                Matrix::from_values(&device, &values, (rows, columns.len()), dtype, 0)
-                            };
-                            let (x, w) = (part(&x, t), part(&w, n));
-                            let tree = DepthTree::new(blocks(own, widths));
-                            let mut y = Matrix::new(&device, 4, (t, n), DType::F32, 0);
-                            ops::sharded_linear(
-                                &device,
-                                x.view(),
-                                w.view(),
-                                Some(&tree),
-                                None,
-                                None,
-                                y.view_mut(),
-                            )
-                            .unwrap();
-                            y
-                        };
-                        let found = add_by_pairs(&device, (0..ranks).map(of_rank).collect()).read(&device);
-                        let same = found.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
-                        assert!(same, "{what}: {ranks} ranks");
-                    }
+                    let found = add_by_pairs(&device, (0..ranks).map(of_rank).collect()).read(&device);
+                    let same = found.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
+                    assert!(same, "{what}: {ranks} ranks");
                 }
             }
         }

@@ -1,0 +1,177 @@
+//! GEMM of few rows, as in generation: the second factor is read from memory once, and packed no further
+//! than into a cache.
+//!
+//! The first factor is packed once and stays in the second-level cache. A task packs a block of a panel of
+//! columns and multiplies all rows by it. Blocks and the order of sums are those of
+//! [`blocked`](super::blocked), and so are the bits.
+
+use std::ops::Range;
+
+use super::blocked::{Address, Depth};
+use super::kernel::{Ahead, Kernel, Panels, Place, tile};
+use super::level::Level;
+use super::{Operand, Product, Term};
+use crate::DType;
+use crate::cpu::{Cpu, scratch};
+
+/// Most words of the packed first factor, for the second-level cache.
+const MOST_WORDS: usize = 1 << 17;
+
+/// Fewest rows whose arithmetic takes as long as reading the second factor.
+const ARITHMETIC: usize = 8;
+
+/// Tasks per thread, if there are panels enough.
+const TASKS: usize = 8;
+
+/// A product of few rows, in panels of `rows` rows.
+pub(super) struct Few<'a> {
+    product: &'a Product<'a>,
+    depth: Depth,
+    rows: usize,
+    /// The first factor, a panel after another.
+    packed: Address,
+}
+
+/// Computes `product` if it has few rows, and returns whether it did.
+pub(super) fn run<L: Level>(cpu: &Cpu, product: &Product) -> bool {
+    let (m, n) = product.c.shape();
+    let depth = Depth::of::<L::Kernel>(product);
+    let panels = n.div_ceil(L::Kernel::COLUMNS);
+    // The smallest height that takes as few panels as the largest.
+    let even = m.div_ceil(m.div_ceil(L::Kernel::ROWS));
+    let rows = L::HEIGHTS.iter().copied().filter(|height| *height >= even).min().unwrap_or(L::Kernel::ROWS);
+    let words = m.next_multiple_of(rows) * depth.length() * L::Kernel::WORDS;
+    // With few panels, tasks divide the rows, too. Columns that are neighbours in memory are packed four
+    // panels at a time.
+    if words > MOST_WORDS || panels < 2 * cpu.threads() || product.b.is_transposed() {
+        return false;
+    }
+    scratch::with_bytes(words * size_of::<f32>(), |packed| {
+        let few = Few { product, depth, rows, packed: Address::new(packed.cast().as_ptr()) };
+        few.pack::<L>(cpu);
+        let len = few.buffer_len::<L::Kernel>();
+        cpu.parallel_ranges(panels, (panels / (TASKS * cpu.threads())).max(1), |_, panels| {
+            scratch::with_bytes(len * size_of::<f32>(), |buffer| {
+                // SAFETY: the level was chosen for this CPU; tasks are disjoint columns of the result.
+                unsafe { L::few_rows(rows, &few, panels, buffer.cast().as_ptr()) };
+            });
+        });
+    });
+    true
+}
+
+impl Few<'_> {
+    /// Packs the first factor.
+    fn pack<L: Level>(&self, cpu: &Cpu) {
+        /// Elements that one thread packs sooner than others wake up.
+        const ALONE: usize = 1 << 14;
+        let Self { product, depth, rows, packed } = *self;
+        let (m, lanes) = (product.a.rows(), depth.lanes(0..depth.blocks));
+        let step = if m * lanes.len() <= ALONE { lanes.len() } else { lanes.len().div_ceil(cpu.threads()) };
+        let step = step.max(1).next_multiple_of(4 * L::Kernel::GROUP);
+        let panel = rows * depth.length() * L::Kernel::WORDS;
+        let pack = |source: &Operand, lanes: Range<usize>, lane: usize| {
+            let to = packed.get().wrapping_add(lane * rows * L::Kernel::WORDS);
+            // SAFETY: the level was chosen for this CPU; the buffer holds the lanes of all panels.
+            unsafe {
+                L::pack_few(
+                    rows,
+                    Panels { source, rows: 0..m, lanes, to, stride: panel, is_in_cache: false },
+                );
+            }
+        };
+        cpu.parallel_ranges(lanes.len(), step, |_, range| pack(&product.a, range.clone(), range.start));
+        if let Some(Term { a, .. }) = &product.term {
+            pack(a, 0..depth.length() - lanes.len(), lanes.len());
+        }
+    }
+
+    /// Returns the words that [`Self::run`] needs: a block of a panel of columns, and the sums of a bf16
+    /// result of several blocks.
+    fn buffer_len<K: Kernel>(&self) -> usize {
+        let is_summed_apart = self.product.c.dtype() == DType::Bf16 && self.depth.blocks > 1;
+        let sums = if is_summed_apart { self.product.a.rows() } else { 0 };
+        K::COLUMNS * (self.depth.longest() * K::WORDS + sums)
+    }
+
+    /// Computes panels of columns.
+    ///
+    /// # Safety
+    /// The caller is compiled for the kernel's level and runs where it exists; panels of the first factor
+    /// have the kernel's rows; no other task writes these columns; `buffer` has room for
+    /// [`Self::buffer_len`] words.
+    #[inline(always)]
+    pub(super) unsafe fn run<K: Kernel>(&self, panels: Range<usize>, buffer: *mut f32) {
+        let Self { product, depth, .. } = *self;
+        let (m, n) = product.c.shape();
+        let sums = buffer.wrapping_add(K::COLUMNS * depth.longest() * K::WORDS);
+        let tiles = m.div_ceil(K::ROWS);
+        // Few rows leave no time to prefetch while they are multiplied.
+        let is_in_cache = m >= ARITHMETIC;
+        // SAFETY: the caller's promise.
+        let mut pending = unsafe { K::begin() };
+        for panel in panels {
+            let column = panel * K::COLUMNS;
+            let columns = column..n.min(column + K::COLUMNS);
+            for index in 0..depth.blocks {
+                let (lanes, tail) = (depth.lanes(index..index + 1), depth.tail(&(index..index + 1)));
+                let count = lanes.len();
+                let next = if index + 1 < depth.blocks { (panel, index + 1) } else { (panel + 1, 0) };
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let rows = || columns.clone();
+                    let source = |source, lanes, to| Panels {
+                        source,
+                        rows: rows(),
+                        lanes,
+                        to,
+                        stride: 0,
+                        is_in_cache,
+                    };
+                    K::pack_columns(source(&product.b, lanes.clone(), buffer));
+                    if let Some(Term { b, .. }) = product.term.as_ref().filter(|_| tail > 0) {
+                        K::pack_columns(source(b, 0..tail, buffer.add(count * K::COLUMNS * K::WORDS)));
+                    }
+                    for (number, row) in (0..m).step_by(K::ROWS).enumerate() {
+                        let place = Place {
+                            row,
+                            rows: K::ROWS.min(m - row),
+                            column,
+                            columns: columns.len(),
+                            is_first: index == 0,
+                            is_last: index + 1 == depth.blocks,
+                            sums: sums.wrapping_add(row * K::COLUMNS),
+                            sums_stride: K::COLUMNS,
+                        };
+                        let a =
+                            self.packed.get().add((row * depth.length() + lanes.start * K::ROWS) * K::WORDS);
+                        let ahead = self.ahead::<K>(next, number, tiles);
+                        K::multiply(count + tail, a, buffer, &tile(product, &place), ahead, &mut pending);
+                    }
+                }
+            }
+        }
+        // SAFETY: as above.
+        unsafe { K::end(pending) };
+    }
+
+    /// Returns what tile `number` of `tiles` prefetches of the next panel and block: the first two share it.
+    #[inline(always)]
+    fn ahead<K: Kernel>(&self, (panel, block): (usize, usize), number: usize, tiles: usize) -> Ahead {
+        let (m, b) = (self.product.a.rows(), &self.product.b);
+        let share = K::COLUMNS.div_ceil(tiles.min(2));
+        let first = panel * K::COLUMNS + number * share;
+        let end = b.rows().min((panel + 1) * K::COLUMNS).min(first + share);
+        if m < ARITHMETIC || number >= 2 || first >= end {
+            return Ahead::NOTHING;
+        }
+        let (size, lanes) = (b.dtype().size(), self.depth.lanes(block..block + 1));
+        let (start, stop) = (lanes.start * K::DEPTH, b.depth().min(lanes.end * K::DEPTH));
+        Ahead {
+            first: b.pointer::<u8>().wrapping_add((first * b.stride() + start) * size),
+            stride: b.stride() * size,
+            rows: end - first,
+            length: (stop - start) * size,
+        }
+    }
+}
