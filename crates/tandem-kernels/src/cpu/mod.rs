@@ -44,6 +44,7 @@ use crate::{KernelError, Result};
 use thread_pool::ThreadPool;
 
 pub(crate) use double_quant::TABLE as NESTED_TABLE;
+pub(crate) use exact::Sums;
 pub(crate) use int8::LARGEST as INT8_LARGEST;
 pub(crate) use nf4::NUMBERS as NF4_NUMBERS;
 pub(crate) use optimizer::{AdamStep, RmsStep};

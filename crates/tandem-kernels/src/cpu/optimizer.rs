@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::convert::convert;
-use super::exact::to_f32;
+use super::exact::{terms_to_f32, to_f32};
 use super::rows::RowsMut;
 use super::states::{StateStorage, flat};
 use super::vector::{for_lanes, vector_kernel};
@@ -71,12 +71,7 @@ impl Cpu {
             self.parallel_ranges(x.len(), BLOCK, |block, range| {
                 let mut sum = BlockSquares::default();
                 for_chunks_of(self.isa(), x, range, |_, x| {
-                    // SAFETY: the CPU has this level.
-                    let has_large = unsafe { squares(self.isa(), x, &mut sum.parts) };
-                    if has_large {
-                        let squares = x.iter().map(|x| f64::from(*x) * f64::from(*x));
-                        sum.large += squares.filter(|square| !is_small(*square)).sum::<f64>();
-                    }
+                    add_squares(self.isa(), x, &mut sum);
                 });
                 // SAFETY: each block writes its own element.
                 unsafe { shared.part(0, block, 1)[0] = sum };
@@ -105,6 +100,12 @@ fn for_chunks_of(isa: Isa, grad: Gradient, block: Range<usize>, mut chunk: impl 
                 let converted = &mut converted[..range.len()];
                 // SAFETY: both are the length of the chunk; the CPU has this level.
                 unsafe { to_f32(isa, &sums.as_slice()[range.clone()], converted) };
+                chunk(range, converted);
+            }
+            Gradient::Terms(terms) => {
+                let converted = &mut converted[..range.len()];
+                // SAFETY: as above.
+                unsafe { terms_to_f32(isa, &terms.as_slice::<f32>()[range.clone()], converted) };
                 chunk(range, converted);
             }
         }
@@ -139,6 +140,16 @@ impl<'a> Copy<'a> {
     }
 }
 
+/// Adds squares to a block's sum.
+pub(super) fn add_squares(isa: Isa, x: &[f32], sum: &mut BlockSquares) {
+    // SAFETY: the CPU has this level.
+    let has_large = unsafe { squares(isa, x, &mut sum.parts) };
+    if has_large {
+        let squares = x.iter().map(|x| f64::from(*x) * f64::from(*x));
+        sum.large += squares.filter(|square| !is_small(*square)).sum::<f64>();
+    }
+}
+
 /// Whether a square is summed as integers; a NaN is not.
 #[inline(always)]
 fn is_small(square: f64) -> bool {
@@ -155,38 +166,57 @@ fn nearest(x: f64) -> (f64, i64) {
     (sum - ROUNDER, sum.to_bits().cast_signed())
 }
 
+/// Numbers below this have squares below half a unit of the first integer of [`BlockSquares`].
+const WITHOUT_FIRST: f32 = 0.022;
+
 vector_kernel! {
     /// Adds squares to the integers of a block ([`BlockSquares`]), and returns whether some are too large.
     unsafe fn squares<V: Vector>(x: &[f32], parts: &mut [i64; 3]) -> bool {
-        const LANES: usize = 16;
-        let mut sums = [[0i64; LANES]; 3];
-        let mut large = [0u64; LANES];
-        let (whole, rest) = x.as_chunks::<LANES>();
-        let mut last = [0.0; LANES];
-        last[..rest.len()].copy_from_slice(rest);
-        for chunk in whole.iter().chain(std::iter::once(&last)) {
-            for lane in 0..LANES {
+        // Most gradients are this small; a NaN is not.
+        if x.iter().fold(true, |all, x| all & (x.abs() < WITHOUT_FIRST)) {
+            squares_of::<false>(x, parts)
+        } else {
+            squares_of::<true>(x, parts)
+        }
+    }
+}
+
+/// Adds squares to the integers of a block; without `FIRST`, the first of them is not touched.
+#[inline(always)]
+fn squares_of<const FIRST: bool>(x: &[f32], parts: &mut [i64; 3]) -> bool {
+    const LANES: usize = 16;
+    let mut sums = [[0i64; LANES]; 3];
+    let mut large = [0u64; LANES];
+    let (whole, rest) = x.as_chunks::<LANES>();
+    let mut last = [0.0; LANES];
+    last[..rest.len()].copy_from_slice(rest);
+    for chunk in whole.iter().chain(std::iter::once(&last)) {
+        for lane in 0..LANES {
+            let rest = if FIRST {
                 let square = f64::from(chunk[lane]) * f64::from(chunk[lane]);
                 let small = if is_small(square) { square } else { 0.0 };
                 large[lane] |= u64::from(!is_small(square));
                 let (first, bits) = nearest(small * 1024.0);
                 sums[0][lane] = sums[0][lane].wrapping_add(bits);
-                let rest = (small - first * (1.0 / 1024.0)) * (1u64 << 50) as f64;
-                let (second, bits) = nearest(rest);
-                sums[1][lane] = sums[1][lane].wrapping_add(bits);
-                let (_, bits) = nearest((rest - second) * (1u64 << 40) as f64);
-                sums[2][lane] = sums[2][lane].wrapping_add(bits);
-            }
+                (small - first * (1.0 / 1024.0)) * (1u64 << 50) as f64
+            } else {
+                let root = f64::from(chunk[lane] * (1u32 << 25) as f32);
+                root * root
+            };
+            let (second, bits) = nearest(rest);
+            sums[1][lane] = sums[1][lane].wrapping_add(bits);
+            let (_, bits) = nearest((rest - second) * (1u64 << 40) as f64);
+            sums[2][lane] = sums[2][lane].wrapping_add(bits);
         }
-        // Every element, the zeros at the end among them, added the rounder's bits once.
-        let count = ((whole.len() + 1) * LANES) as i64;
-        let excess = count.wrapping_mul(ROUNDER.to_bits().cast_signed());
-        for (part, sums) in parts.iter_mut().zip(&sums) {
-            let sum = sums.iter().fold(0i64, |sum, lane| sum.wrapping_add(*lane));
-            *part += sum.wrapping_sub(excess);
-        }
-        large.iter().any(|lane| *lane != 0)
     }
+    // Every element, the zeros at the end among them, added the rounder's bits once.
+    let count = ((whole.len() + 1) * LANES) as i64;
+    let excess = count.wrapping_mul(ROUNDER.to_bits().cast_signed());
+    for (part, sums) in parts.iter_mut().zip(&sums).skip(usize::from(!FIRST)) {
+        let sum = sums.iter().fold(0i64, |sum, lane| sum.wrapping_add(*lane));
+        *part += sum.wrapping_sub(excess);
+    }
+    large.iter().any(|lane| *lane != 0)
 }
 
 /// Scalars of one AdamW step, rounded to f32 where torch rounds them.

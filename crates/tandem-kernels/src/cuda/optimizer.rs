@@ -94,6 +94,7 @@ fn gradient(grad: Gradient) -> [Arg; 2] {
     match grad {
         Gradient::F32(view) => [view.into(), Arg::address(0)],
         Gradient::Exact(sums) => [Arg::address(0), sums.into()],
+        Gradient::Terms(_) => unreachable!("operations refuse terms on a GPU"),
     }
 }
 

@@ -91,6 +91,13 @@ impl<'a> ExactViewMut<'a> {
         Self { words: self.words.col_range(2 * range.start..2 * range.end) }
     }
 
+    /// Returns room for one f32 term per sum, in the front half of the memory.
+    #[must_use]
+    pub fn into_terms(self) -> ViewMut<'a> {
+        let len = self.len();
+        self.words.col_range(0..len)
+    }
+
     /// Returns a shared view of the same sums.
     pub fn view(&self) -> ExactView<'_> {
         ExactView { words: self.words.view() }
@@ -119,6 +126,12 @@ impl<'a> ExactView<'a> {
     #[must_use]
     pub fn range(self, range: Range<usize>) -> Self {
         Self { words: self.words.col_range(2 * range.start..2 * range.end) }
+    }
+
+    /// Returns what [`ExactViewMut::into_terms`] had room for.
+    #[must_use]
+    pub fn terms(self) -> View<'a> {
+        self.words.col_range(0..self.len())
     }
 
     /// Returns the first sum's address, in the memory of its device.

@@ -35,6 +35,12 @@ impl SquareSum {
         self.large += block.large;
     }
 
+    /// Adds the sum over other elements.
+    pub fn add(&mut self, other: &Self) {
+        self.parts.iter_mut().zip(other.parts).for_each(|(sum, part)| *sum += part);
+        self.large += other.large;
+    }
+
     /// Returns integers that ranks add up. All but the first are at least 0 and less than 2⁴⁰.
     pub fn to_integers(&self) -> [i64; Self::INTEGERS] {
         let [high, middle, low] = self.parts;

@@ -1,9 +1,12 @@
 //! Additions to order-independent sums.
 
 use super::check;
+use super::optimizer::SQUARES_BLOCK;
+use crate::cpu::Sums;
 use crate::device::launch;
 use crate::numerics::exact::{ExactView, ExactViewMut};
-use crate::{DType, Device, KernelError, OpCost, Result, View, cuda};
+use crate::numerics::squares::{BlockSquares, SquareSum};
+use crate::{Backend, DType, Device, KernelError, OpCost, Result, View, cuda};
 
 /// Overwrites the sums with `other`, or adds `other` if `add`.
 pub fn exact_merge(device: &Device, other: ExactView, sums: ExactViewMut, add: bool) -> Result<()> {
@@ -30,20 +33,75 @@ pub fn exact_merge(device: &Device, other: ExactView, sums: ExactViewMut, add: b
 /// [`Device::take_in_range`] reports it.
 pub fn exact_sum(device: &Device, terms: View, sums: ExactViewMut, add: bool, limit: f32) -> Result<()> {
     const OP: &str = "exact_sum";
-    check::is_f32(OP, "terms", &terms)?;
-    check::contiguous(OP, "terms", terms.is_contiguous())?;
-    if terms.len() > sums.len() {
-        return Err(KernelError::invalid(
-            OP,
-            format!("{} terms exceed the {} sums", terms.len(), sums.len()),
-        ));
-    }
+    check_terms(OP, &terms, Some(&sums))?;
     let moved = terms.num_bytes() * if add { 5 } else { 3 };
     let work = check::work(OP, &terms, 2.0 * terms.len() as f64, moved as f64);
     launch!(device, work, {
-        cpu => if !cpu.exact_sum(terms, sums.into_slice(), add, limit) {
-            cpu.see_out_of_range();
+        cpu => {
+            let sums = sums.into_slice();
+            let in_range = cpu.exact_sum(terms, if add { Sums::Add(sums) } else { Sums::Store(sums) }, limit, None);
+            if !in_range {
+                cpu.see_out_of_range();
+            }
         },
         cuda => cuda::exact::exact_sum(cuda, terms, &sums, add, limit)
     })
+}
+
+/// Computes [`exact_sum`] of the last terms, and Σ x² over the N new sums as
+/// [`block_squares`](super::block_squares) in the same pass. Without `sums` the terms are the only ones:
+/// they stay as they are ([`Gradient::Terms`](super::Gradient::Terms)), and are only squared.
+///
+/// # Errors
+/// The device is a GPU, or operands do not fit.
+pub fn exact_sum_squares(
+    device: &Device,
+    terms: View,
+    sums: Option<ExactViewMut>,
+    add: bool,
+    limit: f32,
+) -> Result<SquareSum> {
+    const OP: &str = "exact_sum_squares";
+    check_terms(OP, &terms, sums.as_ref())?;
+    if device.backend() == Backend::Cuda {
+        return Err(KernelError::invalid(OP, "a GPU adds and squares in two operations"));
+    }
+    let passes = if sums.is_none() {
+        1
+    } else if add {
+        5
+    } else {
+        3
+    };
+    let moved = terms.num_bytes() * passes;
+    let work = check::work(OP, &terms, 4.0 * terms.len() as f64, moved as f64);
+    let mut blocks = vec![BlockSquares::default(); terms.len().div_ceil(SQUARES_BLOCK)];
+    let of_blocks = &mut blocks[..];
+    launch!(device, work, {
+        cpu => {
+            let sums = match sums {
+                Some(sums) if add => Sums::Add(sums.into_slice()),
+                Some(sums) => Sums::Store(sums.into_slice()),
+                None => Sums::Terms,
+            };
+            if !cpu.exact_sum(terms, sums, limit, Some(of_blocks)) {
+                cpu.see_out_of_range();
+            }
+        },
+        _cuda => unreachable!("refused on a GPU")
+    })?;
+    let mut sum = SquareSum::default();
+    blocks.iter().for_each(|block| sum.add_block(block));
+    Ok(sum)
+}
+
+fn check_terms(op: &'static str, terms: &View, sums: Option<&ExactViewMut>) -> Result<()> {
+    check::is_f32(op, "terms", terms)?;
+    check::contiguous(op, "terms", terms.is_contiguous())?;
+    match sums {
+        Some(sums) if terms.len() > sums.len() => {
+            Err(KernelError::invalid(op, format!("{} terms exceed the {} sums", terms.len(), sums.len())))
+        }
+        _ => Ok(()),
+    }
 }

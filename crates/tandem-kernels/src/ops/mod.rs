@@ -47,7 +47,7 @@ pub(crate) use dropout::Mask;
 pub use dropout::{dropout, dropout_backward_add};
 pub use elementwise::{divide, fill, mix, square_root};
 pub use embedding::{embedding, embedding_backward};
-pub use exact::{exact_merge, exact_sum};
+pub use exact::{exact_merge, exact_sum, exact_sum_squares};
 pub use head::{
     Head, HeadGradients, HeadScores, HeadShape, HeadWeights, KeptLogits, Targets, head, head_backward,
     head_keeping, head_part,

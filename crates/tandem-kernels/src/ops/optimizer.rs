@@ -18,6 +18,8 @@ pub enum Gradient<'a> {
     F32(View<'a>),
     /// Fixed-point sums, read as the nearest f32.
     Exact(ExactView<'a>),
+    /// f32 `[1,N]` on a CPU, read as the sums that these terms alone would make.
+    Terms(View<'a>),
 }
 
 impl<'a> From<View<'a>> for Gradient<'a> {
@@ -36,7 +38,7 @@ impl<'a> Gradient<'a> {
     /// Returns the number of elements.
     pub fn len(&self) -> usize {
         match self {
-            Self::F32(view) => view.len(),
+            Self::F32(view) | Self::Terms(view) => view.len(),
             Self::Exact(view) => view.len(),
         }
     }
@@ -52,20 +54,24 @@ impl<'a> Gradient<'a> {
         match self {
             Self::F32(view) => Self::F32(view.col_range(range)),
             Self::Exact(view) => Self::Exact(view.range(range)),
+            Self::Terms(view) => Self::Terms(view.col_range(range)),
         }
     }
 
     fn num_bytes(&self) -> usize {
         match self {
-            Self::F32(view) => view.num_bytes(),
+            Self::F32(view) | Self::Terms(view) => view.num_bytes(),
             Self::Exact(view) => 8 * view.len(),
         }
     }
 
-    /// Checks that an f32 gradient is contiguous.
-    fn check(&self, op: &'static str, name: &'static str) -> Result<()> {
+    /// Checks that an f32 gradient is contiguous, and that terms are on a CPU.
+    fn check(&self, device: &Device, op: &'static str, name: &'static str) -> Result<()> {
         match self {
-            Self::F32(view) => {
+            Self::Terms(_) if device.backend() == Backend::Cuda => {
+                Err(KernelError::invalid(op, format!("{name} must be sums on a GPU")))
+            }
+            Self::F32(view) | Self::Terms(view) => {
                 check::is_f32(op, name, view)?;
                 check::contiguous(op, name, view.is_contiguous())
             }
@@ -150,7 +156,7 @@ pub fn adamw<'a>(
     const OP: &str = "adamw";
     let (m, v) = (m.into(), v.into());
     let states = [("m", &m, AdamMoment::First), ("v", &v, AdamMoment::Second)];
-    check_flat(OP, &update, &states)?;
+    check_flat(device, OP, &update, &states)?;
     if config.step == 0 {
         return Err(KernelError::invalid(OP, "steps count from 1"));
     }
@@ -170,7 +176,7 @@ pub fn rmsprop<'a>(
 ) -> Result<()> {
     const OP: &str = "rmsprop";
     let v = v.into();
-    check_flat(OP, &update, &[("v", &v, AdamMoment::Second)])?;
+    check_flat(device, OP, &update, &[("v", &v, AdamMoment::Second)])?;
     let work = update.work(OP, 10.0, v.num_bytes());
     launch!(device, work, {
         cpu => cpu.rmsprop(config, update, v),
@@ -191,7 +197,7 @@ pub fn sum_of_squares<'a>(device: &Device, x: impl Into<Gradient<'a>>) -> Result
 /// GPU once.
 pub fn block_squares(device: &Device, parts: &[Gradient]) -> Result<SquareSum> {
     const OP: &str = "block_squares";
-    parts.iter().try_for_each(|x| x.check(OP, "x"))?;
+    parts.iter().try_for_each(|x| x.check(device, OP, "x"))?;
     let num_blocks = parts.iter().map(|x| x.len().div_ceil(SQUARES_BLOCK)).sum();
     let mut blocks = vec![BlockSquares::default(); num_blocks];
     let mut sums = match device.backend() {
@@ -242,12 +248,13 @@ pub fn copy_states(device: &Device, src: StatesView, dst: StatesMut) -> Result<(
 /// Checks that all operands are contiguous, have the gradient's length, and that states are of the
 /// expected moment.
 fn check_flat(
+    device: &Device,
     op: &'static str,
     update: &Update,
     states: &[(&'static str, &StatesMut, AdamMoment)],
 ) -> Result<()> {
     let Update { grad, master, copy, .. } = update;
-    grad.check(op, "grad")?;
+    grad.check(device, op, "grad")?;
     let flat = |name, view: &ViewMut, dtype: Option<DType>| {
         if dtype == Some(DType::F32) {
             check::is_f32(op, name, view)?;

@@ -1,7 +1,7 @@
 //! Fixed-point sums: the same bits in any order, the value to 2⁻⁴⁸, and what is out of range is
 //! seen.
 
-use crate::support::{ADAMW, Place, RMSPROP, devices, numbers, vector};
+use crate::support::{ADAMW, Place, RMSPROP, devices, numbers, processors, vector};
 use tandem_kernels::exact::{FRACTION_BITS, FixedPointSum, limit};
 use tandem_kernels::ops::{self, Gradient};
 use tandem_kernels::{Backend, DType, Device, MemoryKind, SquareSum};
@@ -129,6 +129,66 @@ fn squares_add_up_to_the_same_bits_wherever_they_are_cut_and_in_any_order() {
         sums.push(whole);
     }
     assert!(sums.windows(2).all(|pair| pair[0] == pair[1]), "devices agree");
+}
+
+/// Large and small magnitudes, zeros, and a term out of range.
+#[test]
+fn the_last_terms_are_added_and_squared_in_one_pass() {
+    let len = 2 * ops::SQUARES_BLOCK + 1031;
+    let made = |seed: u64, scale: f32| -> Vec<f32> { numbers(seed, len).iter().map(|x| x * scale).collect() };
+    for (isa, device) in processors(2) {
+        for (first, last) in [
+            (made(1, 1e-3), made(2, 1e-4)),
+            (made(3, 30.0), made(4, 1e-9)),
+            (vec![0.0; len], terms(len, 1).remove(0)),
+        ] {
+            let last_view = vector(&device, &last);
+            let mut expected = sum_of(&device, &[first.clone(), last.clone()]);
+            let mut found = sum_of(&device, &[first]);
+            let squares =
+                ops::exact_sum_squares(&device, last_view.view(), Some(found.view_mut()), true, limit(2))
+                    .unwrap();
+            assert!(found.read(&device).unwrap() == expected.read(&device).unwrap(), "{}", isa.name());
+            assert_eq!(
+                squares,
+                ops::block_squares(&device, &[expected.view().into()]).unwrap(),
+                "{}",
+                isa.name()
+            );
+            // Over the sums of earlier steps.
+            expected = sum_of(&device, std::slice::from_ref(&last));
+            let of_sums = ops::block_squares(&device, &[expected.view().into()]).unwrap();
+            let squares =
+                ops::exact_sum_squares(&device, last_view.view(), Some(found.view_mut()), false, limit(2))
+                    .unwrap();
+            assert!(found.read(&device).unwrap() == expected.read(&device).unwrap(), "{}", isa.name());
+            assert_eq!(squares, of_sums, "{}", isa.name());
+            // Terms alone, in the memory of sums.
+            let mut room = found.view_mut().into_terms();
+            ops::cast(&device, last_view.view(), room.reborrow()).unwrap();
+            let alone = found.view().terms();
+            let squares = ops::exact_sum_squares(&device, alone, None, false, limit(1)).unwrap();
+            assert_eq!(squares, of_sums, "{}", isa.name());
+            assert_eq!(
+                ops::block_squares(&device, &[Gradient::Terms(alone)]).unwrap(),
+                of_sums,
+                "{}",
+                isa.name()
+            );
+            assert!(device.take_in_range().unwrap());
+        }
+        let mut bad = made(5, 1.0);
+        bad[len - 2] = f32::NAN;
+        let bad = vector(&device, &bad);
+        ops::exact_sum_squares(&device, bad.view(), None, false, limit(1)).unwrap();
+        assert!(!device.take_in_range().unwrap(), "{}", isa.name());
+    }
+    let gpu = Place::cuda().device(1, 1 << 24);
+    let x = vector(&gpu, &[1.0]);
+    let refused = ops::exact_sum_squares(&gpu, x.view(), None, false, 1.0).unwrap_err().to_string();
+    assert!(refused.contains("in two operations"), "{refused}");
+    let refused = ops::block_squares(&gpu, &[Gradient::Terms(x.view())]).unwrap_err().to_string();
+    assert!(refused.contains("must be sums on a GPU"), "{refused}");
 }
 
 /// Addresses of terms and sums do not change results.

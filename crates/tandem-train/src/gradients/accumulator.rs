@@ -5,6 +5,10 @@
 //! the division into ranks nor the engine changes a bit. `fast`: gradients are added in f32 in
 //! place, with half the memory and traffic, but the last bits depend on the division.
 //!
+//! On a CPU, a rank that has all sums to itself squares them for the norm while it adds the last
+//! micro-batch's gradient. If that is the only one, the gradient forms in the memory of the sums and stays
+//! f32; the optimizer rounds it as a sum of one term.
+//!
 //! Layers travel in buckets ([`Partition`]), and reductions overlap backward. Where a rank holds its
 //! part of the sums, the gradient of every micro-batch is reduced, and added when the next bucket
 //! begins. Sums that change no more are reduced during the last backward pass, from the last bucket to
@@ -16,7 +20,7 @@ use std::sync::Arc;
 use tandem_comm::ProcessGroup;
 use tandem_kernels::exact::limit;
 use tandem_kernels::ops::Gradient;
-use tandem_kernels::{DType, Device, MemoryKind, Tensor, ops};
+use tandem_kernels::{Backend, DType, Device, MemoryKind, SquareSum, Tensor, ViewMut, ops};
 use tandem_model::{
     Decoder, GradientSink, LayerGradients, LayerId, LayerLayout, ParamSpec, Result as ModelResult,
 };
@@ -58,6 +62,12 @@ pub struct Accumulator {
     limit: f32,
     /// Per layer: elements whose squares this rank sums for the norm.
     counted: Vec<Vec<Range<usize>>>,
+    /// True if nobody changes the sums after this rank's last micro-batch, on the CPU that computes.
+    is_alone: bool,
+    /// True if this step's only micro-batch is this rank's, which is alone.
+    is_single: bool,
+    /// Per layer: the squares of complete sums, if known.
+    squares: Vec<Option<SquareSum>>,
 }
 
 /// Groups of ranks that reduce gradients while others compute, for nothing else.
@@ -110,7 +120,17 @@ impl Accumulator {
             None
         };
         let counted = decoder.layers().into_iter().map(|layer| counted(&decoder, layer)).collect();
+        let is_alone = form == SumForm::Exact
+            && of_micro_batch.is_none()
+            && of_sums.is_none()
+            && decoder.stage().count == 1
+            && decoder.slice().count == 1
+            && device.backend() == Backend::Cpu
+            && !placement.is_offloaded();
         Ok(Self {
+            is_alone,
+            is_single: false,
+            squares: vec![None; partition.num_layers()],
             device,
             home,
             decoder,
@@ -137,6 +157,8 @@ impl Accumulator {
         self.finish_pending()?;
         self.take_reduced()?;
         self.begun.fill(false);
+        self.squares.fill(None);
+        self.is_single = self.is_alone && num_micro_batches == 1;
         self.open = None;
         self.unfinished = None;
         self.unreduced = self.partition.buckets().len();
@@ -187,8 +209,20 @@ impl Accumulator {
 
     /// The gradient of this rank's part of a layer, by the layer's place in walk order.
     pub fn owned(&self, index: usize) -> Gradient<'_> {
-        let bucket = self.sums[self.partition.bucket_of(index)].as_ref().expect(AWAY);
-        bucket.gradient(self.owned_place(index))
+        let (bucket, place) = (self.partition.bucket_of(index), self.owned_place(index));
+        match self.sums[bucket].as_ref().expect(AWAY) {
+            Buffer::Fixed(sums) if self.begun[index] && self.is_term(index) => {
+                Gradient::Terms(sums.view().range(place).terms())
+            }
+            sums => sums.gradient(place),
+        }
+    }
+
+    /// Returns whether a layer's gradient of this step is one f32 term per sum. That of a tied table is
+    /// emitted twice.
+    fn is_term(&self, index: usize) -> bool {
+        let is_tied = || self.decoder.spec().head.tied && index == self.decoder.index(LayerId::Embedding);
+        self.is_single && !is_tied()
     }
 
     /// Where this rank's part of a layer is in the sums of the layer's bucket.
@@ -206,8 +240,12 @@ impl Accumulator {
     }
 
     fn norm(&self, mesh: &mut DeviceMesh) -> Result<f64> {
-        let mut parts = Vec::new();
+        let (mut parts, mut known) = (Vec::new(), SquareSum::default());
         for (index, ranges) in self.counted.iter().enumerate() {
+            if let Some(squares) = &self.squares[index] {
+                known.add(squares);
+                continue;
+            }
             let (owned, gradient) = (self.partition.owned(index), self.owned(index));
             for range in ranges {
                 let (start, end) = (range.start.max(owned.start), range.end.min(owned.end));
@@ -216,7 +254,8 @@ impl Accumulator {
                 }
             }
         }
-        let own = ops::block_squares(&self.home, &parts)?;
+        let mut own = ops::block_squares(&self.home, &parts)?;
+        own.add(&known);
         Ok(mesh.sum_squares(own, self.partition.is_divided())?.value().sqrt())
     }
 }
@@ -338,7 +377,7 @@ fn unwritten(layout: &LayerLayout) -> impl Iterator<Item = Range<usize>> {
 /// Makes ranges of a buffer zero, neighbours together.
 fn clear(
     device: &Device,
-    buffer: &mut Tensor,
+    mut buffer: ViewMut,
     ranges: impl Iterator<Item = Range<usize>>,
 ) -> ModelResult<()> {
     let mut ranges = ranges.filter(|range| !range.is_empty()).peekable();
@@ -346,49 +385,81 @@ fn clear(
         while let Some(next) = ranges.next_if(|next| next.start == range.end) {
             range.end = next.end;
         }
-        ops::fill_zero(device, buffer.view_mut().col_range(range))?;
+        ops::fill_zero(device, buffer.reborrow().col_range(range))?;
     }
     Ok(())
 }
 
+/// The memory in which a layer's gradient of one micro-batch forms: the shared buffer, or without one that
+/// of the sums.
+fn place_of_terms<'a>(
+    buffer: Option<&'a mut Tensor>,
+    sums: &'a mut Buffer,
+    place: Range<usize>,
+) -> ViewMut<'a> {
+    match (buffer, sums) {
+        (Some(buffer), _) => buffer.view_mut().col_range(0..place.len()),
+        (None, Buffer::Fixed(sums)) => sums.view_mut().range(place).into_terms(),
+        (None, Buffer::Floats(sums)) => sums.view_mut().col_range(place),
+    }
+}
+
 impl GradientSink for Accumulator {
     fn open(&mut self, layer: LayerId) -> ModelResult<LayerGradients<'_>> {
+        let index = self.decoder.index(layer);
+        let is_term = self.is_term(index);
         let Self { decoder, partition, sums, holds, .. } = self;
-        let (layout, index) = (decoder.trained(layer), decoder.index(layer));
+        let layout = decoder.trained(layer);
         // A layer may be opened again before it is emitted, to be added to.
         let is_new = self.open.replace(layer) != Some(layer);
-        let Some(buffer) = &mut self.layer else {
-            let Buffer::Floats(sums) = held(sums, partition.bucket_of(index)) else {
-                unreachable!("sums in fixed point have a buffer for terms")
-            };
-            return Ok(LayerGradients::new(layout, sums.view_mut().col_range(partition.place(index))));
-        };
+        let forms_in_place = self.layer.is_none();
+        let sums = held(sums, partition.bucket_of(index));
+        let buffer = self.layer.as_mut().filter(|_| !is_term);
+        let mut terms = place_of_terms(buffer, sums, partition.place(index));
+        if forms_in_place {
+            return Ok(LayerGradients::new(layout, terms));
+        }
         if is_new {
             holds.clear();
             holds.extend(layout.params.iter().map(|param| !param.part.is_written_by_product()));
-            clear(&self.device, buffer, unwritten(layout))?;
+            clear(&self.device, terms.reborrow(), unwritten(layout))?;
         }
-        Ok(LayerGradients::partly(layout, buffer.view_mut().col_range(0..layout.len), holds))
+        Ok(LayerGradients::partly(layout, terms, holds))
     }
 
     fn emit(&mut self, layer: LayerId) -> ModelResult<()> {
         let index = self.decoder.index(layer);
-        if let Some(buffer) = &mut self.layer
-            && self.open.take() == Some(layer)
-        {
+        let is_term = self.is_term(index);
+        let is_complete = self.unfinished == Some(index + 1);
+        let Self { device, home, decoder, partition, layer: buffer, sums, limit, .. } = self;
+        if buffer.is_some() && self.open.take() == Some(layer) {
             // Zero contribution of a rank without a micro-batch.
-            let params = self.decoder.trained(layer).params.iter().zip(&self.holds);
+            let params = decoder.trained(layer).params.iter().zip(&self.holds);
             let unheld = params.filter(|(_, holds)| !**holds).map(|(param, _)| param.range());
-            clear(&self.device, buffer, unheld)?;
+            let sums = held(sums, partition.bucket_of(index));
+            let buffer = buffer.as_mut().filter(|_| !is_term);
+            clear(device, place_of_terms(buffer, sums, partition.place(index)), unheld)?;
         }
         if self.of_micro_batch.is_some() {
             return self.emit_part(index);
         }
-        if let Some(buffer) = &self.layer {
-            let terms = buffer.view().col_range(0..self.partition.len(index));
-            let (place, add) = (self.partition.place(index), self.begun[index]);
-            let bucket = held(&mut self.sums, self.partition.bucket_of(index));
-            bucket.put(&self.home, terms, place, add, self.limit)?;
+        if let Some(buffer) = buffer {
+            let terms = buffer.view().col_range(0..partition.len(index));
+            let (place, add) = (partition.place(index), self.begun[index]);
+            self.squares[index] = match held(sums, partition.bucket_of(index)) {
+                Buffer::Fixed(sums) if is_term => {
+                    let terms = sums.view().range(place).terms();
+                    Some(ops::exact_sum_squares(home, terms, None, false, *limit)?)
+                }
+                Buffer::Fixed(sums) if self.is_alone && is_complete => {
+                    let sums = Some(sums.view_mut().range(place));
+                    Some(ops::exact_sum_squares(home, terms, sums, add, *limit)?)
+                }
+                sums => {
+                    sums.put(home, terms, place, add, *limit)?;
+                    None
+                }
+            };
         }
         self.open = None;
         self.begun[index] = true;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tandem_comm::{CommError, ProcessGroup, threads};
+use tandem_kernels::ops::Gradient;
 use tandem_kernels::{DType, Device, ops};
 use tandem_model::LayerId::{Block, Embedding, Head};
 use tandem_model::{Decoder, GradientSink, LayerId, ModelError, ModelFolder, Result as ModelResult};
@@ -169,6 +170,43 @@ fn sums_are_reduced_while_the_last_pass_goes_on() {
                 assert!(divides || found[0] == found[1] && norms[0] == norms[1], "{what}, step {step}");
             }
         }
+    }
+}
+
+/// The gradient of a step's only micro-batch is never summed, and is that of a sum of one term. That of a
+/// tied table has two.
+#[test]
+fn one_micro_batch_gives_the_bits_of_a_sum() {
+    let value = 1.0 / 3.0 + f32::powi(2.0, -30);
+    let mut ranks = Ranks::new(SumForm::Exact, DType::F32);
+    for tied in [false, true] {
+        let mut spec = ranks.decoder.spec().clone();
+        spec.head.tied = tied;
+        ranks.decoder = Arc::new(Decoder::new(spec, 16).unwrap());
+        let step = |num_micro_batches: usize| {
+            let alone = || ReductionGroups { of_parts: None, of_all: None, replicas: None };
+            let mut sums = ranks.accumulator(Partition::new(&ranks.decoder, 0, 1), alone());
+            // What an earlier step left must not matter.
+            for value in [7.0, value] {
+                sums.begin(num_micro_batches).unwrap();
+                sums.begin_last_pass();
+                if tied {
+                    ranks.emit(&mut sums, Embedding, 0.1).unwrap();
+                }
+                BACKWARD.into_iter().for_each(|layer| ranks.emit(&mut sums, layer, value).unwrap());
+            }
+            assert!(sums.take_in_range().unwrap());
+            let norm = sums.reduce(&DeviceMesh::alone()).unwrap().norm(&mut DeviceMesh::alone()).unwrap();
+            let is_term = |index| matches!(sums.owned(index), Gradient::Terms(_));
+            let terms: Vec<_> = (0..ranks.decoder.layers().len()).map(is_term).collect();
+            (norm.to_bits(), ranks.squares(&sums).into_iter().map(f64::to_bits).collect::<Vec<_>>(), terms)
+        };
+        let (summed, single) = (step(2), step(1));
+        assert_eq!((summed.0, &summed.1), (single.0, &single.1), "tied: {tied}");
+        assert!(summed.2.iter().all(|is_term| !is_term));
+        let expected: Vec<_> =
+            ranks.decoder.layers().iter().map(|layer| !tied || *layer != Embedding).collect();
+        assert_eq!(single.2, expected, "tied: {tied}");
     }
 }
 
