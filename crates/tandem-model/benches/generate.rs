@@ -2,8 +2,8 @@
 //! [--threads 2] [--repeats 3]`
 //!
 //! PROMPTS.json is a list of lists of token ids. Answers are drawn from the model's own distribution and never stop early. A line of
-//! JSON tells the seconds of each repeat, the first of which warms up, and the bytes that were taken. `bench/generate` runs it in turns
-//! with transformers.
+//! JSON tells the seconds of each repeat, the first of which warms up, the seconds of a token step after the first, and the bytes that
+//! were taken. `bench/generate` runs it in turns with transformers, `bench/real` also with llama.cpp.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -83,7 +83,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         log_probs: true,
     };
     let mut generator = Generator::new(&decoder, &device, *dtype, options)?;
-    let mut seconds = Vec::new();
+    let (mut seconds, mut step_seconds) = (Vec::new(), Vec::new());
     for repeat in 0..=arguments.repeats as u64 {
         let request = |(number, prompt): (u64, &Vec<u32>)| Request {
             prompt: prompt.clone(),
@@ -95,10 +95,17 @@ fn run(arguments: &Arguments) -> Result<()> {
         };
         let requests = (0..).zip(prompts).map(request).collect();
         let began = Instant::now();
-        let found = generator.generate(&mut source, requests, &mut |_| Flow::Continue)?;
+        let mut first = began;
+        let found = generator.generate(&mut source, requests, &mut |token| {
+            if token.index == 0 {
+                first = Instant::now();
+            }
+            Flow::Continue
+        })?;
         seconds.push(began.elapsed().as_secs_f64());
+        step_seconds.push(first.elapsed().as_secs_f64() / (tokens - 1).max(1) as f64);
         assert!(found.iter().all(|answer| answer.tokens.len() == *tokens), "every answer is whole");
     }
-    println!("{}", json!({ "seconds": seconds, "bytes": device.high_water() }));
+    println!("{}", json!({ "seconds": seconds, "step_seconds": step_seconds, "bytes": device.high_water() }));
     Ok(())
 }
