@@ -21,7 +21,7 @@ const MOST_WORDS: usize = 1 << 17;
 const ARITHMETIC: usize = 8;
 
 /// Tasks per thread, if there are panels enough.
-const TASKS: usize = 8;
+const TASKS: usize = 2;
 
 /// A product of few rows, in panels of `rows` rows.
 pub(super) struct Few<'a> {
@@ -117,36 +117,33 @@ impl Few<'_> {
                 let (lanes, tail) = (depth.lanes(index..index + 1), depth.tail(&(index..index + 1)));
                 let count = lanes.len();
                 let next = if index + 1 < depth.blocks { (panel, index + 1) } else { (panel + 1, 0) };
+                let tile_of = |row: usize| {
+                    let (is_first, is_last) = (index == 0, index + 1 == depth.blocks);
+                    let (rows, sums) = (K::ROWS.min(m - row), sums.wrapping_add(row * K::COLUMNS));
+                    let (columns, sums_stride) = (columns.len(), K::COLUMNS);
+                    tile(product, &Place { row, rows, column, columns, is_first, is_last, sums, sums_stride })
+                };
+                let rows_from = |row: usize| {
+                    let words = (row * depth.length() + lanes.start * K::ROWS) * K::WORDS;
+                    self.packed.get().wrapping_add(words)
+                };
+                let panel_of = |source, lanes, to| {
+                    let rows = columns.clone();
+                    Panels { source, rows, lanes, to, stride: 0, is_in_cache }
+                };
                 // SAFETY: the caller's promise.
                 unsafe {
-                    let rows = || columns.clone();
-                    let source = |source, lanes, to| Panels {
-                        source,
-                        rows: rows(),
-                        lanes,
-                        to,
-                        stride: 0,
-                        is_in_cache,
-                    };
-                    K::pack_columns(source(&product.b, lanes.clone(), buffer));
+                    let b = panel_of(&product.b, lanes.clone(), buffer);
+                    if tiles == 1 && tail == 0 && K::multiply_in_place(&b, rows_from(0), &tile_of(0)) {
+                        continue;
+                    }
+                    K::pack_columns(b);
                     if let Some(Term { b, .. }) = product.term.as_ref().filter(|_| tail > 0) {
-                        K::pack_columns(source(b, 0..tail, buffer.add(count * K::COLUMNS * K::WORDS)));
+                        K::pack_columns(panel_of(b, 0..tail, buffer.add(count * K::COLUMNS * K::WORDS)));
                     }
                     for (number, row) in (0..m).step_by(K::ROWS).enumerate() {
-                        let place = Place {
-                            row,
-                            rows: K::ROWS.min(m - row),
-                            column,
-                            columns: columns.len(),
-                            is_first: index == 0,
-                            is_last: index + 1 == depth.blocks,
-                            sums: sums.wrapping_add(row * K::COLUMNS),
-                            sums_stride: K::COLUMNS,
-                        };
-                        let a =
-                            self.packed.get().add((row * depth.length() + lanes.start * K::ROWS) * K::WORDS);
                         let ahead = self.ahead::<K>(next, number, tiles);
-                        K::multiply(count + tail, a, buffer, &tile(product, &place), ahead, &mut pending);
+                        K::multiply(count + tail, rows_from(row), buffer, &tile_of(row), ahead, &mut pending);
                     }
                 }
             }

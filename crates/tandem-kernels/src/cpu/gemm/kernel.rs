@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::lanes::Lanes;
 use super::pack::pack;
-use super::{Operand, Product};
+use super::{Operand, Product, in_place};
 use crate::cpu::prefetch::{LINE, prefetch, prefetch_far};
 use crate::cpu::vector::Vector;
 use crate::ops::gemm::Addends;
@@ -81,6 +81,16 @@ pub(super) trait Kernel {
         ahead: Ahead,
         pending: &mut Self::Pending,
     );
+
+    /// Computes a tile with a panel of columns that is not packed, as [`Self::multiply`], if that pays; else
+    /// does nothing. Returns whether it did.
+    ///
+    /// # Safety
+    /// As [`Self::multiply`] and [`Self::pack_columns`].
+    #[inline(always)]
+    unsafe fn multiply_in_place(_columns: &Panels, _a: *const f32, _tile: &Tile) -> bool {
+        false
+    }
 }
 
 /// Rows of memory to prefetch while a tile is computed, evenly, so that memory and arithmetic do not wait
@@ -159,6 +169,37 @@ impl<M: Multiply, const MR: usize, const NV: usize, const NR: usize> Kernel for 
                 1 => multiply::<M, MR, NV, 1>(lanes, a, b, tile, ahead),
                 _ => multiply::<M, MR, NV, 2>(lanes, a, b, tile, ahead),
             }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply_in_place(columns: &Panels, a: *const f32, tile: &Tile) -> bool {
+        // More rows take longer than memory, and would wait for it.
+        // SAFETY: the caller's promise.
+        MR <= 6 && unsafe { in_place::multiply::<M, MR, NV>(columns, a, tile) }
+    }
+}
+
+/// Sums of a tile in registers.
+pub(super) struct Sums<V, const MR: usize, const NV: usize>(pub [[V; NV]; MR]);
+
+impl<V: Lanes, const MR: usize, const NV: usize> Sums<V, MR, NV> {
+    /// Stores the tile. The sums pass through memory, so that only the loops before touch their array and
+    /// it stays in registers.
+    ///
+    /// # Safety
+    /// As [`multiply`].
+    #[inline(always)]
+    pub(super) unsafe fn store(self, tile: &Tile) {
+        let mut values = [const { MaybeUninit::<[f32; MOST_COLUMNS]>::uninit() }; MR];
+        // SAFETY: the caller's promise; a row of values is as wide as NV registers or wider.
+        unsafe {
+            for i in 0..MR {
+                for j in 0..NV {
+                    self.0[i][j].store(values[i].as_mut_ptr().cast::<f32>().add(j * V::LANES), V::LANES);
+                }
+            }
+            tile.store::<V>(values.as_ptr().cast());
         }
     }
 }
@@ -325,15 +366,7 @@ unsafe fn multiply<M: Multiply, const MR: usize, const NV: usize, const AHEAD: u
                 b = b.add(NV * width);
             }
         }
-        // The sums pass through memory, so that only the loops above touch their array and it stays
-        // in registers.
-        let mut values = [const { MaybeUninit::<[f32; MOST_COLUMNS]>::uninit() }; MR];
-        for i in 0..MR {
-            for j in 0..NV {
-                sums[i][j].store(values[i].as_mut_ptr().cast::<f32>().add(j * width), width);
-            }
-        }
-        tile.store::<M::Vector>(values.as_ptr().cast());
+        Sums(sums).store(tile);
     }
 }
 

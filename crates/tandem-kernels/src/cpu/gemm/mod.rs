@@ -8,6 +8,7 @@
 mod amx;
 mod blocked;
 mod few;
+mod in_place;
 mod kernel;
 mod lanes;
 mod level;

@@ -40,7 +40,7 @@ unsafe fn pack_as<V: Lanes, const W: usize, P: Packing>(panels: Panels) {
 }
 
 /// Conversion of elements to lanes.
-trait Packing {
+pub(super) trait Packing {
     type Element: Element;
     /// Elements per 32-bit read along k.
     const READ: usize;
@@ -49,11 +49,18 @@ trait Packing {
     /// Elements along k per lane.
     const DEPTH: usize;
 
+    /// Returns the lanes of one vector of 32-bit reads, of which `LANES` count.
+    #[inline(always)]
+    fn lanes_of<V: Lanes>(column: V) -> [V; 2] {
+        [column; 2]
+    }
     /// Stores the lanes of one vector of 32-bit reads, `W` apart.
     #[inline(always)]
     unsafe fn store<V: Lanes, const W: usize>(column: V, to: *mut f32, count: usize) {
-        // SAFETY: the caller's promise.
-        unsafe { column.store(to, count) };
+        for (lane, lanes) in Self::lanes_of(column).into_iter().take(Self::LANES).enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { lanes.store(to.add(lane * W), count) };
+        }
     }
     /// Returns one lane from `DEPTH` elements `stride` apart, of which `count` exist.
     #[inline(always)]
@@ -70,7 +77,7 @@ trait Packing {
 }
 
 /// f32 unchanged.
-struct Whole;
+pub(super) struct Whole;
 
 impl Packing for Whole {
     type Element = f32;
@@ -80,7 +87,7 @@ impl Packing for Whole {
 }
 
 /// bf16 widened to f32.
-struct Widened;
+pub(super) struct Widened;
 
 impl Packing for Widened {
     type Element = bf16;
@@ -89,17 +96,13 @@ impl Packing for Widened {
     const DEPTH: usize = 1;
 
     #[inline(always)]
-    unsafe fn store<V: Lanes, const W: usize>(column: V, to: *mut f32, count: usize) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            column.first_of_pairs().store(to, count);
-            column.second_of_pairs().store(to.add(W), count);
-        }
+    fn lanes_of<V: Lanes>(column: V) -> [V; 2] {
+        [column.first_of_pairs(), column.second_of_pairs()]
     }
 }
 
 /// Pairs of bf16.
-struct Paired;
+pub(super) struct Paired;
 
 impl Packing for Paired {
     type Element = bf16;
