@@ -119,27 +119,6 @@ pub(super) unsafe fn multiply((a, a_row): (*const f32, usize), (b, b_row): (*con
     }
 }
 
-/// [`multiply`] of the upper 16 rows alone.
-#[inline(always)]
-pub(super) unsafe fn multiply_upper((a, a_row): (*const f32, usize), (b, b_row): (*const f32, usize)) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        asm!(
-            "tileloaddt1 tmm4, [{a} + {a_row}]",
-            "tileloadd tmm6, [{b} + {b_row}]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloadd tmm7, [{b} + {b_row} + 64]",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            a = in(reg) a,
-            b = in(reg) b,
-            a_row = in(reg) a_row * size_of::<f32>(),
-            b_row = in(reg) b_row * size_of::<f32>(),
-            out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
-            options(readonly, nostack, preserves_flags),
-        );
-    }
-}
-
 /// Stores the sums as 32 rows of 32 numbers.
 #[inline(always)]
 pub(super) unsafe fn store(to: *mut f32, row: usize) {

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Cpu;
-use super::optimizer::add_squares;
 use super::rows::RowsMut;
+use super::squares::add_squares;
 use super::vector::vector_kernel;
 use crate::View;
 use crate::numerics::exact::FRACTION_BITS;
@@ -19,32 +19,20 @@ const CHUNK: usize = 1 << 10;
 
 const SCALE: f64 = (1u64 << FRACTION_BITS) as f64;
 
-/// What becomes of terms.
-pub(crate) enum Sums<'a> {
-    /// They overwrite the sums.
-    Store(&'a mut [i64]),
-    /// They are added.
-    Add(&'a mut [i64]),
-    /// They stay the only ones, and no sum is written.
-    Terms,
-}
-
 impl Cpu {
-    /// Sums terms, and squares the new sums into one number per block of [`SQUARES_BLOCK`], if wanted.
-    /// Returns whether all terms are below the limit.
+    /// Overwrites the sums with terms, or adds the terms; without sums, they stay the only ones. Squares the
+    /// new sums into one number per block of [`SQUARES_BLOCK`], if wanted. Returns whether all terms are below
+    /// the limit.
     pub(crate) fn exact_sum(
         &self,
         terms: View,
-        sums: Sums,
+        sums: Option<&mut [i64]>,
+        add: bool,
         limit: f32,
         squares: Option<&mut [BlockSquares]>,
     ) -> bool {
         let (terms, isa) = (terms.as_slice::<f32>(), self.isa());
-        let (sums, add) = match sums {
-            Sums::Store(sums) => (Some(RowsMut::from_slice(sums)), false),
-            Sums::Add(sums) => (Some(RowsMut::from_slice(sums)), true),
-            Sums::Terms => (None, false),
-        };
+        let sums = sums.map(RowsMut::from_slice);
         let squares = squares.map(RowsMut::from_slice);
         let in_range = AtomicBool::new(true);
         self.parallel_ranges(terms.len(), BLOCK, |block, range| {

@@ -28,6 +28,7 @@ mod prefetch;
 pub(crate) mod rope;
 pub(crate) mod rows;
 pub(crate) mod scratch;
+mod squares;
 pub(crate) mod states;
 mod thread_pool;
 pub(crate) mod tile;
@@ -44,7 +45,6 @@ use crate::{KernelError, Result};
 use thread_pool::ThreadPool;
 
 pub(crate) use double_quant::TABLE as NESTED_TABLE;
-pub(crate) use exact::Sums;
 pub(crate) use int8::LARGEST as INT8_LARGEST;
 pub(crate) use nf4::NUMBERS as NF4_NUMBERS;
 pub(crate) use optimizer::{AdamStep, RmsStep};

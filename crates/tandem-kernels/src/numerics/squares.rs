@@ -30,9 +30,14 @@ impl SquareSum {
     /// Number of integers in [`SquareSum::to_integers`].
     pub const INTEGERS: usize = 4;
 
-    pub(crate) fn add_block(&mut self, block: &BlockSquares) {
-        self.parts.iter_mut().zip(block.parts).for_each(|(sum, part)| *sum += i128::from(part));
-        self.large += block.large;
+    /// Adds up blocks.
+    pub(crate) fn of_blocks(blocks: &[BlockSquares]) -> Self {
+        let mut sum = Self::default();
+        for BlockSquares { parts, large } in blocks {
+            sum.parts.iter_mut().zip(parts).for_each(|(sum, part)| *sum += i128::from(*part));
+            sum.large += large;
+        }
+        sum
     }
 
     /// Adds the sum over other elements.

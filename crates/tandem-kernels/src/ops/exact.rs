@@ -2,7 +2,6 @@
 
 use super::check;
 use super::optimizer::SQUARES_BLOCK;
-use crate::cpu::Sums;
 use crate::device::launch;
 use crate::numerics::exact::{ExactView, ExactViewMut};
 use crate::numerics::squares::{BlockSquares, SquareSum};
@@ -38,8 +37,7 @@ pub fn exact_sum(device: &Device, terms: View, sums: ExactViewMut, add: bool, li
     let work = check::work(OP, &terms, 2.0 * terms.len() as f64, moved as f64);
     launch!(device, work, {
         cpu => {
-            let sums = sums.into_slice();
-            let in_range = cpu.exact_sum(terms, if add { Sums::Add(sums) } else { Sums::Store(sums) }, limit, None);
+            let in_range = cpu.exact_sum(terms, Some(sums.into_slice()), add, limit, None);
             if !in_range {
                 cpu.see_out_of_range();
             }
@@ -79,20 +77,14 @@ pub fn exact_sum_squares(
     let of_blocks = &mut blocks[..];
     launch!(device, work, {
         cpu => {
-            let sums = match sums {
-                Some(sums) if add => Sums::Add(sums.into_slice()),
-                Some(sums) => Sums::Store(sums.into_slice()),
-                None => Sums::Terms,
-            };
-            if !cpu.exact_sum(terms, sums, limit, Some(of_blocks)) {
+            let sums = sums.map(ExactViewMut::into_slice);
+            if !cpu.exact_sum(terms, sums, add, limit, Some(of_blocks)) {
                 cpu.see_out_of_range();
             }
         },
         _cuda => unreachable!("refused on a GPU")
     })?;
-    let mut sum = SquareSum::default();
-    blocks.iter().for_each(|block| sum.add_block(block));
-    Ok(sum)
+    Ok(SquareSum::of_blocks(&blocks))
 }
 
 fn check_terms(op: &'static str, terms: &View, sums: Option<&ExactViewMut>) -> Result<()> {

@@ -213,9 +213,7 @@ pub fn block_squares(device: &Device, parts: &[Gradient]) -> Result<SquareSum> {
         cpu => cpu.block_squares(parts, of_blocks),
         cuda => cuda::optimizer::block_squares(cuda, parts, sums, of_blocks)
     })?;
-    let mut sum = SquareSum::default();
-    blocks.iter().for_each(|block| sum.add_block(block));
-    Ok(sum)
+    Ok(SquareSum::of_blocks(&blocks))
 }
 
 /// Copies states as stored.

@@ -390,17 +390,20 @@ fn clear(
     Ok(())
 }
 
-/// The memory in which a layer's gradient of one micro-batch forms: the shared buffer, or without one that
-/// of the sums.
+/// The memory in which a layer's gradient of one micro-batch forms: the shared buffer; without one, or for a
+/// gradient that stays f32, that of the sums.
 fn place_of_terms<'a>(
-    buffer: Option<&'a mut Tensor>,
-    sums: &'a mut Buffer,
-    place: Range<usize>,
+    buffer: &'a mut Option<Tensor>,
+    sums: &'a mut [Option<Buffer>],
+    partition: &Partition,
+    index: usize,
+    is_term: bool,
 ) -> ViewMut<'a> {
-    match (buffer, sums) {
-        (Some(buffer), _) => buffer.view_mut().col_range(0..place.len()),
-        (None, Buffer::Fixed(sums)) => sums.view_mut().range(place).into_terms(),
-        (None, Buffer::Floats(sums)) => sums.view_mut().col_range(place),
+    let place = partition.place(index);
+    match (buffer, held(sums, partition.bucket_of(index))) {
+        (Some(buffer), _) if !is_term => buffer.view_mut().col_range(0..place.len()),
+        (_, Buffer::Fixed(sums)) => sums.view_mut().range(place).into_terms(),
+        (_, Buffer::Floats(sums)) => sums.view_mut().col_range(place),
     }
 }
 
@@ -408,14 +411,12 @@ impl GradientSink for Accumulator {
     fn open(&mut self, layer: LayerId) -> ModelResult<LayerGradients<'_>> {
         let index = self.decoder.index(layer);
         let is_term = self.is_term(index);
-        let Self { decoder, partition, sums, holds, .. } = self;
+        let Self { decoder, partition, layer: buffer, sums, holds, .. } = self;
         let layout = decoder.trained(layer);
         // A layer may be opened again before it is emitted, to be added to.
         let is_new = self.open.replace(layer) != Some(layer);
-        let forms_in_place = self.layer.is_none();
-        let sums = held(sums, partition.bucket_of(index));
-        let buffer = self.layer.as_mut().filter(|_| !is_term);
-        let mut terms = place_of_terms(buffer, sums, partition.place(index));
+        let forms_in_place = buffer.is_none();
+        let mut terms = place_of_terms(buffer, sums, partition, index, is_term);
         if forms_in_place {
             return Ok(LayerGradients::new(layout, terms));
         }
@@ -436,9 +437,7 @@ impl GradientSink for Accumulator {
             // Zero contribution of a rank without a micro-batch.
             let params = decoder.trained(layer).params.iter().zip(&self.holds);
             let unheld = params.filter(|(_, holds)| !**holds).map(|(param, _)| param.range());
-            let sums = held(sums, partition.bucket_of(index));
-            let buffer = buffer.as_mut().filter(|_| !is_term);
-            clear(device, place_of_terms(buffer, sums, partition.place(index)), unheld)?;
+            clear(device, place_of_terms(buffer, sums, partition, index, is_term), unheld)?;
         }
         if self.of_micro_batch.is_some() {
             return self.emit_part(index);

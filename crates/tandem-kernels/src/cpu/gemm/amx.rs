@@ -95,7 +95,6 @@ impl<const PARTS: usize> Kernel for Tiles<PARTS> {
     ) {
         const { assert!(PARTS == 1 || PARTS == 3) };
         let groups = lanes / SIDE;
-        let has_lower = tile.rows > SIDE;
         let rows_at_once = Self::ROWS.div_ceil(groups.max(1));
         let step = ahead.length.div_ceil(groups.max(1));
         let mut row = 0;
@@ -110,12 +109,11 @@ impl<const PARTS: usize> Kernel for Tiles<PARTS> {
                 ahead.prefetch(group * step..(group + 1) * step);
                 let a = a.add(group * 2 * PARTS * WORDS);
                 let b = b.add(group * 2 * PARTS * WORDS);
-                // Two tiles of rows in sequence, columns side by side.
-                match (PARTS, has_lower) {
-                    (1, true) => amx::multiply((a, SIDE), (b, 2 * SIDE)),
-                    (1, false) => amx::multiply_upper((a, SIDE), (b, 2 * SIDE)),
-                    (_, true) => multiply_parts(a, b),
-                    (_, false) => multiply_upper_parts(a, b),
+                if PARTS == 1 {
+                    // Two tiles of rows in sequence, columns side by side.
+                    amx::multiply((a, SIDE), (b, 2 * SIDE));
+                } else {
+                    multiply_parts(a, b);
                 }
                 pending.store(rows);
             }
@@ -250,45 +248,6 @@ unsafe fn multiply_parts(a: *const f32, b: *const f32) {
     }
 }
 
-/// [`multiply_parts`] of the upper 16 rows alone, in the same order.
-#[inline(always)]
-unsafe fn multiply_upper_parts(a: *const f32, b: *const f32) {
-    // SAFETY: as there.
-    unsafe {
-        asm!(
-            "tileloadd tmm6, [{b} + {b_row}]",
-            "tileloadd tmm4, [{a} + {a_row}]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloadd tmm7, [{b} + {b_row} + 64]",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "tileloadd tmm6, [{b} + {b_row} + 128]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloadd tmm7, [{b} + {b_row} + 192]",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "tileloadd tmm5, [{a} + {a_row} + 2048]",
-            "tdpbf16ps tmm0, tmm5, tmm6",
-            "tdpbf16ps tmm1, tmm5, tmm7",
-            "tileloadd tmm6, [{b} + {b_row}]",
-            "tdpbf16ps tmm0, tmm5, tmm6",
-            "tileloadd tmm7, [{b} + {b_row} + 64]",
-            "tdpbf16ps tmm1, tmm5, tmm7",
-            "tileloadd tmm5, [{a} + {a_row} + 4096]",
-            "tdpbf16ps tmm0, tmm5, tmm6",
-            "tdpbf16ps tmm1, tmm5, tmm7",
-            "tileloadd tmm6, [{b} + {b_row} + 256]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloadd tmm7, [{b} + {b_row} + 320]",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            a = in(reg) a,
-            b = in(reg) b,
-            a_row = in(reg) 64usize,
-            b_row = in(reg) 384usize,
-            out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-            options(readonly, nostack, preserves_flags),
-        );
-    }
-}
-
 /// Position of a square of 16 rows and 16 lanes of a part, in words from the panel's start.
 #[derive(Clone, Copy)]
 struct Place {
@@ -404,8 +363,8 @@ impl Squares for f32 {
             } else {
                 let (first, second) = (starts(from, stride), starts(from.add(other), stride));
                 for line in (0..SIDE).step_by(4) {
-                    let first = Avx512::load_columns(|i| first[i].wrapping_add(line * size_of::<f32>()));
-                    let second = Avx512::load_columns(|i| second[i].wrapping_add(line * size_of::<f32>()));
+                    let first = Avx512::load_columns(&first, line * size_of::<f32>());
+                    let second = Avx512::load_columns(&second, line * size_of::<f32>());
                     for j in 0..4 {
                         cut(first[j], second[j], to.add((line + j) * place.line), place.part);
                     }
@@ -451,7 +410,7 @@ impl Squares for bf16 {
                 (false, true) => {
                     let rows = starts(from, stride);
                     for lane in (0..SIDE).step_by(4) {
-                        let lanes = Avx512::load_columns(|i| rows[i].wrapping_add(lane * size_of::<f32>()));
+                        let lanes = Avx512::load_columns(&rows, lane * size_of::<f32>());
                         for j in 0..4 {
                             lanes[j].store(to.add((lane + j) * place.line), SIDE);
                         }

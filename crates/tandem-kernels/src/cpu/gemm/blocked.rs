@@ -319,23 +319,17 @@ impl Task<'_> {
             unsafe {
                 let (rows, lanes, stride) = (self.rows.clone(), lanes.clone(), K::ROWS * length);
                 let tail_to = buffer.add(lanes.len() * K::ROWS * K::WORDS);
-                K::pack_rows(Panels {
-                    source: &product.a,
+                let panels = |source, lanes, to| Panels {
+                    source,
                     rows: rows.clone(),
                     lanes,
-                    to: buffer,
+                    to,
                     stride,
                     is_in_cache: false,
-                });
-                if let Some(Term { a, .. }) = product.term.filter(|_| tail > 0) {
-                    K::pack_rows(Panels {
-                        source: &a,
-                        rows,
-                        lanes: 0..tail,
-                        to: tail_to,
-                        stride,
-                        is_in_cache: false,
-                    });
+                };
+                K::pack_rows(panels(&product.a, lanes, buffer));
+                if let Some(Term { a, .. }) = product.term.as_ref().filter(|_| tail > 0) {
+                    K::pack_rows(panels(a, 0..tail, tail_to));
                 }
             }
             for column in self.columns.clone().step_by(K::COLUMNS) {

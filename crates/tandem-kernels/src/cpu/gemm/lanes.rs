@@ -10,12 +10,12 @@ pub(super) const MOST_LANES: usize = 16;
 
 /// Registers of 32-bit lanes, whatever the bits mean.
 pub(super) trait Lanes: Vector {
-    /// Loads four columns of a matrix of `LANES` rows: row `i` is the four lanes at `row(i)`, result `j` is
-    /// column `j`.
+    /// Loads four columns of a matrix of `LANES` rows: row `i` is the four lanes at `rows[i] +
+    /// offset` bytes, result `j` is column `j`.
     ///
     /// # Safety
-    /// The CPU has the instructions of `Self`, and the rows can be read.
-    unsafe fn load_columns(row: impl Fn(usize) -> *const u8) -> [Self; 4];
+    /// The CPU has the instructions of `Self`, and the first `LANES` rows can be read.
+    unsafe fn load_columns(rows: &Rows, offset: usize) -> [Self; 4];
 
     /// Widens the first bf16 of each pair.
     fn first_of_pairs(self) -> Self;
@@ -29,11 +29,11 @@ pub(super) trait Lanes: Vector {
 
 impl Lanes for Portable {
     #[inline(always)]
-    unsafe fn load_columns(row: impl Fn(usize) -> *const u8) -> [Self; 4] {
+    unsafe fn load_columns(rows: &Rows, offset: usize) -> [Self; 4] {
         let mut columns = [[0.0; Self::LANES]; 4];
         for i in 0..Self::LANES {
             // SAFETY: the caller's promise.
-            let row = unsafe { row(i).cast::<[f32; 4]>().read_unaligned() };
+            let row = unsafe { rows[i].add(offset).cast::<[f32; 4]>().read_unaligned() };
             for j in 0..4 {
                 columns[j][i] = row[j];
             }
@@ -61,7 +61,7 @@ mod x86 {
 
     use std::arch::x86_64::*;
 
-    use super::Lanes;
+    use super::{Lanes, Rows};
     use crate::cpu::vector::{Avx2, Avx512};
 
     /// Transposes the 128-bit parts of four registers.
@@ -107,13 +107,13 @@ mod x86 {
 
     impl Lanes for Avx2 {
         #[inline(always)]
-        unsafe fn load_columns(row: impl Fn(usize) -> *const u8) -> [Self; 4] {
+        unsafe fn load_columns(rows: &Rows, offset: usize) -> [Self; 4] {
             unsafe {
                 // Register j holds rows j and j + 4, so that transposing its 128-bit parts leaves
                 // the rows in order.
                 let mut r = [_mm256_setzero_ps(); 4];
                 for j in 0..4 {
-                    let part = |i: usize| _mm_loadu_ps(row(i).cast());
+                    let part = |i: usize| _mm_loadu_ps(rows[i].add(offset).cast());
                     r[j] = _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(part(j)), part(j + 4));
                 }
                 transpose!(r, _mm256_unpacklo_ps, _mm256_unpackhi_ps, _mm256_shuffle_ps)
@@ -132,14 +132,14 @@ mod x86 {
 
     impl Lanes for Avx512 {
         #[inline(always)]
-        unsafe fn load_columns(row: impl Fn(usize) -> *const u8) -> [Self; 4] {
+        unsafe fn load_columns(rows: &Rows, offset: usize) -> [Self; 4] {
             unsafe {
                 // Register j holds rows j, j + 4, j + 8 and j + 12, so that transposing its 128-bit
                 // parts leaves the rows in order. Inserting from memory needs no shuffle unit,
                 // which limits a transposition.
                 let mut r = [_mm512_setzero_ps(); 4];
                 for j in 0..4 {
-                    let part = |i: usize| _mm_loadu_ps(row(i).cast());
+                    let part = |i: usize| _mm_loadu_ps(rows[i].add(offset).cast());
                     let all = _mm512_castps128_ps512(part(j));
                     let all = _mm512_insertf32x4::<1>(all, part(j + 4));
                     let all = _mm512_insertf32x4::<2>(all, part(j + 8));

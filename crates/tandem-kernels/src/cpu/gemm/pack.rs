@@ -190,7 +190,7 @@ unsafe fn from_rows<V: Lanes, const W: usize, P: Packing>(
                         }
                     }
                     let offset = k * size_of::<P::Element>();
-                    for column in V::load_columns(|i| starts[i].wrapping_add(offset)) {
+                    for column in V::load_columns(&starts, offset) {
                         P::store::<V, W>(column, to, count);
                         to = to.add(P::LANES * W);
                     }
