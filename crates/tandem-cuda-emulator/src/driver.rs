@@ -42,6 +42,8 @@ enum Work {
     Wait(Event),
 }
 
+const ENDED: &str = "a stream that has not ended";
+
 /// Pending work by stream.
 #[derive(Default)]
 pub(crate) struct Streams {
@@ -53,13 +55,29 @@ impl Streams {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn begin(&self, stream: Stream) {
+        self.lock().insert(stream.0, VecDeque::new());
+    }
+
+    /// # Panics
+    /// If the stream has ended: NVIDIA's driver crashes then.
     fn put(&self, stream: Stream, work: Work) {
-        self.lock().entry(stream.0).or_default().push_back(work);
+        self.lock().get_mut(&stream.0).expect(ENDED).push_back(work);
     }
 
     /// Runs all work of a stream.
+    ///
+    /// # Panics
+    /// As [`Self::put`].
     fn finish(&self, stream: Stream) {
-        finish(&mut self.lock(), stream.0, None);
+        let mut queues = self.lock();
+        assert!(queues.contains_key(&stream.0), "{ENDED}");
+        finish(&mut queues, stream.0, None);
+    }
+
+    fn end(&self, stream: Stream) {
+        self.finish(stream);
+        self.lock().remove(&stream.0);
     }
 
     /// Runs the work before an event.
@@ -211,11 +229,13 @@ unsafe impl Driver for Emulated {
     }
 
     fn new_stream(&self) -> Result<Stream> {
-        Ok(Stream(self.number()))
+        let stream = Stream(self.number());
+        self.streams.begin(stream);
+        Ok(stream)
     }
 
     fn end_stream(&self, stream: Stream) {
-        self.streams.finish(stream);
+        self.streams.end(stream);
     }
 
     fn synchronize(&self, stream: Stream) -> Result<()> {

@@ -16,7 +16,7 @@ struct Recorded {
 impl StreamEvent {
     /// Marks all work in the stream so far.
     pub(crate) fn record(cuda: &Cuda) -> Result<Self> {
-        let driver = cuda.shared.driver.clone();
+        let driver = cuda.shared.stream.driver.clone();
         let recorded = Recorded { event: driver.new_event()?, driver };
         recorded.driver.record(recorded.event, cuda.stream())?;
         Ok(Self(Some(recorded)))

@@ -57,17 +57,23 @@ pub struct Cuda {
 
 /// State shared by all memories of a stream.
 struct Shared {
-    driver: Drivers,
-    stream: Stream,
     tables: Tables,
     window: Window,
     /// Flags shared by all streams of the device.
     flags: Arc<dyn Region>,
     functions: Mutex<HashMap<&'static str, Function>>,
     tf32: bool,
+    /// The last field: the others wait for the stream when they are dropped.
+    stream: OwnStream,
 }
 
-impl Drop for Shared {
+/// A stream that ends with its owner.
+struct OwnStream {
+    driver: Drivers,
+    stream: Stream,
+}
+
+impl Drop for OwnStream {
     fn drop(&mut self) {
         self.driver.end_stream(self.stream);
     }
@@ -100,10 +106,10 @@ impl Cuda {
         flags: Arc<dyn Region>,
         options: Options,
     ) -> Result<Self> {
-        let stream = driver.new_stream()?;
-        let (tables, window) = (Tables::new(&driver, stream)?, Window::new(&driver)?);
-        let functions = Mutex::default();
-        let shared = Shared { driver, stream, tables, window, flags, functions, tf32: options.tf32 };
+        let stream = OwnStream { stream: driver.new_stream()?, driver };
+        let (tables, window) = (Tables::new(&stream.driver, stream.stream)?, Window::new(&stream.driver)?);
+        let shared =
+            Shared { tables, window, flags, functions: Mutex::default(), tf32: options.tf32, stream };
         Ok(Self { arena, shared: Arc::new(shared), profile: None })
     }
 
@@ -129,8 +135,8 @@ impl Cuda {
     }
 
     fn streaming_beside(&self, arena: Arc<Arena>) -> Result<Self> {
-        let Shared { driver, flags, tf32, .. } = &*self.shared;
-        Self::streaming(driver.clone(), arena, flags.clone(), Options { tf32: *tf32 })
+        let Shared { stream, flags, tf32, .. } = &*self.shared;
+        Self::streaming(stream.driver.clone(), arena, flags.clone(), Options { tf32: *tf32 })
     }
 
     /// Shares the device and times operations.
@@ -169,12 +175,12 @@ impl Cuda {
 
     /// Returns the driver.
     pub fn driver(&self) -> &dyn Driver {
-        &*self.shared.driver
+        &*self.shared.stream.driver
     }
 
     /// Returns the stream.
     pub(crate) fn stream(&self) -> Stream {
-        self.shared.stream
+        self.shared.stream.stream
     }
 
     /// Returns whether f32 products may use TF32.

@@ -190,15 +190,20 @@ unsafe extern "C" fn destroy_stream(stream: Opaque) -> c_int {
     })
 }
 
-unsafe extern "C" fn synchronize_stream(_: Opaque) -> c_int {
+unsafe extern "C" fn synchronize_stream(stream: Opaque) -> c_int {
     on_gpu(|gpu| {
+        assert!(gpu.streams.contains(&stream), "NVIDIA's driver crashes where a stream has ended");
         gpu.log("synchronize stream".to_owned());
         OK
     })
 }
 
-unsafe extern "C" fn wait_event(_: Opaque, event: Opaque, _: c_uint) -> c_int {
-    on_gpu(|gpu| if gpu.events.contains_key(&event) { OK } else { INVALID_VALUE })
+unsafe extern "C" fn wait_event(stream: Opaque, event: Opaque, _: c_uint) -> c_int {
+    on_gpu(
+        |gpu| {
+            if gpu.events.contains_key(&event) && gpu.streams.contains(&stream) { OK } else { INVALID_VALUE }
+        },
+    )
 }
 
 unsafe extern "C" fn create_event(place: *mut Opaque, flags: c_uint) -> c_int {
@@ -215,8 +220,11 @@ unsafe extern "C" fn destroy_event(event: Opaque) -> c_int {
     on_gpu(|gpu| if gpu.events.remove(&event).is_some() { OK } else { INVALID_VALUE })
 }
 
-unsafe extern "C" fn record_event(event: Opaque, _: Opaque) -> c_int {
+unsafe extern "C" fn record_event(event: Opaque, stream: Opaque) -> c_int {
     on_gpu(|gpu| {
+        if !gpu.streams.contains(&stream) {
+            return INVALID_VALUE;
+        }
         let now = gpu.number();
         gpu.events.insert(event, Some(now));
         OK
