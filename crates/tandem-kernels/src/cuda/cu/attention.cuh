@@ -86,11 +86,15 @@ template <int KEYS> struct KeyRows {
 
     __device__ __forceinline__ explicit KeyRows(const Queries &tile) : axis(tile.pieces), end(tile.end()) {}
 
+    // All threads call this. Those of a warp look at different numbers of pieces, and meet again at the
+    // end: what loads and multiplies matrices needs a whole warp.
     __device__ __forceinline__ void find(int first, int *rows) {
-        if (int(threadIdx.x) >= KEYS) return;
-        const int key = first + int(threadIdx.x);
-        if (key < end) axis.reach(key);
-        rows[threadIdx.x] = key < end ? int(key + axis.row) : -1;
+        if (int(threadIdx.x) < KEYS) {
+            const int key = first + int(threadIdx.x);
+            if (key < end) axis.reach(key);
+            rows[threadIdx.x] = key < end ? int(key + axis.row) : -1;
+        }
+        __syncwarp();
     }
 };
 

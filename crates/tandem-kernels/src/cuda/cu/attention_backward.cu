@@ -201,6 +201,7 @@ backward_keys(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, in
             rows[step % 2 * ROWS + threadIdx.x] = is_there ? int(query + axis.row) : -1;
             if (is_windowed) positions[step % 4 * ROWS + threadIdx.x] = is_there ? int(query + axis.position) : 0;
         }
+        __syncwarp();
         found += per_tile;
         // Read again, for a register that would be kept spills.
         if (found >= tile.queries) found = 0, axis = Axis(Keys(tiles).pieces);
@@ -216,8 +217,7 @@ backward_keys(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, in
         }
     };
     const auto put = [&] {
-        if (int(threadIdx.x) >= ROWS) return;
-        less[threadIdx.x] = next_less, mean[threadIdx.x] = next_mean;
+        if (int(threadIdx.x) < ROWS) less[threadIdx.x] = next_less, mean[threadIdx.x] = next_mean;
     };
 
     int next_head = kv_head * group, next_query = 0;
@@ -299,9 +299,9 @@ backward_keys(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, in
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
                         const int position = positions[step % 4 * ROWS + 8 * n + 2 * t + i % 2];
-                        if (position - (tile.position + own + g + i / 2 * 8) < window) continue;
-                        scores[0][n][i] = 0;
-                        if (OF_KEYS) gradient[0][n][i] = 0;
+                        const bool is_near = position - (tile.position + own + g + i / 2 * 8) < window;
+                        scores[0][n][i] = is_near ? scores[0][n][i] : 0;
+                        if (OF_KEYS) gradient[0][n][i] = is_near ? gradient[0][n][i] : 0;
                     }
             }
             if (OF_VALUES) round_scores<1, N>(weights, scores);

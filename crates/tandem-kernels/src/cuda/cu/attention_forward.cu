@@ -46,7 +46,9 @@ __device__ __forceinline__ void normalize(float factor, float (&scores)[M][N][4]
             now = fmaxf(now, __shfl_xor_sync(ALL, now, 1));
             now = fmaxf(now, __shfl_xor_sync(ALL, now, 2));
             largest[m][half] = now;
-            const float less = now * factor, shrink = exp2_fast(before * factor - less);
+            // The difference first: of two products the compiler would round only one, and what is left of
+            // `LOWEST`, where a row has seen no key yet, is beyond every exponent.
+            const float less = now * factor, shrink = exp2_fast((before - now) * factor);
             float total = sum[m][half] * shrink;
 #pragma unroll
             for (int n = 0; n < N; n++)
