@@ -126,6 +126,10 @@ pub(crate) unsafe fn matmul(product: &Matmul) {
         multiply_best(&a, &b[column * width..(column + COLUMNS) * width], width, &mut sums);
         for (i, sums) in sums.iter_mut().enumerate() {
             if let Some((c, stride)) = product.c {
+                // As cuBLASLt was seen to do.
+                if product.d_type == DType::Bf16 {
+                    sums.iter_mut().for_each(|sum| *sum = bf16::from_f32(*sum).to_f32());
+                }
                 let mut added = [0.0; COLUMNS];
                 // SAFETY: the caller's promise.
                 unsafe { read(c, i * stride + column, 1, product.d_type, &mut added[..count]) };
