@@ -55,10 +55,10 @@ keys! {
             }))
             .or(DType::F32),
         /// Sums over heads, channels and vocabulary in the blocks and the order that give the same
-        /// bits for `tensor` of 1, 2, 4 and 8. `false` spares some percent of a step of models with
-        /// an even number of key/value heads: see
-        /// [ranks.md](ranks.md#the-same-bits-with-slices).
-        sum_blocks: bool = boolean().or(true),
+        /// bits for `tensor` of 1, 2, 4 and 8. By default on CPUs. It costs some percent of a step of
+        /// models with an even number of key/value heads, and a third on a GPU, whose library promises
+        /// no such bits: see [ranks.md](ranks.md#the-same-bits-with-slices).
+        sum_blocks: Option<bool> = boolean().optional(),
         /// State divided among the ranks. `"ddp"`: none. `"zero1"`: optimiser states. `"zero2"`:
         /// these and gradients. `"zero3"`: these and weights. The numbers are the same.
         sharding: Sharding = choice(Sharding::NAMES).or(Sharding::Ddp).free(),

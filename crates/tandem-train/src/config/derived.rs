@@ -37,6 +37,11 @@ impl ComputeConfig {
         self.threads.unwrap_or_else(|| (cores() / self.devices.num_ranks()).max(1))
     }
 
+    /// Returns whether sums are made in blocks: as configured, else on CPUs.
+    pub fn sums_in_blocks(&self) -> bool {
+        self.sum_blocks.unwrap_or(self.devices.backend() == Backend::Cpu)
+    }
+
     /// The compute type: as configured, else bf16 on a GPU and on a CPU that multiplies it natively.
     pub fn compute_type(&self) -> DType {
         let native = || match Isa::detect() {

@@ -100,7 +100,7 @@ impl Config {
         let shard = TensorParallelShard { index: 0, count: self.compute.tensor };
         shard.keeps_bits()
             && self.compute.reduction == SumForm::Exact
-            && self.compute.sum_blocks
+            && self.compute.sums_in_blocks()
             && self.train.optimizer_state != StateForm::EightBit
     }
 

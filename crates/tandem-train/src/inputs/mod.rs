@@ -55,7 +55,7 @@ impl ModelSpecs {
     /// # Errors
     /// An adapter's folder cannot be read or does not fit the model.
     pub fn from_config(config: &Config, plain: &Decoder) -> Result<Self> {
-        let plain = &match config.compute.sum_blocks {
+        let plain = &match config.compute.sums_in_blocks() {
             true => plain.clone(),
             false => plain.clone().without_sum_blocks(),
         };

@@ -78,7 +78,7 @@ impl Precompute<'_> {
                 key.update(format.name().as_bytes());
                 key.update(cache.content_hash().as_bytes());
                 key.update(self.config.compute.compute_type().name().as_bytes());
-                key.update(&[u8::from(self.config.compute.sum_blocks)]);
+                key.update(&[u8::from(self.config.compute.sums_in_blocks())]);
                 // Else the policy would differ from itself in the first step, where another machine
                 // or version left the scores.
                 key.update(self.placement.device.arithmetic().as_bytes());

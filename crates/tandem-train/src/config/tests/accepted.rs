@@ -94,7 +94,7 @@ fn the_example_arrives_whole() {
             threads: Some(2),
             reduction: SumForm::Exact,
             reduce_dtype: DType::F32,
-            sum_blocks: true,
+            sum_blocks: None,
             sharding: Sharding::Ddp,
             replicate: 1,
             tensor: 1,
