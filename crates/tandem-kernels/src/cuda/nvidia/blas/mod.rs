@@ -1,8 +1,9 @@
 //! GEMM on cuBLASLt.
 //!
 //! The algorithm is chosen once per shape, with strides, types and the alignment of addresses up to
-//! 16 bytes, so the position of a tensor does not change the bits. Algorithms that add parts of the
-//! depth into the result in arbitrary order are excluded.
+//! 16 bytes, so the position of a tensor does not change the bits. A choice takes the library
+//! milliseconds, and batches differ in length: the number of tokens is rounded for it. Algorithms that
+//! add parts of the depth into the result in arbitrary order are excluded.
 
 mod plan;
 pub(super) mod raw;
@@ -18,7 +19,7 @@ use super::raw::Opaque;
 use crate::Result;
 use crate::cuda::driver::{Matmul, Region, Stream};
 use plan::{Plan, WORKSPACE, check};
-use raw::BlasFunctions;
+use raw::{Algorithm, BlasFunctions};
 use shape::Shape;
 
 /// cuBLASLt on one GPU.
@@ -27,6 +28,8 @@ pub(super) struct Blas {
     library: Arc<BlasFunctions>,
     handle: Opaque,
     plans: Mutex<HashMap<Shape, Arc<Plan>>>,
+    /// Choices by rounded shape.
+    algorithms: Mutex<HashMap<Shape, Algorithm>>,
     /// Workspace by stream: GEMMs of different streams run concurrently.
     workspaces: Mutex<HashMap<Stream, Memory>>,
 }
@@ -38,7 +41,8 @@ impl Blas {
         // SAFETY: the handle is written to where it is; it is given back when this is dropped.
         check("opening it", unsafe { (library.create)(&raw mut handle) })?;
         let (context, library) = (context.clone(), Arc::new(library));
-        Ok(Self { context, library, handle, plans: Mutex::default(), workspaces: Mutex::default() })
+        let (plans, algorithms, workspaces) = Default::default();
+        Ok(Self { context, library, handle, plans, algorithms, workspaces })
     }
 
     /// Returns the version in NVIDIA's format.
@@ -93,9 +97,20 @@ impl Blas {
         if let Some(plan) = plans.get(&shape) {
             return Ok(plan.clone());
         }
-        let plan = Arc::new(Plan::new(&self.library, self.handle, &shape)?);
+        let algorithm = self.algorithm(shape.rounded())?;
+        let plan = Arc::new(Plan::new(&self.library, self.handle, &shape, &algorithm)?);
         plans.insert(shape, plan.clone());
         Ok(plan)
+    }
+
+    fn algorithm(&self, rounded: Shape) -> Result<Algorithm> {
+        let mut algorithms = lock(&self.algorithms);
+        if let Some(algorithm) = algorithms.get(&rounded) {
+            return Ok(*algorithm);
+        }
+        let algorithm = Plan::algorithm(&self.library, self.handle, &rounded)?;
+        algorithms.insert(rounded, algorithm);
+        Ok(algorithm)
     }
 
     /// Returns the address of a stream's workspace.

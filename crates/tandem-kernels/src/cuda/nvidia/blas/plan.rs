@@ -25,8 +25,33 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Takes the first algorithm of cuBLASLt's heuristic. The GPU must be current.
-    pub(super) fn new(library: &Arc<BlasFunctions>, handle: Opaque, shape: &Shape) -> Result<Self> {
+    /// Describes products of a shape. `shared` is the algorithm of the rounded shape, which is taken if
+    /// the library accepts it for this one. The GPU must be current.
+    pub(super) fn new(
+        library: &Arc<BlasFunctions>,
+        handle: Opaque,
+        shape: &Shape,
+        shared: &Algorithm,
+    ) -> Result<Self> {
+        let mut plan = Self::describe(library, shape)?;
+        let chosen = match plan.accept(handle, shared) {
+            Some(workspace) => (*shared, workspace),
+            None => plan.choose(handle, shape)?,
+        };
+        (plan.algorithm, plan.workspace) = chosen;
+        Ok(plan)
+    }
+
+    /// Returns the first algorithm of cuBLASLt's heuristic for a shape. The GPU must be current.
+    pub(super) fn algorithm(
+        library: &Arc<BlasFunctions>,
+        handle: Opaque,
+        shape: &Shape,
+    ) -> Result<Algorithm> {
+        Ok(Self::describe(library, shape)?.choose(handle, shape)?.0)
+    }
+
+    fn describe(library: &Arc<BlasFunctions>, shape: &Shape) -> Result<Self> {
         let mut plan = Self {
             library: library.clone(),
             desc: 0,
@@ -48,12 +73,22 @@ impl Plan {
         for (attribute, operation) in [DESC_TRANSA, DESC_TRANSB].into_iter().zip(shape.operations()) {
             set(library.set_desc, plan.desc, attribute, &operation)?;
         }
-        let chosen = plan.choose(handle, shape)?;
-        (plan.algorithm, plan.workspace) = (chosen.algorithm, chosen.workspace);
         Ok(plan)
     }
 
-    fn choose(&self, handle: Opaque, shape: &Shape) -> Result<Heuristic> {
+    /// Returns the bytes that an algorithm needs, if it does for this shape.
+    fn accept(&self, handle: Opaque, algorithm: &Algorithm) -> Option<usize> {
+        let ([a, b, c, d], mut found) = (self.layouts, Heuristic::default());
+        // SAFETY: all handles exist; the result is written to where it is.
+        let outcome = unsafe {
+            (self.library.check)(handle, self.desc, a, b, c, d, std::ptr::from_ref(algorithm), &raw mut found)
+        };
+        (outcome == SUCCESS && found.state == SUCCESS && found.workspace <= WORKSPACE)
+            .then_some(found.workspace)
+    }
+
+    /// Returns the first algorithm of the heuristic, and the bytes that it needs.
+    fn choose(&self, handle: Opaque, shape: &Shape) -> Result<(Algorithm, usize)> {
         let preference = Preference::new(&self.library)?;
         preference.set(PREF_MAX_WORKSPACE_BYTES, &(WORKSPACE as u64))?;
         // Otherwise algorithms might add parts of the depth into the result in its own type and in
@@ -84,7 +119,7 @@ impl Plan {
         let [m, n, k] = shape.size;
         let (of, into) = (shape.dtype, shape.d_type);
         check(&format!("finding out how to multiply [{m},{k}] by [{k},{n}] of {of} into {into}"), outcome)?;
-        Ok(found)
+        Ok((found.algorithm, found.workspace))
     }
 }
 

@@ -85,6 +85,8 @@ functions! {
         set_preference = c"cublasLtMatmulPreferenceSetAttribute" (Opaque, c_int, *const c_void, usize) -> c_int;
         heuristic = c"cublasLtMatmulAlgoGetHeuristic"
             (Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, c_int, *mut Heuristic, *mut c_int) -> c_int;
+        check = c"cublasLtMatmulAlgoCheck"
+            (Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, *const Algorithm, *mut Heuristic) -> c_int;
         matmul = c"cublasLtMatmul"
             (
                 Opaque, Opaque, *const c_void, u64, Opaque, u64, Opaque, *const c_void, u64, Opaque, u64, Opaque,

@@ -76,6 +76,21 @@ impl Shape {
         }
     }
 
+    /// Returns a shape of rounded size, whose algorithm products of about this size share: where the
+    /// number of tokens is the depth or the number of rows, it differs from batch to batch. The first
+    /// three bits of it count, and a number of at most 8 is kept.
+    pub(super) fn rounded(&self) -> Self {
+        let round = |n: usize| n.next_multiple_of((n.next_power_of_two() / 8).max(1));
+        let ([m, n, k], is_along_depth) = (self.size, [self.a.1, self.b.1]);
+        // Never of what lies side by side in memory, which strides limit.
+        let size = match is_along_depth {
+            [true, _] => [round(m), n, k],
+            [false, false] => [m, n, round(k)],
+            [false, true] => [m, n, k],
+        };
+        Self { size, ..*self }
+    }
+
     /// Returns the layouts of cuBLASLt's A, B, C and D.
     pub(super) fn layouts(&self) -> [Layout; 4] {
         let [m, n, k] = self.size;
@@ -134,6 +149,22 @@ mod tests {
         assert_eq!(Shape::from_matmul(&moved), Shape::from_matmul(&product()));
         let odd = Matmul { d: ((1 << 22) + 4, 7), ..product() };
         assert_ne!(Shape::from_matmul(&odd), Shape::from_matmul(&product()));
+    }
+
+    #[test]
+    fn the_number_of_tokens_is_rounded_up_to_three_bits() {
+        let size = |size, [a, b]: [bool; 2]| {
+            let (a, b) = (factor(1 << 20, 1 << 20, a), factor(1 << 21, 1 << 20, b));
+            Shape::from_matmul(&Matmul { size, a, b, ..product() }).rounded().size
+        };
+        assert_eq!(size([16_197, 2047, 3071], [true, true]), [16_384, 2047, 3071]);
+        assert_eq!(size([8193, 2047, 3071], [true, false]), [10_240, 2047, 3071]);
+        assert_eq!(size([2047, 3071, 16_197], [false, false]), [2047, 3071, 16_384]);
+        assert_eq!(size([2047, 3071, 16_197], [false, true]), [2047, 3071, 16_197]);
+        for few in 1..=8 {
+            assert_eq!(size([few, 5, 7], [true, true]), [few, 5, 7]);
+        }
+        assert_eq!(size([9, 5, 7], [true, true]), [10, 5, 7]);
     }
 
     #[test]

@@ -20,6 +20,12 @@ const BF16: c_int = 14;
 thread_local! {
     static CHOSEN: Cell<usize> = const { Cell::new(0) };
     static DESCRIBED: Cell<isize> = const { Cell::new(0) };
+    static REFUSES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Has this thread's library take no algorithm for another shape than that it was chosen for.
+pub(in crate::cuda::nvidia) fn refuse_algorithms(refuses: bool) {
+    REFUSES.set(refuses);
 }
 
 /// Returns the number of times that this thread asked for an algorithm.
@@ -66,6 +72,7 @@ pub(super) fn functions() -> BlasFunctions {
         destroy_preference: end,
         set_preference: set,
         heuristic,
+        check,
         matmul,
     }
 }
@@ -183,6 +190,30 @@ unsafe extern "C" fn heuristic(
     0
 }
 
+/// An algorithm does for other sizes too; the stand-in's workspace is part of its description.
+unsafe extern "C" fn check(
+    handle: Opaque,
+    desc: Opaque,
+    a: Opaque,
+    b: Opaque,
+    c: Opaque,
+    d: Opaque,
+    algorithm: *const Algorithm,
+    found: *mut Heuristic,
+) -> c_int {
+    // SAFETY: as in cuBLASLt.
+    let (desc, layouts, algorithm) =
+        unsafe { (&*of(desc), [a, b, c, d].map(|one| &*of(one)), (*algorithm).0) };
+    let Some([m, n, k]) = sizes(desc, layouts) else { return INVALID_VALUE };
+    if handle != HANDLE || REFUSES.get() {
+        return NOT_SUPPORTED;
+    }
+    let is_near = [m, n, k].iter().zip(&algorithm[4..7]).all(|(&size, &of)| size as u64 <= of);
+    // SAFETY: as in cuBLASLt.
+    unsafe { ((*found).algorithm, (*found).workspace) = (Algorithm(algorithm), algorithm[7] as usize) };
+    if is_near { 0 } else { NOT_SUPPORTED }
+}
+
 /// An element of a matrix.
 ///
 /// # Safety
@@ -224,7 +255,9 @@ unsafe extern "C" fn matmul(
         (&*of(desc), layouts, [*alpha.cast::<f32>(), *beta.cast::<f32>()], (*algorithm).0)
     };
     let Some([m, n, k]) = sizes(desc, layouts) else { return INVALID_VALUE };
-    let is_chosen = algorithm[4..] == [m as u64, n as u64, k as u64, bytes as u64] && handle == HANDLE;
+    let is_chosen = [m, n, k].iter().zip(&algorithm[4..7]).all(|(&size, &of)| size as u64 <= of)
+        && algorithm[7] == bytes as u64
+        && handle == HANDLE;
     let is_aligned = [a, b, c, d].iter().zip(algorithm).all(|(address, by)| address % by == 0);
     let has_room = bytes == 0 || on_gpu(|gpu| c_int::from(gpu.can_touch(workspace, bytes))) == 1;
     let [first, second, third, result] = layouts;

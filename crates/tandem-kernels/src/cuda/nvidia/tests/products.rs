@@ -4,7 +4,7 @@ use half::bf16;
 
 use crate::DType;
 use crate::cuda::driver::{Drivers, Factor, Matmul, Region, Stream};
-use crate::cuda::nvidia::fake::{Fake, Kind, num_chosen, num_described};
+use crate::cuda::nvidia::fake::{Fake, Kind, num_chosen, num_described, refuse_algorithms};
 
 /// A GPU's memory that the host can look into.
 struct Bench {
@@ -178,6 +178,10 @@ fn an_algorithm_is_chosen_once_for_a_shape_and_an_alignment() {
     assert_eq!(chosen([4, 8, 8], 32), 0, "elsewhere, but aligned");
     assert_eq!([chosen([4, 8, 8], 2), chosen([4, 8, 8], 6)], [1, 0], "aligned to two bytes");
     assert_eq!(chosen([5, 8, 8], 0), 1);
+    assert_eq!([chosen([33, 8, 8], 0), chosen([35, 8, 8], 0)], [1, 0], "both as 40 rows");
+    refuse_algorithms(true);
+    assert_eq!(chosen([34, 8, 8], 0), 1, "for itself alone");
+    refuse_algorithms(false);
 }
 
 #[test]
