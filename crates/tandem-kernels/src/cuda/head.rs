@@ -12,7 +12,7 @@ pub(super) static SOURCE: driver::Source = source!("head.cu");
 const OF_THREAD: usize = 32;
 
 /// Threads of a block for a narrow strip, and for the widest.
-const THREADS: [u32; 2] = [128, 512];
+const THREADS: [u32; 2] = [128, 256];
 
 /// Widest strip, in columns.
 const STRIP: usize = OF_THREAD * THREADS[1] as usize;
@@ -150,7 +150,7 @@ impl Running {
     /// # Safety
     /// The strip's rows and tokens are among those of the part.
     unsafe fn see(&self, cuda: &Cuda, logits: Logits, shape: &HeadShape) -> Result<()> {
-        let names = ["head_statistics_128", "head_statistics_512"];
+        let names = ["head_statistics_128", "head_statistics_256"];
         let rest = [self.of_rows, self.of_predictions].map(Arg::address);
         // SAFETY: the kernel's arguments; the caller's promise.
         unsafe { logits.launch(cuda, names, shape, &self.asked, &rest) }
@@ -188,8 +188,8 @@ pub(crate) fn backward(
         let (first_row, first_token) = (strip.rows.start, strip.tokens.start);
         let of_strip = Logits { logits: logits.reborrow(), bias: weights.bias, first_row, first_token };
         let names = match dtype {
-            DType::F32 => ["head_gradient_f32_128", "head_gradient_f32_512"],
-            DType::Bf16 => ["head_gradient_bf16_128", "head_gradient_bf16_512"],
+            DType::F32 => ["head_gradient_f32_128", "head_gradient_f32_256"],
+            DType::Bf16 => ["head_gradient_bf16_128", "head_gradient_bf16_256"],
         };
         // SAFETY: the kernel's arguments, of as many rows and predictions as the operation has
         // checked.

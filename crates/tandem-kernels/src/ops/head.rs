@@ -16,13 +16,19 @@ use crate::{
     Backend, DType, Device, Extent, KernelError, MemoryKind, OpCost, Result, Tensor, View, ViewMut, cuda,
 };
 
-/// Rows per chunk. Every chunk reads all weights and passes over their gradient.
-pub(super) const CHUNK: usize = 1024;
+/// Returns the rows per chunk. Every chunk reads all weights and passes over their gradient: more
+/// rows pay on a GPU, while a strip of them fits a CPU's cache only if they are few.
+fn chunk_rows(device: &Device) -> usize {
+    match device.backend() {
+        Backend::Cpu => 1024,
+        Backend::Cuda => 4096,
+    }
+}
 
 /// Returns the number of rows whose logits are kept if `fitting` rows fit the budget.
-fn kept_rows(rows: usize, fitting: usize) -> usize {
+fn kept_rows(rows: usize, fitting: usize, chunk: usize) -> usize {
     // Whole chunks only, so that a chunk is contiguous.
-    if fitting >= rows { rows } else { fitting / CHUNK * CHUNK }
+    if fitting >= rows { rows } else { fitting / chunk * chunk }
 }
 
 /// Returns the width of the buffer for logits of the longest block that are not kept.
@@ -289,13 +295,14 @@ pub fn head_part(device: &Device, call: Head, parts: &mut HeadParts, budget: usi
     }
     let changed = shape.softcap.is_some() || shape.logit_scale.is_some_and(|scale| scale != 1.0);
     let fitting = if changed { 0 } else { budget / (vocabulary * DType::F32.size()) };
-    let room = kept_rows(hidden.extent().room(), fitting);
+    let chunk = chunk_rows(device);
+    let room = kept_rows(hidden.extent().room(), fitting, chunk);
     let kept_rows = rows.min(room);
     let width = Extent::exact(vocabulary);
     let mut kept = device.alloc_in(MemoryKind::Head, Extent::new(kept_rows, room), width, DType::F32)?;
     let mut spare = device.alloc(
         MemoryKind::Head,
-        CHUNK.min(rows - kept_rows),
+        chunk.min(rows - kept_rows),
         strip_width(device, &blocks),
         DType::F32,
     )?;
@@ -306,11 +313,11 @@ pub fn head_part(device: &Device, call: Head, parts: &mut HeadParts, budget: usi
     let mut numbers = running_numbers(device, hidden.extent(), targets.rows.len())?;
     let (mut kept_view, mut spare) = (kept.view_mut(), spare.view_mut());
     let run = on!(
-        cpu => blocks.forward(call, parts, (&mut kept_view, &mut spare), |call, parts, memory| {
+        cpu => blocks.forward(call, chunk, parts, (&mut kept_view, &mut spare), |call, parts, memory| {
             kernel::forward(cpu, call, parts, memory);
             Ok(())
         })?,
-        cuda => blocks.forward(call, parts, (&mut kept_view, &mut spare), |call, parts, memory| {
+        cuda => blocks.forward(call, chunk, parts, (&mut kept_view, &mut spare), |call, parts, memory| {
             let numbers = numbers.as_mut().map(Tensor::view_mut);
             cuda::head::forward(cuda, call, parts, memory, numbers)
         })
@@ -365,17 +372,17 @@ pub fn head_backward(
             format!("logits {}x{} kept for {rows} rows of {vocabulary}", kept.rows(), kept.cols()),
         ));
     };
-    let blocks = Blocks::new(&call);
+    let (blocks, chunk) = (Blocks::new(&call), chunk_rows(device));
     let mut spare =
-        device.alloc(MemoryKind::Head, CHUNK.min(again), strip_width(device, &blocks), DType::F32)?;
+        device.alloc(MemoryKind::Head, chunk.min(again), strip_width(device, &blocks), DType::F32)?;
     let (flops, bytes) = backward_cost(&hidden, &weights, &gradients, again);
     let work = OpCost::new(OP, (rows, vocabulary, hidden.dtype()), flops, bytes).with_depth(hidden.cols());
     let extent = hidden.extent();
-    let summed = |rows: usize| if gradients.bias.is_some() { CHUNK.min(rows) } else { 0 };
+    let summed = |rows: usize| if gradients.bias.is_some() { chunk.min(rows) } else { 0 };
     let summed = Extent::new(summed(extent.len()), summed(extent.room()));
     let mut partial = partial_sums(device, summed, strip_width(device, &blocks))?;
     let width_of_h = gradients.h.as_ref().map_or(0, ViewMut::cols);
-    let levels = |rows: usize| blocks.levels() * CHUNK.min(rows);
+    let levels = |rows: usize| blocks.levels() * chunk.min(rows);
     let levels = Extent::new(levels(extent.len()), levels(extent.room()));
     let allocate = |cols| device.alloc_in(MemoryKind::Head, levels, Extent::exact(cols), DType::F32);
     let (mut of_hidden, mut of_h) = (allocate(hidden.cols())?, allocate(width_of_h)?);
@@ -383,14 +390,14 @@ pub fn head_backward(
     let memory = (kept.view_mut(), spare.view_mut());
     let known = (&scores.log_sum_exp[..], d_log_prob);
     launch!(device, work, {
-        cpu => blocks.backward(call, known, gradients, memory, sums, |call, lse, d, gradients, memory| {
+        cpu => blocks.backward(call, chunk, known, gradients, memory, sums, |call, lse, d, gradients, memory| {
             kernel::backward(cpu, call, lse, d, gradients, memory);
             Ok(())
         }, |src, dst| {
             cpu.add(src, dst);
             Ok(())
         })?,
-        cuda => blocks.backward(call, known, gradients, memory, sums, |call, lse, d, gradients, memory| {
+        cuda => blocks.backward(call, chunk, known, gradients, memory, sums, |call, lse, d, gradients, memory| {
             let partial = partial.as_mut().map(Tensor::view_mut);
             cuda::head::backward(cuda, call, lse, d, gradients, memory, partial)
         }, |src, dst| cuda::convert::add(cuda, src, dst))

@@ -7,7 +7,6 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use super::head::CHUNK;
 use crate::ops::{ELSEWHERE, Head, HeadGradients, HeadParts, HeadWeights, LogitMemory, LowRank, Targets};
 use crate::{KernelError, Result, View, ViewMut};
 
@@ -61,10 +60,11 @@ impl<'a> Blocks<'a> {
         Err(KernelError::invalid(op, format!("blocks {blocks:?} of a vocabulary of {vocabulary}")))
     }
 
-    /// Calls `score` for the head of each block.
+    /// Calls `score` for the head of each block, in chunks of so many rows.
     pub(super) fn forward(
         &self,
         call: Head,
+        chunk: usize,
         parts: &mut HeadParts,
         (kept, spare): (&mut ViewMut, &mut ViewMut),
         mut score: impl FnMut(Head, &mut HeadParts, LogitMemory) -> Result<()>,
@@ -73,7 +73,7 @@ impl<'a> Blocks<'a> {
             parts.work_on(block);
             let targets = own_targets(call.targets.targets, tokens);
             let kept = kept.reborrow().col_range(tokens.clone());
-            let memory = LogitMemory { chunk: CHUNK, kept, spare: spare.reborrow() };
+            let memory = LogitMemory { chunk, kept, spare: spare.reborrow() };
             score(of_block(&call, tokens, Targets { targets: &targets, ..call.targets }), parts, memory)?;
         }
         Ok(())
@@ -101,6 +101,7 @@ impl<'a> Blocks<'a> {
     pub(super) fn backward(
         &self,
         call: Head,
+        chunk: usize,
         (log_sum_exp, d_log_prob): (&[f32], &[f32]),
         mut gradients: HeadGradients,
         (mut kept, mut spare): (ViewMut, ViewMut),
@@ -109,9 +110,9 @@ impl<'a> Blocks<'a> {
         mut add: impl FnMut(View, ViewMut) -> Result<()>,
     ) -> Result<()> {
         let num_rows = call.hidden.rows();
-        let height = CHUNK.min(num_rows);
-        for start in (0..num_rows).step_by(CHUNK) {
-            let rows = start..num_rows.min(start + CHUNK);
+        let height = chunk.min(num_rows);
+        for start in (0..num_rows).step_by(chunk) {
+            let rows = start..num_rows.min(start + chunk);
             let predictions = call.targets.of_rows(rows.clone());
             let own_rows: Vec<u32> =
                 call.targets.rows[predictions.clone()].iter().map(|row| row - start as u32).collect();
@@ -120,7 +121,7 @@ impl<'a> Blocks<'a> {
             for (block, tokens) in self.0.iter().enumerate() {
                 let targets = own_targets(&call.targets.targets[predictions.clone()], tokens);
                 let targets = Targets { rows: &own_rows, targets: &targets };
-                let chunk = rows_of_chunk(&of_block(&call, tokens, targets), &rows);
+                let of_rows = rows_of_chunk(&of_block(&call, tokens, targets), &rows);
                 let position = block.count_ones() as usize;
                 let of_chunk = HeadGradients {
                     hidden: at(position, &mut gradients.hidden, &mut sums.hidden, height, &rows),
@@ -131,9 +132,9 @@ impl<'a> Blocks<'a> {
                     b: gradients.b.as_mut().map(|db| db.reborrow().row_range(tokens.clone())),
                 };
                 let kept = kept.reborrow().row_range(kept_rows.clone()).col_range(tokens.clone());
-                let memory = LogitMemory { chunk: CHUNK, kept, spare: spare.reborrow() };
+                let memory = LogitMemory { chunk, kept, spare: spare.reborrow() };
                 let d = &d_log_prob[predictions.clone()];
-                differentiate(chunk, &log_sum_exp[rows.clone()], d, of_chunk, memory)?;
+                differentiate(of_rows, &log_sum_exp[rows.clone()], d, of_chunk, memory)?;
                 for below in (position - block.trailing_ones() as usize..position).rev() {
                     merge(below, &mut gradients.hidden, &mut sums.hidden, height, &rows, &mut add)?;
                     if let Some(dh) = &mut gradients.h {

@@ -1,6 +1,6 @@
 // The head's logits: statistics of a row's strip, and their gradient.
 //
-// Threads: a block per row of a strip, 128 threads for a narrow strip and 512 for a wide one. A
+// Threads: a block per row of a strip, 128 threads for a narrow strip and 256 for a wide one. A
 // thread holds 32 logits in registers, read once, 16 bytes at a time.
 // Bytes per logit: statistics 4 read (8 more per row and prediction); gradient 4 read, 4 or 2
 // written; the bias 4 more.
@@ -80,7 +80,7 @@ __device__ __forceinline__ void shape_row(const float *bias, const Columns<THREA
 
 // Brings what is known of a row up to a strip, whose numbers are given; `row` has m, Σ exp(l − m),
 // Σ exp(l − m)·(l − m), Σ l.
-__device__ __forceinline__ void merge(double *row, bool is_first, const double (&own)[4]) {
+__device__ __forceinline__ void merge(double (&row)[4], bool is_first, const double (&own)[4]) {
     if (is_first || row[1] == 0) {
         for (int i = 0; i < 4; i++) row[i] = own[i];
         return;
@@ -109,10 +109,16 @@ __device__ __forceinline__ void statistics(const float *__restrict__ logits, lon
     logits += size_t(blockIdx.x) * stride;
     of_rows += size_t(4) * row;
     const Columns<THREADS> columns(logits, bias, count);
-    const double before = first == 0 ? -INFINITY : of_rows[0];
-    const uint32_t start = starts[row], end = starts[row + 1];
     float l[GROUPS][4];
     load_row(logits, columns, l);
+    // Loads that follow from one another, while the logits are under way: of the row, of its first
+    // target, and of that one's logit.
+    const double before = first == 0 ? -INFINITY : of_rows[0];
+    const uint32_t start = starts[row], end = starts[row + 1];
+    const int first_target = start < end ? int(targets[start]) - first : -1;
+    const float first_logit = first_target >= 0 && first_target < count ? logits[first_target] : 0.0f;
+    // A lane for each number.
+    const double known = first != 0 && threadIdx.x < 4 ? of_rows[threadIdx.x] : 0;
     shape_row(bias, columns, shape, l);
     // What is no number is passed over here, and shows in the sums.
     float largest = -INFINITY;
@@ -146,9 +152,9 @@ __device__ __forceinline__ void statistics(const float *__restrict__ logits, lon
     for (uint32_t i = start; i < end; i++) {
         // The same for all threads.
         double *place = of_predictions + size_t(2) * i;
-        const long long column = (long long)targets[i] - first;
+        const int column = i == start ? first_target : int(targets[i]) - first;
         if (column >= 0 && column < count) {
-            const float own = shaped(logits[column], bias ? bias[column] : 0.0f, shape);
+            const float own = shaped(i == start ? first_logit : logits[column], bias ? bias[column] : 0.0f, shape);
             bool is_first = own == largest && before < own;
             if (is_first) {
                 float earlier = 0;
@@ -167,15 +173,18 @@ __device__ __forceinline__ void statistics(const float *__restrict__ logits, lon
             else if (place[0] == FIRST && largest > place[1]) place[0] = PASSED_OVER;
         }
     }
-    if (threadIdx.x == 0) {
-        double own[4] = {largest, 0, 0, 0};
+    if (warp != 0) return;
+    double row_numbers[4], own[4] = {largest, 0, 0, 0};
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) {
+    for (int i = 0; i < 4; i++) row_numbers[i] = __shfl_sync(ALL, known, i);
+    if (lane != 0) return;
 #pragma unroll
-            for (int i = 1; i < 4; i++) own[i] += of_warps[i * WARPS + w];
-        }
-        merge(of_rows, first == 0, own);
+    for (int w = 0; w < WARPS; w++) {
+#pragma unroll
+        for (int i = 1; i < 4; i++) own[i] += of_warps[i * WARPS + w];
     }
+    merge(row_numbers, first == 0, own);
+    for (int i = 0; i < 4; i++) of_rows[i] = row_numbers[i];
 }
 
 // The gradient of `Σ d · log_prob` with respect to the raw logits of a row's strip, in their place;
@@ -241,8 +250,8 @@ __device__ __forceinline__ void gradient(float *logits, long long stride, int co
 
 } // namespace
 
-// So many threads that two blocks, each with its strip under way, keep a multiprocessor's memory
-// busy.
+// So many threads that four blocks, each with its strip under way, keep a multiprocessor's memory
+// busy while others are at their ends, where one thread works.
 #define STATISTICS(name, THREADS)                                                                                       \
     KERNEL_BOUNDS(name, THREADS, 1024 / THREADS, const float *logits, long long stride, int count, const float *bias,   \
                   float scale, float cap, float inverse_cap, int first_row, int first, const uint32_t *starts,          \
@@ -252,7 +261,7 @@ __device__ __forceinline__ void gradient(float *logits, long long stride, int co
                             of_predictions);                                                                            \
     }
 STATISTICS(head_statistics_128, 128)
-STATISTICS(head_statistics_512, 512)
+STATISTICS(head_statistics_256, 256)
 
 #define GRADIENT(name, THREADS, G)                                                                                      \
     KERNEL_BOUNDS(name, THREADS, 1024 / THREADS, float *logits, long long stride, int count, const float *bias,         \
@@ -262,6 +271,6 @@ STATISTICS(head_statistics_512, 512)
         gradient<THREADS, G>(logits, stride, count, bias, shape, first_row, first, starts, targets, d, log_sum_exp);    \
     }
 GRADIENT(head_gradient_f32_128, 128, float)
-GRADIENT(head_gradient_f32_512, 512, float)
+GRADIENT(head_gradient_f32_256, 256, float)
 GRADIENT(head_gradient_bf16_128, 128, bf16)
-GRADIENT(head_gradient_bf16_512, 512, bf16)
+GRADIENT(head_gradient_bf16_256, 256, bf16)

@@ -54,13 +54,16 @@ fn scores_of_logits_that_are_there() {
     }
 }
 
-/// More rows than a chunk has and more tokens than a strip (1024 each), the last of them not full.
+/// More rows than a chunk has (1024 on a CPU, 4096 on a GPU), and on a CPU more tokens than a strip
+/// (1024), the last of them not full.
 #[test]
 fn several_chunks() {
-    for (dtype, tolerance) in TYPES {
-        let case = Case::new(1031, 1100, 16, dtype, HeadShape::default(), true);
+    for ((dtype, tolerance), (rows, vocabulary, is_gpu)) in
+        TYPES.into_iter().flat_map(|of| [(1031, 1100, false), (4103, 40, true)].map(|size| (of, size)))
+    {
+        let case = Case::new(rows, vocabulary, 16, dtype, HeadShape::default(), true);
         let (expected, gradients) = case.reference();
-        for (place, device) in devices() {
+        for (place, device) in devices().into_iter().filter(|(place, _)| place.is_cpu() != is_gpu) {
             let (scores, found) = case.run(&device, dtype);
             expected.assert_are(&scores, &format!("several chunks, {place:?}"));
             for (found, (expected, name)) in
@@ -72,7 +75,7 @@ fn several_chunks() {
     }
 }
 
-/// More tokens than a GPU's widest strip has (16384), with a bias and without, whether numbers can
+/// More tokens than two of a GPU's widest strips have (8192 each), with a bias and without, whether numbers can
 /// be moved four at a time or not.
 #[test]
 fn several_strips_on_a_gpu() {
@@ -356,17 +359,20 @@ fn a_target_outside_the_vocabulary_is_refused() {
 /// numbers of each row.
 #[test]
 fn a_dry_run_counts_the_chunk() {
-    for (backend, strip, of_row) in [(Backend::Cpu, 1024, 0), (Backend::Cuda, 16_128, 64)] {
+    for (backend, rows, strip, of_row) in [(Backend::Cpu, 1024, 1024, 0), (Backend::Cuda, 4096, 8192, 64)] {
         let chunk = bytes_of_a_dry_run(backend);
-        let expected = 1024 * strip * 4 + 3000 * of_row;
-        assert!((expected..expected + 192).contains(&chunk), "{chunk} bytes of 1024 rows of {strip} logits");
+        let expected = rows * strip * 4 + 5000 * of_row;
+        assert!(
+            (expected..expected + 192).contains(&chunk),
+            "{chunk} bytes of {rows} rows of {strip} logits"
+        );
     }
 }
 
-/// Returns the scratch bytes of a dry run of 3000 rows and a vocabulary of 32000.
+/// Returns the scratch bytes of a dry run of 5000 rows and a vocabulary of 32000.
 fn bytes_of_a_dry_run(backend: Backend) -> usize {
     let device = Device::meta_of(backend);
-    let hidden = device.alloc(MemoryKind::Activations, 3000, 64, DType::Bf16).unwrap();
+    let hidden = device.alloc(MemoryKind::Activations, 5000, 64, DType::Bf16).unwrap();
     let w = device.alloc(MemoryKind::Weights, 32_000, 64, DType::Bf16).unwrap();
     let before = device.memory().total();
     let mut scores = HeadScores::default();
