@@ -41,6 +41,27 @@ fn has_gpus(count: usize, test: &str) -> bool {
     found >= count
 }
 
+/// Settings for this machine: GPU 0 in place of another single one that is not there, and none, with a line,
+/// where a run needs more GPUs.
+fn placed<'a>(place: &[&'a str]) -> Option<Vec<&'a str>> {
+    const KEY: &str = "compute.devices=cuda:";
+    let count = machine();
+    let mut own = place.to_vec();
+    for setting in &mut own {
+        let Some(ordinals) = setting.strip_prefix(KEY) else { continue };
+        let ordinals: Vec<usize> = ordinals.split(',').map(|number| number.parse().unwrap()).collect();
+        if ordinals.iter().all(|&ordinal| ordinal < count) {
+            continue;
+        }
+        if ordinals.len() > 1 {
+            skipped(&place.join(" "), &format!("there are {count} GPUs"));
+            return None;
+        }
+        *setting = "compute.devices=cuda:0";
+    }
+    Some(own)
+}
+
 /// Past the capture of what tests print: in a log, a skipped test must not look like one that passed.
 fn skipped(test: &str, reason: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {reason}");

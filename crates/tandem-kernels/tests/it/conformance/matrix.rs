@@ -1,5 +1,7 @@
 //! f64 matrices for references, and the comparison with what a device computed.
 
+use std::fmt::Debug;
+
 use tandem_kernels::{DType, Device, Element, MemoryKind, Tensor, View, ops, with_element};
 
 use crate::places::Place;
@@ -153,7 +155,7 @@ pub fn cases() -> Vec<(Place, DType, f64)> {
 
 /// Runs `compute` at every thread count, on a GPU twice, on the emulated one, which has one order, once: all results must be equal (NaN would differ from itself). Returns one.
 #[track_caller]
-pub fn same_at_every_thread_count<R: PartialEq>(place: Place, compute: impl Fn(&Device) -> R) -> R {
+pub fn same_at_every_thread_count<R: PartialEq + Debug>(place: Place, compute: impl Fn(&Device) -> R) -> R {
     let run = |threads| compute(&place.device(threads, 1 << 28));
     let first = run(THREADS[0]);
     let again = match place {
@@ -162,7 +164,27 @@ pub fn same_at_every_thread_count<R: PartialEq>(place: Place, compute: impl Fn(&
         Place::Gpu => &THREADS[..1],
     };
     for threads in again {
-        assert!(run(*threads) == first, "{threads} threads give other bits than one, {place:?}");
+        let other = run(*threads);
+        if other != first {
+            panic!(
+                "{threads} threads give other bits than one, {place:?}: {}",
+                first_difference(&format!("{first:?}"), &format!("{other:?}"))
+            );
+        }
     }
     first
+}
+
+/// Where two texts of results differ, and how many of their words do.
+fn first_difference(first: &str, other: &str) -> String {
+    let words = first.split(' ').zip(other.split(' ')).enumerate();
+    let differ: Vec<_> = words.filter(|(_, (a, b))| a != b).collect();
+    match differ.first() {
+        Some((word, (a, b))) => {
+            let last = differ.len() - 1;
+            let (end, (c, d)) = &differ[last];
+            format!("{} words, from {word} ({a} and {b}) to {end} ({c} and {d})", differ.len())
+        }
+        None => "none but numbers that are no numbers".to_owned(),
+    }
 }
