@@ -2,7 +2,7 @@
 """Times attention on a GPU: torch's, by each of its back ends, and Tandem's; forward and backward, in turns.
 
     cargo bench -p tandem-kernels --bench ops --no-run        # says where the program is that times Tandem's
-    python bench/gpu_attention.py --ops-bench target/release/deps/ops-… --out docs/results/gpu-attention.md
+    python bench/gpu_attention.py --ops-bench target/release/deps/ops-… --out docs/results/gpu/attention.md
     python bench/gpu_attention.py --ops-bench … --device cpu  # all of it without a GPU, one small case
 
 Causal, bf16, 16384 tokens as sequences of 1024 to 16384, 32 heads of 128 with 8 for keys and values. Writes a table, and beside it

@@ -16,7 +16,7 @@ def page(record, all_results: list, source: str) -> str:
     lines = [
         "# DPO on one GPU: TRL and Tandem", "",
         f"Written by `bench/gpu` from [{source}]({source}), which has every step of every process. "
-        "[bench/README.md](../../bench/README.md#on-a-gpu) explains the terms.", "",
+        "[bench/README.md](../../../bench/README.md#on-a-gpu) explains the terms.", "",
         *(f"    {command}" for command in about["commands"]), "",
         f"Machine: {about['machine']}. {about['versions']}; Tandem at {about['commit'] or 'an unknown commit'}.", "",
         *([f"bf16 matmuls: torch reaches {' / '.join(f'{rate:.0f}' for rate in rates)} TFLOP/s on large matrices, by repeat"
