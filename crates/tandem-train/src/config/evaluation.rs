@@ -165,12 +165,5 @@ pub(super) fn check(config: &Config, places: &Places) -> Result<()> {
             "only the last step would be evaluated; set train.eval_every to the steps between evaluations",
         ));
     }
-    let evaluates = !config.data.eval.is_empty() || config.num_samples() > 0;
-    if config.train.eval_every.is_some() && !evaluates {
-        return Err(places.conflict(
-            "train.eval_every",
-            "nothing would be evaluated, for there are no held-out rows and no samples; set data.eval, or remove it",
-        ));
-    }
     Ok(())
 }

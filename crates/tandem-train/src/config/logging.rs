@@ -5,15 +5,10 @@ use std::path::{Path, PathBuf};
 use tandem_judge::http;
 use toml::Value;
 
-use super::Config;
 use super::error::Result;
 use super::form::{Form, custom, filled, path_value, seconds, texts_value};
 use super::keys::{Keys, group, keys};
 use super::reader::Entry;
-use super::tree::Places;
-
-/// Default of `logging.grace_s`, in seconds.
-const GRACE: f64 = 15.0;
 
 keys! {
     /// Trackers that receive the records of a run.
@@ -28,7 +23,7 @@ keys! {
         /// It runs in the current folder, to which relative paths refer. An empty list starts none.
         command: Vec<String> = command().or(Vec::new()).free(),
         /// Time that trackers have after the end of the run; a program is then killed.
-        grace_s: f64 = seconds(0.0..=3e7).or(GRACE).free(),
+        grace_s: f64 = seconds(0.0..=3e7).or(15.0).free(),
         /// MLflow server.
         mlflow: Option<MlflowConfig> = group(|now, keys: &mut Keys| {
             keys.optional_table("mlflow", now, |now, keys| MlflowConfig::visit(now, keys, &run))
@@ -46,22 +41,6 @@ keys! {
         experiment: String = filled("a name").or("tandem".to_owned()).free(),
         /// Name of the run at the server.
         run: String = filled("a name").or(name.to_owned()).shown("`logging.run`").free(),
-    }
-}
-
-/// Rules that need all keys of the table.
-pub(super) fn check(config: &Config, places: &Places) -> Result<()> {
-    let LoggingConfig { run, tensorboard, command, grace_s, mlflow } = &config.logging;
-    if tensorboard.is_some() || !command.is_empty() || mlflow.is_some() {
-        return Ok(());
-    }
-    let unused = [("logging.run", *run != name_of(&config.output)), ("logging.grace_s", *grace_s != GRACE)];
-    match unused.into_iter().find(|(_, is_given)| *is_given) {
-        Some((key, _)) => Err(places.conflict(
-            key,
-            "no tracker would use it; set logging.tensorboard, logging.mlflow.uri or logging.command, or remove it",
-        )),
-        None => Ok(()),
     }
 }
 

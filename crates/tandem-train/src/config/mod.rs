@@ -158,7 +158,6 @@ impl Config {
         keys.finish()?;
         online::check(&config, &places)?;
         evaluation::check(&config, &places)?;
-        logging::check(&config, &places)?;
         reference::check(&config, &places)?;
         judges::check(&config.judges, &places)?;
         config.refuse_own_output(&places)?;

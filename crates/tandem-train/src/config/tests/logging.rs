@@ -63,13 +63,3 @@ fn mistakes_are_told() {
         assert!(text.contains(told), "{set}: {text}");
     }
 }
-
-#[test]
-fn what_no_tracker_would_use_is_refused() {
-    let unused = "no tracker would use it; set logging.tensorboard, logging.mlflow.uri or logging.command, or remove it";
-    for (key, value) in [("run", "mine"), ("grace_s", "3")] {
-        let given = format!("logging.{key}={value}");
-        assert!(refusal(EXAMPLE, &[&given]).contains(&format!("`logging.{key}`: {unused}")), "{key}");
-        set(&[&given, "logging.tensorboard=true"]);
-    }
-}

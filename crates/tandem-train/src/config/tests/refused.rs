@@ -43,15 +43,6 @@ fn an_unknown_key_is_refused_with_the_nearest_known_one() {
 }
 
 #[test]
-fn evaluations_of_nothing_are_refused() {
-    let none = changed("eval = \"data/held_out.jsonl\"", "");
-    let text = refusal(&none, &["train.samples=0"]);
-    assert!(text.contains("`train.eval_every`: nothing would be evaluated"), "{text}");
-    let (_folder, config) = load_with(&none, &["train.samples=2"]);
-    assert_eq!(config.unwrap_or_else(|e| panic!("{e}")).train.eval_every, Some(10), "samples are drawn then");
-}
-
-#[test]
 fn a_key_that_has_moved_is_refused_with_its_new_name() {
     assert_eq!(
         refusal(EXAMPLE, &["train.checkpointing=none"]),
