@@ -41,10 +41,9 @@ pub(super) fn run<L: Level>(cpu: &Cpu, product: &Product) -> bool {
     let even = m.div_ceil(m.div_ceil(L::Kernel::ROWS));
     let rows = L::HEIGHTS.iter().copied().filter(|height| *height >= even).min().unwrap_or(L::Kernel::ROWS);
     let words = m.next_multiple_of(rows) * depth.length() * L::Kernel::WORDS;
-    // With few panels, tasks divide the rows, too. f32 columns that are neighbours in memory are packed four
+    // With few panels, tasks divide the rows, too. Columns that are neighbours in memory are packed four
     // panels at a time.
-    let is_across = product.b.is_transposed() && L::Kernel::DEPTH == 1;
-    if words > MOST_WORDS || panels < 2 * cpu.threads() || is_across {
+    if words > MOST_WORDS || panels < 2 * cpu.threads() || product.b.is_transposed() {
         return false;
     }
     scratch::with_bytes(words * size_of::<f32>(), |packed| {
@@ -160,7 +159,7 @@ impl Few<'_> {
         let share = K::COLUMNS.div_ceil(tiles.min(2));
         let first = panel * K::COLUMNS + number * share;
         let end = b.rows().min((panel + 1) * K::COLUMNS).min(first + share);
-        if m < ARITHMETIC || number >= 2 || first >= end || b.is_transposed() {
+        if m < ARITHMETIC || number >= 2 || first >= end {
             return Ahead::NOTHING;
         }
         let (size, lanes) = (b.dtype().size(), self.depth.lanes(block..block + 1));

@@ -207,11 +207,8 @@ unsafe fn from_rows<V: Lanes, const W: usize, P: Packing>(
     }
 }
 
-/// Least prefetch distance of a copy, in elements along k.
+/// Prefetch distance of a copy, in elements along k.
 const AHEAD: usize = 8;
-
-/// Lines of memory that a copy of few columns has under way: memory takes 100 ns for each.
-const LINES_AHEAD: usize = 32;
 
 /// Packs rows that are neighbours in memory: a copy, all panels of one lane after another.
 #[inline(always)]
@@ -226,8 +223,6 @@ unsafe fn from_columns<V: Lanes, const W: usize, P: Packing>(
     // The vectors of a panel may reach beyond it, but not beyond the operand's last row.
     let reach = W.next_multiple_of(V::LANES);
     let readable = source.rows() - rows.start;
-    let lines = (rows.len() * size_of::<P::Element>()).div_ceil(64);
-    let ahead = (LINES_AHEAD / lines).max(AHEAD).next_multiple_of(P::DEPTH);
     // SAFETY: every address read lies inside the operand: whole vectors are read only where the row
     // goes on.
     unsafe {
@@ -236,9 +231,7 @@ unsafe fn from_columns<V: Lanes, const W: usize, P: Packing>(
             let (from, count) = (base.add(k * stride), elements.len() - k);
             // Rows are too far apart for the hardware prefetcher.
             for line in (0..rows.len()).step_by(64 / size_of::<P::Element>()) {
-                for row in ahead..ahead + P::DEPTH {
-                    prefetch(from.wrapping_add(row * stride + line).cast());
-                }
+                prefetch(from.wrapping_add(AHEAD * stride + line).cast());
             }
             for panel in 0..rows.len().div_ceil(W) {
                 let (from, to) = (from.add(panel * W), to.add(panel * panel_stride + lane * W));

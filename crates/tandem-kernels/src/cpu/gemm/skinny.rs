@@ -49,7 +49,6 @@ impl SkinnyAxis {
             return None;
         }
         let of_pairs = product.a.dtype() == DType::Bf16 && isa >= Isa::Avx512Bf16;
-        let has_pairs = of_pairs && !isa.has_tiles_of(product.a.dtype());
         let longest = match (a, of_pairs) {
             (_, false) => LONGEST,
             #[cfg(target_arch = "x86_64")]
@@ -66,8 +65,6 @@ impl SkinnyAxis {
         match (a, b) {
             (false, _) if k <= longest => Some(Self::Depth),
             (false, _) if n <= longest => Some(Self::Columns),
-            // [`few`](super::few) packs pairs, and multiplies twice as fast as this.
-            (true, true) if m <= longest && has_pairs => None,
             (true, true) if m <= longest => Some(Self::Rows { is_turned: false }),
             (true, true) if n <= longest => Some(Self::Rows { is_turned: true }),
             _ => None,
