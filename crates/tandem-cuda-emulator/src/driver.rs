@@ -42,6 +42,7 @@ enum Work {
     Wait(Event),
 }
 
+/// Reason of a panic: NVIDIA's driver crashes then.
 const ENDED: &str = "a stream that has not ended";
 
 /// Pending work by stream.
@@ -55,12 +56,15 @@ impl Streams {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Begins a stream without work.
     fn begin(&self, stream: Stream) {
         self.lock().insert(stream.0, VecDeque::new());
     }
 
+    /// Puts work into a stream.
+    ///
     /// # Panics
-    /// If the stream has ended: NVIDIA's driver crashes then.
+    /// The stream has ended.
     fn put(&self, stream: Stream, work: Work) {
         self.lock().get_mut(&stream.0).expect(ENDED).push_back(work);
     }
@@ -75,6 +79,10 @@ impl Streams {
         finish(&mut queues, stream.0, None);
     }
 
+    /// Runs all work of a stream, which takes no more.
+    ///
+    /// # Panics
+    /// As [`Self::put`].
     fn end(&self, stream: Stream) {
         self.finish(stream);
         self.lock().remove(&stream.0);

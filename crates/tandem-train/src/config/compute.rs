@@ -56,7 +56,7 @@ keys! {
             .or(DType::F32),
         /// Sums over heads, channels and vocabulary in the blocks and the order that give the same
         /// bits for `tensor` of 1, 2, 4 and 8. By default on CPUs. It costs some percent of a step of
-        /// models with an even number of key/value heads, and a third on a GPU, whose library promises
+        /// models with an even number of key/value heads, and a quarter on a GPU, whose library promises
         /// no such bits: see [ranks.md](ranks.md#the-same-bits-with-slices).
         sum_blocks: Option<bool> = boolean().optional(),
         /// State divided among the ranks. `"ddp"`: none. `"zero1"`: optimiser states. `"zero2"`:

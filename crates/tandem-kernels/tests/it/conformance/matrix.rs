@@ -175,7 +175,7 @@ pub fn same_at_every_thread_count<R: PartialEq + Debug>(place: Place, compute: i
     first
 }
 
-/// Where two texts of results differ, and how many of their words do.
+/// Returns where two texts of results differ, and how many of their words do.
 fn first_difference(first: &str, other: &str) -> String {
     let words = first.split(' ').zip(other.split(' ')).enumerate();
     let differ: Vec<_> = words.filter(|(_, (a, b))| a != b).collect();

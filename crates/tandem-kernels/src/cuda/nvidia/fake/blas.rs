@@ -110,6 +110,15 @@ unsafe fn of<'a>(handle: Opaque) -> &'a mut Description {
     unsafe { &mut *std::ptr::with_exposed_provenance_mut::<Description>(handle as usize) }
 }
 
+/// Returns the descriptions of a product and of its matrices.
+///
+/// # Safety
+/// As [`of`].
+unsafe fn described<'a>(desc: Opaque, layouts: [Opaque; 4]) -> (&'a Description, [&'a Description; 4]) {
+    // SAFETY: the caller's promise.
+    unsafe { (&*of(desc), layouts.map(|one| &*of(one))) }
+}
+
 unsafe extern "C" fn create_desc(place: *mut Opaque, kind: c_int, scale: c_int) -> c_int {
     give(place, Description { kind, scale, ..Description::default() })
 }
@@ -171,8 +180,7 @@ unsafe extern "C" fn heuristic(
 ) -> c_int {
     CHOSEN.set(CHOSEN.get() + 1);
     // SAFETY: as in cuBLASLt.
-    let (desc, preference, layouts) =
-        unsafe { (&*of(desc), &*of(preference), [a, b, c, d].map(|one| &*of(one))) };
+    let ((desc, layouts), preference) = unsafe { (described(desc, [a, b, c, d]), &*of(preference)) };
     let Some([m, n, k]) = sizes(desc, layouts) else { return INVALID_VALUE };
     let types = layouts.map(|layout| layout.kind);
     let is_known = matches!(types, [BF16, BF16, BF16, BF16] | [BF16, BF16, F32, F32] | [F32, F32, F32, F32]);
@@ -202,8 +210,7 @@ unsafe extern "C" fn check(
     found: *mut Heuristic,
 ) -> c_int {
     // SAFETY: as in cuBLASLt.
-    let (desc, layouts, algorithm) =
-        unsafe { (&*of(desc), [a, b, c, d].map(|one| &*of(one)), (*algorithm).0) };
+    let ((desc, layouts), algorithm) = unsafe { (described(desc, [a, b, c, d]), (*algorithm).0) };
     let Some([m, n, k]) = sizes(desc, layouts) else { return INVALID_VALUE };
     if handle != HANDLE || REFUSES.get() {
         return NOT_SUPPORTED;
@@ -250,9 +257,9 @@ unsafe extern "C" fn matmul(
     _: Opaque,
 ) -> c_int {
     // SAFETY: as in cuBLASLt.
-    let (desc, layouts, scales, algorithm) = unsafe {
-        let layouts = [of_a, of_b, of_c, of_d].map(|one| &*of(one));
-        (&*of(desc), layouts, [*alpha.cast::<f32>(), *beta.cast::<f32>()], (*algorithm).0)
+    let ((desc, layouts), scales, algorithm) = unsafe {
+        let scales = [*alpha.cast::<f32>(), *beta.cast::<f32>()];
+        (described(desc, [of_a, of_b, of_c, of_d]), scales, (*algorithm).0)
     };
     let Some([m, n, k]) = sizes(desc, layouts) else { return INVALID_VALUE };
     let is_chosen = [m, n, k].iter().zip(&algorithm[4..7]).all(|(&size, &of)| size as u64 <= of)
