@@ -1,6 +1,11 @@
 //! Levels of vector instructions.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use crate::{DType, KernelError, Result};
+
+/// Whether [`Isa::emulate_tiles`] was called.
+static EMULATES_TILES: AtomicBool = AtomicBool::new(false);
 
 /// Level of vector instructions; each includes the levels before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,8 +42,20 @@ impl Isa {
         self == Self::Amx && dtype == DType::Bf16
     }
 
-    /// Returns whether this CPU has the level.
+    /// Returns whether this process can run the level: the CPU has it, or tiles are emulated.
     pub fn is_available(self) -> bool {
+        let is_emulated = self == Self::Amx && EMULATES_TILES.load(Ordering::Relaxed);
+        self.is_native() || is_emulated && Self::Avx512Bf16.is_native()
+    }
+
+    /// Declares that this process emulates AMX's instructions, so that a device may be asked for [`Isa::Amx`]. No
+    /// device takes it unasked.
+    #[doc(hidden)]
+    pub fn emulate_tiles() {
+        EMULATES_TILES.store(true, Ordering::Relaxed);
+    }
+
+    fn is_native(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         {
             let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
@@ -76,7 +93,7 @@ impl Isa {
 
     /// Returns the highest level of this CPU.
     pub fn highest() -> Self {
-        Self::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Self::Portable)
+        Self::ALL.into_iter().rev().find(|isa| isa.is_native()).unwrap_or(Self::Portable)
     }
 
     /// Returns the fastest level of this CPU. Outside of AMX, Intel cores run bf16 dot products at

@@ -34,8 +34,13 @@ impl Place {
         Self::processors().into_iter().chain(others).collect()
     }
 
-    /// Every level of vector instructions.
+    /// Every level of vector instructions. AMX is emulated on a processor that has its vectors but no tiles.
     pub fn processors() -> Vec<Self> {
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        if Isa::highest() == Isa::Avx512Bf16 {
+            tandem_amx_emulator::install();
+            Isa::emulate_tiles();
+        }
         Isa::ALL.into_iter().filter(|isa| isa.is_available()).map(Self::Cpu).collect()
     }
 

@@ -118,7 +118,7 @@ impl Case {
         let bias = self.bias.as_ref().map(|b| b.tensor(device, DType::F32));
         let mut logits = poison(device, self.hidden.rows, self.w.rows, DType::F32);
         let bias = bias.as_ref().map(Tensor::view);
-        ops::linear(device, hidden.view(), w.view(), bias, None, logits.view_mut()).unwrap();
+        ops::sharded_linear(device, hidden.view(), w.view(), None, bias, None, logits.view_mut()).unwrap();
         let targets = Targets { rows: &self.rows, targets: &self.targets };
         let mut scores = HeadScores::default();
         ops::score_logits(device, logits.view_mut(), targets, &self.shape, &[], &mut scores).unwrap();
