@@ -11,6 +11,12 @@ pub(crate) const MARGINS: [&str; 2] = ["rewards/margins", "margin"];
 /// Names of an accuracy, the most telling first: of pairs, of a reward model, of tokens.
 pub(crate) const ACCURACIES: [&str; 3] = ["rewards/accuracies", "accuracy", "mean_token_accuracy"];
 
+/// Names of what judges gave: to pairs, and to groups.
+pub(crate) const SCORES: [&str; 2] = ["objective/scores", "reward"];
+
+/// Names of the divergence from the reference.
+const DIVERGENCES: [&str; 2] = ["objective/kl", "kl"];
+
 /// Metrics shown for a step. A metric that a method lacks (SFT has no margin) is left out.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct StepLine {
@@ -36,11 +42,11 @@ impl StepLine {
         // For online pairs, which are new in each step, accuracy says little.
         let pairs = get("pairs");
         Self {
-            score: get("objective/scores"),
+            score: SCORES.into_iter().find_map(&get),
             pairs,
             loss: get("loss"),
             margin: MARGINS.into_iter().find_map(&get),
-            kl: get("objective/kl"),
+            kl: DIVERGENCES.into_iter().find_map(&get),
             length: get("completions/mean_length"),
             accuracy: ACCURACIES.into_iter().find_map(&get).filter(|_| pairs.is_none()),
             grad_norm: get("grad_norm"),

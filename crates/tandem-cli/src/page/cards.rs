@@ -11,7 +11,7 @@ use super::chart::{COLOURS, short};
 use super::html::escaped;
 use super::name_of;
 use crate::run_folder::method;
-use crate::step_line::{ACCURACIES, MARGINS, in_words};
+use crate::step_line::{ACCURACIES, MARGINS, SCORES, in_words};
 
 /// Seconds without a line after which a run may have ended.
 const SILENCE: u64 = 120;
@@ -87,7 +87,7 @@ fn facts(run: &RunHistory) -> Vec<(&'static str, String)> {
     fact("loss", run.last(train, "loss"), &number);
     fact("held-out loss", run.last(eval, "loss"), &number);
     fact("margin", MARGINS.iter().find_map(|name| run.last(train, name)), &number);
-    fact("score", run.last(train, "objective/scores"), &number);
+    fact("score", SCORES.iter().find_map(|name| run.last(train, name)), &number);
     fact("accuracy", ACCURACIES.iter().find_map(|name| run.last(train, name)), &percent);
     fact("tokens/s", run.last(train, "tokens_per_second"), &number);
     fact("memory", run.last(train, "memory"), &|bytes| size::in_words(bytes as u64));

@@ -51,7 +51,7 @@ pub(crate) struct About {
 type Row = (&'static str, Section, Unit, &'static str);
 
 /// The metrics in the order of the page. A name that ends in `*` is a beginning.
-const METRICS: [Row; 46] = {
+const METRICS: [Row; 52] = {
     use Section::{Answers, Learning, Likelihoods, Optimizer, Other, Speed};
     use Unit::{Amount, Bytes, Plain, Share};
     [
@@ -65,15 +65,21 @@ const METRICS: [Row; 46] = {
         ("mean_token_accuracy", Learning, Share, "chosen tokens ranked first"),
         ("entropy", Learning, Plain, "nats a token"),
         ("objective/scores", Answers, Plain, "mean total of the judges"),
+        ("reward", Answers, Plain, "mean total of the judges"),
+        ("reward_std", Answers, Plain, "deviation of the totals"),
+        ("frac_reward_zero_std", Answers, Share, "groups with equal rewards"),
         ("objective/scores_margin", Answers, Plain, "difference within a pair"),
         ("judges/*", Answers, Plain, "mean score of a judge"),
         ("completions/mean_length", Answers, Amount, "tokens"),
         ("val/contain_eos_token", Answers, Share, "answers with an end"),
         ("objective/kl", Answers, Plain, "nats, log π − log π_ref"),
+        ("kl", Answers, Plain, "nats a token"),
         ("objective/entropy", Answers, Plain, "nats an answer"),
         ("objective/rlhf_reward", Answers, Plain, "score − β KL"),
         ("objective/*", Answers, Plain, ""),
         ("completions/*", Answers, Plain, ""),
+        ("clip_ratio/*", Likelihoods, Share, "importance ratios that were clipped"),
+        ("sampling/*", Likelihoods, Plain, "trainer beside generator"),
         ("logps/chosen", Likelihoods, Plain, "nats an answer"),
         ("logps/rejected", Likelihoods, Plain, "nats an answer"),
         ("logits/chosen", Likelihoods, Plain, "mean over the vocabulary"),

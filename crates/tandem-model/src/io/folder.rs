@@ -141,6 +141,26 @@ impl ModelFolder {
         self
     }
 
+    /// Divides the logits by a temperature. Log-probabilities are then those of sampling at it.
+    ///
+    /// # Errors
+    /// If the model caps its logits, which comes after.
+    pub fn with_temperature(mut self, temperature: f32) -> Result<Self> {
+        let shape = &mut self.spec.head.shape;
+        if temperature == 1.0 {
+            return Ok(self);
+        }
+        if shape.softcap.is_some() {
+            return Err(ModelError::Invalid(format!(
+                "{} caps its logits, and a temperature other than 1 in training is not supported with that; set the \
+                 temperature to 1",
+                self.path.display()
+            )));
+        }
+        shape.logit_scale = Some(shape.logit_scale.unwrap_or(1.0) / temperature);
+        Ok(self)
+    }
+
     /// Returns whether this is a language model's folder read as a reward model.
     pub fn begins_score_head(&self) -> bool {
         self.score_seed.is_some()

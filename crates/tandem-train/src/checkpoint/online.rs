@@ -25,6 +25,9 @@ pub struct Answer {
     pub is_ended: bool,
     /// Log-probability under the generating weights, in nats.
     pub log_prob: f64,
+    /// The same of each token, where a loss compares it with the policy's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub log_probs: Vec<f32>,
     /// Weighted sum of the judges' scores; `None` if a counting judge gave none.
     pub score: Option<f64>,
     /// Replies per judge. Only rank 0 has them.

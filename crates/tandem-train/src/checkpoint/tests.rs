@@ -19,6 +19,7 @@ fn cursor(step: u64) -> Cursor {
         tokens: vec![7, 2],
         is_ended: true,
         log_prob: -1.0 / 3.0,
+        log_probs: vec![-0.25, -1.0 / 12.0],
         score: Some(0.1 + 0.2),
         opinions: vec![JudgeScore { score: None, said: "nothing".into() }],
     };

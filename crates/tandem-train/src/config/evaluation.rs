@@ -26,7 +26,7 @@ keys! {
         samples: SampleCount = sample_count()
             .or(SampleCount::Auto)
             .only(has_samples(method), match method {
-                Method::Online => "an online run keeps answers of its own: `online.samples_every`",
+                Method::Online | Method::Grpo => "an online run keeps answers of its own: `online.samples_every`",
                 _ => "a reward model answers nothing; remove it",
             })
             .free(),

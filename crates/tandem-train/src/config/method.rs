@@ -15,6 +15,8 @@ pub enum Method {
     Reward,
     /// Online DPO: preferences between completions that the policy generates while it trains.
     Online,
+    /// Policy gradients from rewards of completions that the policy generates while it trains.
+    Grpo,
 }
 
 /// Properties of a method that decide which keys apply to it.
@@ -33,7 +35,7 @@ struct Traits {
     untruncated: Option<&'static str>,
 }
 
-const TABLE: [(Method, Traits); 4] = [
+const TABLE: [(Method, Traits); 5] = [
     (
         Method::Sft,
         Traits {
@@ -75,6 +77,17 @@ const TABLE: [(Method, Traits); 4] = [
             has_reference: true,
             generates: true,
             default_loss: Some("sigmoid"),
+            untruncated: Some("prompts are never cut, so rows with longer prompts are dropped"),
+        },
+    ),
+    (
+        Method::Grpo,
+        Traits {
+            name: "grpo",
+            rows: RowKind::Prompt,
+            has_reference: true,
+            generates: true,
+            default_loss: None,
             untruncated: Some("prompts are never cut, so rows with longer prompts are dropped"),
         },
     ),

@@ -23,6 +23,7 @@ mod evaluation;
 mod explain;
 mod foreign;
 mod form;
+mod grpo;
 mod hub;
 mod judges;
 mod keys;
@@ -53,6 +54,7 @@ pub use error::{ConfigError, Place, Problem};
 pub use evaluation::{BestMetric, EvaluationConfig, SampleCount};
 pub use explain::explain;
 pub use foreign::{Answers, Facts, Program, Translation, coming_from_page, translate};
+pub use grpo::{Baseline, GrpoConfig, ScaleRewards};
 pub use hub::{Fetch, HubPart, HubUse, load_judges_fetched};
 pub use judges::{JudgeKind, JudgeSection, RewardSection, load_judges};
 pub use keys::{KeyRow, Resume};
@@ -169,11 +171,11 @@ impl Config {
     fn visit(now: Option<&Self>, keys: &mut Keys) -> Result<Self> {
         keys! { let keys, now;
             /// Training method: supervised fine-tuning, direct preference optimisation, a [reward
-            /// model](reward.md), or [Online DPO](online.md).
+            /// model](reward.md), [Online DPO](online.md), or [GRPO](grpo.md).
             method = choice(Method::all().map(|method| (method.name(), method)).collect::<Vec<_>>())
                 // The reference page lists the tables of an online run, which are all.
                 .or(Method::Online)
-                .required_if(true, "how to train: \"sft\", \"dpo\", \"reward\" or \"online\""),
+                .required_if(true, "how to train: \"sft\", \"dpo\", \"reward\", \"online\" or \"grpo\""),
                 now.method;
             /// A folder with `config.json`, the tokenizer's files and, unless `weights` says
             /// otherwise, safetensors. Or a [GGUF file](formats.md#gguf). Or a [name of the
@@ -192,23 +194,26 @@ impl Config {
         let adapter = keys.optional_table("adapter", now.map(|now| &now.adapter), AdapterSection::visit)?;
         let data =
             keys.table("data", now.map(|now| &now.data), |now, keys| DataConfig::visit(now, keys, method))?;
-        let online =
-            if method.generates() {
-                let now = now.and_then(|now| now.online.as_ref());
-                Some(keys.table("online", now, |now, keys| {
-                    OnlineConfig::visit(now, keys, data.max_length, &output)
-                })?)
-            } else {
-                let reason = format!("method = \"{method}\" generates nothing; remove the [online] table");
-                keys.refuse("online", &reason)?;
-                None
-            };
+        let grpo = now.and_then(|now| now.online.as_ref()?.algorithm.grpo());
+        let grpo = grpo::visit(grpo, keys, method)?;
+        let online = if method.generates() {
+            let now = now.and_then(|now| now.online.as_ref());
+            Some(keys.table("online", now, |now, keys| {
+                OnlineConfig::visit(now, keys, data.max_length, &output, grpo)
+            })?)
+        } else {
+            let reason = format!("method = \"{method}\" generates nothing; remove the [online] table");
+            keys.refuse("online", &reason)?;
+            None
+        };
         let algorithm = online.as_ref().map_or(Algorithm::Dpo, |online| online.algorithm);
         let objective = keys.table("objective", now.map(|now| &now.objective), |now, keys| {
-            objective::visit(now, keys, method, algorithm)
+            let max_new_tokens = online.as_ref().map_or(0, |online| online.max_new_tokens);
+            objective::visit(now, keys, method, algorithm, max_new_tokens)
         })?;
+        let unused = objective.reason_without_reference();
         let reference = keys.table("reference", now.map(|now| &now.reference), |now, keys| {
-            ReferenceConfig::visit(now, keys, method, objective.reference_free, adapter.as_ref())
+            ReferenceConfig::visit(now, keys, method, unused, adapter.as_ref())
         })?;
         let train = keys.table("train", now.map(|now| &now.train), |now, keys| {
             TrainConfig::visit(now, keys, method, !data.eval.is_empty())
@@ -236,6 +241,20 @@ impl Config {
             logging,
             judges,
         })
+    }
+
+    /// Returns how often a run takes a step on the same rows before it goes on.
+    pub fn steps_per_batch(&self) -> u64 {
+        self.online.as_ref().map_or(1, OnlineConfig::num_iterations)
+    }
+
+    /// Returns the steps of a run over so many rows.
+    pub fn total_steps(&self, num_rows: usize) -> u64 {
+        let steps = self.train.length.total_steps(num_rows, self.train.batch_size);
+        match self.train.length {
+            Length::Steps(_) => steps,
+            Length::Epochs(_) => steps * self.steps_per_batch(),
+        }
     }
 
     /// Server that generates instead of this process.

@@ -25,10 +25,17 @@ pub(super) fn visit(
     keys: &mut Keys,
     method: Method,
     algorithm: Algorithm,
+    max_new_tokens: usize,
 ) -> Result<ObjectiveConfig> {
-    let is_nash = matches!(algorithm, Algorithm::NashMd { .. });
-    let no_nash = "it has no effect with online.algorithm = \"nash_md\"; remove it";
-    let default = method.default_loss().filter(|_| !is_nash).and_then(find);
+    let own = algorithm.own_loss();
+    let by = own.unwrap_or_default();
+    let is_grpo = algorithm.grpo().is_some();
+    let no_effect = format!("it has no effect with {by}; remove it");
+    let single = match is_grpo {
+        true => "the losses of method = \"grpo\" are those of grpo.loss; use that key".to_owned(),
+        false => format!("{by} has a single loss; remove it"),
+    };
+    let default = method.default_loss().filter(|_| own.is_none()).and_then(find);
     keys! { let keys, now;
         /// A loss by TRL's name, or a table of `loss = weight`: `sigmoid`, `sigmoid_norm`, `robust`,
         /// `hinge`, `ipo`, `exo_pair`, `nca_pair`, `bco_pair`, `sppo_hard`, `apo_zero`, `apo_down`,
@@ -39,13 +46,18 @@ pub(super) fn visit(
             .methods_because(
                 method,
                 |method| method.default_loss().is_some(),
-                format!("method = \"{method}\" has a single loss; remove it"),
+                if is_grpo { single.clone() } else { format!("method = \"{method}\" has a single loss; remove it") },
             )
-            .only(!is_nash, "online.algorithm = \"nash_md\" has a single loss; remove it"),
+            .only(own.is_none(), single),
             now.terms.clone();
         /// Strength of the reference: a larger value keeps the policy closer. A list, for online
-        /// runs: each value lasts an epoch or `beta_every` steps, the last until the end.
-        beta = betas(method).or(vec![0.1]).methods(method, Method::has_reference), now.betas().collect();
+        /// runs: each value lasts an epoch or `beta_every` steps, the last until the end. With GRPO 0
+        /// is without a reference.
+        beta = betas(method)
+            .or(vec![if is_grpo { 0.0 } else { 0.1 }])
+            .shown("0.1; 0 for GRPO")
+            .methods(method, Method::has_reference),
+            now.betas().collect();
         /// Steps that each value of a list of betas lasts.
         beta_every = integer(AT_LEAST_ONE)
             .optional()
@@ -66,14 +78,14 @@ pub(super) fn visit(
                 "a number in (0, 1), for example 0.001: \"exo_pair\" takes its logarithm",
             )
             .methods(method, Method::has_reference)
-            .only(!is_nash, no_nash)
+            .only(own.is_none(), &no_effect)
             .written_if(loss.iter().any(|term| term.loss.smoothing != Smoothing::Unused)),
             now.label_smoothing;
         /// Leave the reference out of the loss.
         reference_free = boolean()
             .or(false)
             .methods(method, Method::has_reference)
-            .only(!is_nash, no_nash)
+            .only(own.is_none(), &no_effect)
             .only(
                 !algorithm.asks_reference(),
                 format!("online.algorithm = \"{}\" needs a reference; remove it", algorithm.name()),
@@ -85,7 +97,7 @@ pub(super) fn visit(
             .unless(|divergence| refuse_divergence(*divergence, &loss))
             .or(Divergence::ReverseKl)
             .methods(method, Method::has_reference)
-            .only(!is_nash, no_nash),
+            .only(own.is_none(), &no_effect),
             if is_alpha(now.divergence) { ALPHA } else { now.divergence };
         /// α of `"alpha_divergence"`; 1 is the reverse KL.
         f_alpha_divergence_coef = number(..)
@@ -100,7 +112,7 @@ pub(super) fn visit(
         discopop_tau = number(POSITIVE)
             .or(0.05)
             .methods(method, Method::has_reference)
-            .only(!is_nash, no_nash)
+            .only(own.is_none(), &no_effect)
             .only(
                 loss.iter().any(|term| term.loss.name == "discopop"),
                 "only the loss \"discopop\" has it; remove it",
@@ -130,6 +142,7 @@ pub(super) fn visit(
             _ => 0.0,
         },
         center_rewards_coefficient,
+        grpo: algorithm.grpo().map(|grpo| grpo.options(max_new_tokens)),
     })
 }
 
@@ -143,6 +156,9 @@ fn betas<'a>(method: Method) -> Form<'a, Vec<f64>> {
         if entry.is_list() && !method.generates() {
             return Err(entry.conflict("only an online run takes a list; set one number"));
         }
+        if method == Method::Grpo && !entry.is_list() {
+            return Ok(vec![(number(0.0..).read)(entry)?]);
+        }
         let empty = entry.wrong("a positive number, or a list of them");
         let betas = entry
             .items()
@@ -151,7 +167,7 @@ fn betas<'a>(method: Method) -> Form<'a, Vec<f64>> {
             .collect::<Result<Vec<_>>>()?;
         if betas.is_empty() { Err(empty) } else { Ok(betas) }
     };
-    custom("number or list, > 0", read, |betas: &Vec<f64>| match betas[..] {
+    custom("number or list, ≥ 0", read, |betas: &Vec<f64>| match betas[..] {
         [only] => Value::from(only),
         _ => Value::from(betas.clone()),
     })

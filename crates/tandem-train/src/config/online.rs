@@ -6,6 +6,7 @@ use std::path::Path;
 use super::Config;
 use super::error::Result;
 use super::form::{COUNT, Form, POSITIVE, boolean, choice, custom, filled, integer, number, texts_value};
+use super::grpo::GrpoConfig;
 use super::keys::{Keys, group, keys};
 use super::reader::Entry;
 use super::server::{self, ServerConfig};
@@ -14,19 +15,21 @@ use super::tree::Places;
 keys! {
     /// Generation of completions, and the pairs made from them.
     #[derive(Clone, Debug, PartialEq)]
-    pub struct OnlineConfig(max_length: usize, output: &Path) {
+    pub struct OnlineConfig(max_length: usize, output: &Path, grpo: Option<GrpoConfig>) {
         /// Use of the completions.
-        algorithm: Algorithm = group(Algorithm::visit),
+        algorithm: Algorithm = group(|now, keys: &mut Keys| Algorithm::visit(now, keys, grpo)),
         /// Completions per prompt.
         num_answers: usize = integer(2..=64)
             .unless(|answers: &usize| (*answers > 2).then(|| algorithm.refuse_more()).flatten())
-            .or(2)
+            .or(if grpo.is_some() { 8 } else { 2 })
+            .shown("2; 8 for GRPO")
             .named("answers"),
         /// Completions that become pairs: those with the highest and the lowest score, every two
         /// with different scores, or two at random. Two equal scores are no pair.
         pairs: Pairs = choice(Pairs::NAMES)
             .unless(|pairs| (*pairs != Pairs::BestWorst).then(|| algorithm.refuse_more()).flatten())
-            .or(Pairs::BestWorst),
+            .or(Pairs::BestWorst)
+            .only(grpo.is_none(), "method = \"grpo\" trains on groups and not on pairs; remove it"),
         /// Most tokens of a completion, its end token included; less than `data.max_length`.
         max_new_tokens: usize = integer(1..=1 << 24)
             .unit("tokens")
@@ -37,7 +40,12 @@ keys! {
             .or(if max_length > 64 { 64 } else { max_length / 2 })
             .shown("64; half of `data.max_length` if that is 64 or less"),
         /// Divisor of the logits; 0 takes the most likely token.
-        temperature: f64 = number(0.0..).or(0.9),
+        temperature: f64 = number(0.0..)
+            .unless(|temperature| (*temperature == 0.0 && grpo.is_some()).then(|| {
+                "the answers of a group would all be the same; set it above 0".to_owned()
+            }))
+            .or(if grpo.is_some() { 1.0 } else { 0.9 })
+            .shown("0.9; 1 for GRPO, whose log-probabilities are at this temperature too"),
         /// Sample from this many of the most likely tokens; 0 is all.
         top_k: Option<usize> = integer(0..=1 << 24).zero_is_none().or(None),
         /// Sample from the most likely tokens that together have this probability.
@@ -54,13 +62,16 @@ keys! {
         /// Generate and judge completions while the previous step trains.
         overlap: bool = boolean().or(false),
         /// Prompts with pairs that are kept, to be trained on again.
-        replay_size: usize = integer(0..=1 << 20).or(0),
+        replay_size: usize = integer(0..=1 << 20)
+            .or(0)
+            .only(grpo.is_none(), "method = \"grpo\" replays no prompts; remove it"),
         /// Replayed prompts that join each step; at most `replay_size`.
         replay_per_step: usize = integer(0..=1 << 20)
             .unless(|joining: &usize| (*joining > replay_size).then(|| format!(
                 "replay_size keeps only {replay_size} prompts; raise it, or lower this key"
             )))
-            .or(0),
+            .or(0)
+            .only(grpo.is_none(), "method = \"grpo\" replays no prompts; remove it"),
         /// Steps between those whose completions are written to `samples.jsonl`, from the first
         /// step; 0 writes none.
         samples_every: Option<u64> = integer(COUNT).zero_is_none().or(Some(10)).free(),
@@ -77,6 +88,25 @@ keys! {
                  requests",
             )
             .free(),
+    }
+}
+
+impl OnlineConfig {
+    /// Returns the updates on each completion.
+    pub fn num_iterations(&self) -> u64 {
+        self.algorithm.grpo().map_or(1, |grpo| grpo.num_iterations)
+    }
+
+    /// Returns the steps between two rounds of generation.
+    pub fn steps_between_rounds(&self) -> u64 {
+        self.steps_per_round * self.num_iterations()
+    }
+
+    /// Returns the batch of prompts, in their order, that a 0-based step trains on: the batches of a round come
+    /// again until each was trained on [`OnlineConfig::num_iterations`] times.
+    pub fn batch_of_step(&self, step: u64) -> u64 {
+        let (round, within) = (step / self.steps_between_rounds(), step % self.steps_between_rounds());
+        round * self.steps_per_round + within % self.steps_per_round
     }
 }
 
@@ -97,6 +127,8 @@ pub enum Algorithm {
         /// Share of the reference in the mixture.
         mixture: f64,
     },
+    /// Policy gradients: every completion, weighted by its reward compared with its group's.
+    Grpo(GrpoConfig),
 }
 
 impl Algorithm {
@@ -106,12 +138,30 @@ impl Algorithm {
             Self::Dpo => "dpo",
             Self::Xpo { .. } => "xpo",
             Self::NashMd { .. } => "nash_md",
+            Self::Grpo(_) => "grpo",
         }
     }
 
     /// Returns whether the reference generates too.
     pub const fn asks_reference(self) -> bool {
-        !matches!(self, Self::Dpo)
+        matches!(self, Self::Xpo { .. } | Self::NashMd { .. })
+    }
+
+    /// Returns the options of policy gradients.
+    pub const fn grpo(&self) -> Option<&GrpoConfig> {
+        match self {
+            Self::Grpo(grpo) => Some(grpo),
+            _ => None,
+        }
+    }
+
+    /// Returns the key that chose an algorithm with a loss of its own.
+    pub(super) fn own_loss(self) -> Option<&'static str> {
+        match self {
+            Self::Dpo | Self::Xpo { .. } => None,
+            Self::NashMd { .. } => Some("online.algorithm = \"nash_md\""),
+            Self::Grpo(_) => Some("method = \"grpo\""),
+        }
     }
 
     fn refuse_more(self) -> Option<String> {
@@ -124,10 +174,13 @@ impl Algorithm {
         })
     }
 
-    fn visit(now: Option<&Self>, keys: &mut Keys) -> Result<Self> {
+    fn visit(now: Option<&Self>, keys: &mut Keys, grpo: Option<GrpoConfig>) -> Result<Self> {
         keys! { let keys, now;
             /// `"dpo"`: pairs of the policy's completions. `"xpo"`: XPO. `"nash_md"`: Nash-MD.
-            algorithm = choice(["dpo", "xpo", "nash_md"].map(|name| (name, name))).or("dpo"), now.name();
+            algorithm = choice(["dpo", "xpo", "nash_md"].map(|name| (name, name)))
+                .or("dpo")
+                .only(grpo.is_none(), "it is for method = \"online\"; remove it"),
+                now.name();
             /// Only with `"xpo"`: strength of the term against the reference's completions.
             alpha = number(0.0..)
                 .or(1e-5)
@@ -138,6 +191,9 @@ impl Algorithm {
                 .or(0.5)
                 .only(algorithm == "nash_md", "only algorithm = \"nash_md\" has it; remove it"),
                 if let Self::NashMd { mixture } = *now { mixture } else { 0.0 };
+        }
+        if let Some(grpo) = grpo {
+            return Ok(Self::Grpo(grpo));
         }
         Ok(match algorithm {
             "xpo" => Self::Xpo { alpha },
@@ -180,6 +236,25 @@ pub(super) fn check(config: &Config, places: &Places) -> Result<()> {
             "it is set but `replay_per_step` is 0, so replayed prompts are never used; set `replay_per_step`, or \
              remove `replay_size`",
         ));
+    }
+    if let Some(grpo) = online.algorithm.grpo() {
+        if online.server.is_some() {
+            return Err(places.conflict(
+                "online.server",
+                "method = \"grpo\" does not correct for answers of a server's weights yet; remove the table, and this \
+                 process generates",
+            ));
+        }
+        if grpo.overlong_tokens.is_some_and(|tokens| tokens >= online.max_new_tokens) {
+            return Err(places.conflict(
+                "grpo.overlong_tokens",
+                format!(
+                    "the penalty would begin before the first token: online.max_new_tokens is {}; lower this key, or \
+                     raise that one",
+                    online.max_new_tokens
+                ),
+            ));
+        }
     }
     online.server.as_ref().map_or(Ok(()), |own| server::check(own, online, config, places))
 }

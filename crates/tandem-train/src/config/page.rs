@@ -35,7 +35,7 @@ says so.
 ";
 
 /// Heading and introduction of each table.
-pub(super) const SECTIONS: [(&str, &str, &str); 11] = [
+pub(super) const SECTIONS: [(&str, &str, &str); 12] = [
     ("", "At the top", ""),
     (
         "adapter",
@@ -52,7 +52,7 @@ pub(super) const SECTIONS: [(&str, &str, &str); 11] = [
     (
         "online",
         "`[online]`",
-        "For `method = \"online\"`: generation of completions, and the pairs made from them. See
+        "For `method = \"online\"` and `\"grpo\"`: generation of completions, and the pairs made from them. See
 [online.md](online.md).",
     ),
     (
@@ -60,6 +60,12 @@ pub(super) const SECTIONS: [(&str, &str, &str); 11] = [
         "`[online.server]`",
         "For online runs with an `[adapter]` of kind `\"lora\"`. With this table a vLLM or SGLang server generates
 instead of this process: see [online-server.md](online-server.md).",
+    ),
+    (
+        "grpo",
+        "`[grpo]`",
+        "For `method = \"grpo\"`: policy gradients from the rewards of a group of completions. See
+[grpo.md](grpo.md).",
     ),
     ("objective", "`[objective]`", "Losses and their strength."),
     ("train", "`[train]`", "Batches, steps, optimiser, evaluation and checkpoints."),

@@ -120,9 +120,10 @@ fn in_words(words: &str) -> Value {
         "string or table" => {
             json!({ "anyOf": [text, { "type": "object", "additionalProperties": { "type": "number" } }] })
         }
-        "number or list, > 0" => {
-            let number = json!({ "type": "number", "exclusiveMinimum": 0 });
-            json!({ "anyOf": [number, { "type": "array", "items": number }] })
+        "number or list, ≥ 0" => {
+            let [first, number] =
+                ["minimum", "exclusiveMinimum"].map(|least| json!({ "type": "number", least: 0 }));
+            json!({ "anyOf": [first, { "type": "array", "items": number }] })
         }
         "`\"auto\"` or integer, 0 to 1024" => {
             json!({ "anyOf": [{ "const": "auto" }, { "type": "integer", "minimum": 0, "maximum": 1024 }] })

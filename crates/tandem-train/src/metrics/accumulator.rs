@@ -3,8 +3,9 @@
 use tandem_kernels::Prediction;
 use tandem_kernels::ops::HeadScores;
 
+use super::policy::PolicySums;
 use super::record::Record;
-use crate::objective::{Loss, PairLogProbs};
+use crate::objective::{Loss, PairLogProbs, PolicyLoss, PolicyStats};
 
 /// Which answers a forest's sequences are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +41,8 @@ pub struct MetricSums {
     /// Answers that a policy gave itself, Σ of their log π, and of log π − log π_ref; this is no
     /// number without a reference.
     answers: [f64; 3],
+    /// What the loss of policy gradients did.
+    policy: PolicySums,
     /// Which kind of sequences went in, for the choice of metrics that come out.
     sides: Option<Sides>,
 }
@@ -74,6 +77,12 @@ impl MetricSums {
             *sum += log_prob;
             *log_ratio += log_prob - reference.map_or(f64::NAN, |reference| reference[sequence]);
         }
+    }
+
+    /// Adds what the loss of policy gradients did to a micro-batch, the sum of its tokens' entropies, and
+    /// whether it was compared with a reference.
+    pub fn add_policy(&mut self, stats: PolicyStats, entropy: f64, loss: PolicyLoss, has_reference: bool) {
+        self.policy.merge(&PolicySums::new(stats, entropy, loss, has_reference));
     }
 
     /// The mean log-ratio of policy to reference over the answers added, an estimate of the
@@ -144,7 +153,7 @@ impl MetricSums {
             Some(Sides::Single) => 2.0,
             Some(Sides::Rewards) => 3.0,
         };
-        [
+        let own = [
             self.loss,
             self.weight,
             self.pairs,
@@ -167,7 +176,11 @@ impl MetricSums {
             self.answers[1],
             self.answers[2],
             sides,
-        ]
+        ];
+        let mut numbers = [0.0; Self::WIDTH];
+        numbers[..own.len()].copy_from_slice(&own);
+        numbers[own.len()..].copy_from_slice(&self.policy.to_numbers());
+        numbers
     }
 
     /// The opposite of [`MetricSums::to_numbers`].
@@ -188,6 +201,7 @@ impl MetricSums {
             tokens: [n[14], n[15]],
             reward_range: [n[16], n[17]],
             answers: [n[18], n[19], n[20]],
+            policy: PolicySums::from_numbers(n.last_chunk().expect("they end with it")),
             sides: match n[21] {
                 1.0 => Some(Sides::Pairs),
                 2.0 => Some(Sides::Single),
@@ -198,7 +212,7 @@ impl MetricSums {
     }
 
     /// Numbers in [`MetricSums::to_numbers`].
-    pub const WIDTH: usize = 22;
+    pub const WIDTH: usize = 22 + PolicySums::WIDTH;
 
     /// Adds another's sums.
     pub fn merge(&mut self, other: &Self) {
@@ -224,6 +238,7 @@ impl MetricSums {
         for (mine, theirs) in self.answers.iter_mut().zip(other.answers) {
             *mine += theirs;
         }
+        self.policy.merge(&other.policy);
         self.reward_range = match (self.sides, other.sides) {
             (Some(Sides::Rewards), Some(Sides::Rewards)) => {
                 let ([a, b], [c, d]) = (self.reward_range, other.reward_range);
@@ -267,6 +282,7 @@ impl MetricSums {
             record.set("logps/chosen", self.chosen_log_prob / self.pairs);
             record.set("logps/rejected", self.rejected_log_prob / self.pairs);
         }
+        self.policy.report(record);
         self.kl().into_iter().for_each(|kl| record.set("objective/kl", kl));
         if self.answers[0] > 0.0 {
             record.set("objective/entropy", -self.answers[1] / self.answers[0]);

@@ -192,12 +192,14 @@ impl Advisor {
             (&mut self.accuracy, "mean_token_accuracy"),
             (&mut self.entropy, "entropy"),
             (&mut self.length, "completions/mean_length"),
-            (&mut self.score, "objective/scores"),
+            (&mut self.score, if self.method == Method::Grpo { "reward" } else { "objective/scores" }),
         ];
         for (course, name) in courses {
             course.push(record.get(name));
         }
-        let has_loss = record.get("loss").is_none_or(|loss| loss >= NO_LOSS);
+        // The loss of policy gradients has no least value.
+        let is_low = |loss: f64| loss < NO_LOSS && self.method != Method::Grpo;
+        let has_loss = !record.get("loss").is_some_and(is_low);
         self.without_loss = if has_loss { 0 } else { self.without_loss + 1 };
         let step = record.step();
         self.look_at_chosen(step);

@@ -2,6 +2,7 @@
 
 mod accumulator;
 mod advice;
+mod policy;
 mod record;
 mod sample;
 mod writer;

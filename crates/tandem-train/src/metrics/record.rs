@@ -40,6 +40,11 @@ impl Split {
 /// | `objective/non_score_reward`, `objective/rlhf_reward` | −β `objective/kl`; that and `objective/scores` |
 /// | `val/contain_eos_token`, `beta` | share of answers that ended by themselves; β of this step |
 /// | `completions/*`, `judges/NAME` | lengths and log-probability of answers; mean score of a judge |
+/// | `reward`, `reward_std`, `rewards/*` | of policy gradients: mean and deviation of the rewards; of a judge's scores as `rewards/NAME/mean` and `rewards/NAME/std` |
+/// | `frac_reward_zero_std` | share of groups with equal rewards |
+/// | `kl` | of policy gradients: mean over tokens of the divergence to the reference |
+/// | `clip_ratio/*`, `cispo_clip_ratio`, `vespo/phi_seq_mean` | share of importance ratios that were clipped; mean weight of an answer |
+/// | `sampling/ratio`, `sampling/sampling_logp_difference/*` | the trainer's probability of a token over the generator's, mean; difference of the logarithms, mean and largest |
 /// | `pairs`, `ties`, `unscored`, `replayed`, `age` | counts of a step's answers; steps between answering and training |
 /// | `time_generate`, `time_judge`, `generated_tokens` | of the answers that a step brought |
 /// | `num_tokens` | tokens seen since the start, prompts counted for each answer |

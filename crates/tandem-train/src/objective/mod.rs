@@ -11,12 +11,16 @@
 //! A new loss is one file in `losses` and its two lines in the list there.
 
 mod divergence;
+mod grpo;
 pub(crate) mod losses;
 mod nash_md;
 mod reward;
 mod xpo;
 
 pub use divergence::Divergence;
+pub use grpo::{
+    GrpoOptions, ImportanceSampling, PolicyAnswer, PolicyLoss, PolicyStats, PolicyTokens, grpo_loss,
+};
 pub use losses::{PairLoss, Smoothing, register};
 pub use nash_md::{TokenLogProbs, nash_md_loss};
 pub use reward::reward_loss;
@@ -46,9 +50,19 @@ pub struct ObjectiveConfig {
     pub exploration: f64,
     /// How strongly the sum of a pair's rewards is pulled towards zero: for reward models.
     pub center_rewards_coefficient: Option<f64>,
+    /// Options of policy gradients, for runs that train by them.
+    pub grpo: Option<GrpoOptions>,
 }
 
 impl ObjectiveConfig {
+    /// Returns the key that leaves the reference out of the loss, if one does.
+    pub fn reason_without_reference(&self) -> Option<&'static str> {
+        match self.grpo {
+            Some(_) => (self.betas().all(|beta| beta == 0.0)).then_some("objective.beta = 0"),
+            None => self.reference_free.then_some("objective.reference_free = true"),
+        }
+    }
+
     /// All values of beta, in order.
     pub fn betas(&self) -> impl Iterator<Item = f64> {
         std::iter::once(self.beta).chain(self.next_betas.iter().copied())
@@ -115,9 +129,9 @@ impl PairLogProbs<'_> {
 /// Counts over the global batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BatchTotals {
-    /// Pairs.
+    /// Pairs; for policy gradients answers.
     pub pairs: u64,
-    /// Scored tokens of the chosen answers.
+    /// Scored tokens of the chosen answers; for policy gradients of all that are not masked.
     pub chosen_tokens: u64,
 }
 

@@ -21,6 +21,7 @@ pub(super) fn config(terms: &[(&str, f64)]) -> ObjectiveConfig {
         .map(|&(name, weight)| Term { loss: losses::find(name).expect("a known loss"), weight })
         .collect();
     ObjectiveConfig {
+        grpo: None,
         center_rewards_coefficient: None,
         exploration: 0.0,
         terms,

@@ -94,7 +94,7 @@ impl Generation {
     /// Completion models, in order.
     fn authors(&self) -> impl Iterator<Item = CompletionModel> {
         let second = match self.options.algorithm {
-            Algorithm::Dpo => None,
+            Algorithm::Dpo | Algorithm::Grpo(_) => None,
             Algorithm::Xpo { .. } => Some(CompletionModel::Reference),
             Algorithm::NashMd { mixture } => Some(CompletionModel::Mixture(mixture as f32)),
         };
@@ -131,7 +131,10 @@ impl Generation {
         let answer = |answer: tandem_model::decode::Answer| {
             let log_prob = answer.log_probs.iter().map(|&log_prob| f64::from(log_prob)).sum();
             let is_ended = answer.finish == Finish::Stop;
-            (answer.request, Answer { tokens: answer.tokens, is_ended, log_prob, ..Answer::default() })
+            let log_probs =
+                if self.options.algorithm.grpo().is_some() { answer.log_probs } else { Vec::new() };
+            let tokens = answer.tokens;
+            (answer.request, Answer { tokens, is_ended, log_prob, log_probs, ..Answer::default() })
         };
         Ok(answers.into_iter().map(answer).collect())
     }
@@ -183,14 +186,16 @@ impl Generation {
         asked: &GenerationRequest,
         on: &GenerationContext<'_>,
     ) -> Request {
-        let OnlineConfig { temperature, top_k, top_p, min_p, repetition_penalty, .. } = self.options;
+        let OnlineConfig { algorithm, temperature, top_k, top_p, min_p, repetition_penalty, .. } =
+            self.options;
         Request {
             prompt: on.prompts.prompt(asked.row as usize).0.to_vec(),
             number: u64::from(asked.row),
             num_answers: at_once(&self.options),
             sampling: Sampling {
                 repetition_penalty: repetition_penalty as f32,
-                temperature: temperature as f32,
+                // The policy of policy gradients is the model at its temperature.
+                temperature: if algorithm.grpo().is_some() { 1.0 } else { temperature as f32 },
                 top_k,
                 top_p: top_p as f32,
                 min_p: min_p as f32,
@@ -343,17 +348,30 @@ fn gather(
         return Ok(own);
     }
     let flat = || own.iter().flatten();
-    let ends: Vec<i64> = flat().map(|a| (a.tokens.len() as i64) << 1 | i64::from(a.is_ended)).collect();
+    let end = |a: &Answer| {
+        (a.tokens.len() as i64) << 2 | i64::from(a.log_probs.is_empty()) << 1 | i64::from(a.is_ended)
+    };
+    let ends: Vec<i64> = flat().map(end).collect();
     let ends = group.gather(&ends, counts)?;
     let log_probs = group.gather(&flat().map(|a| a.log_prob).collect::<Vec<_>>(), counts)?;
-    let mut lengths = ends.iter().map(|end| (end >> 1) as usize);
-    let bytes: Vec<usize> =
-        counts.iter().map(|&count| 4 * lengths.by_ref().take(count).sum::<usize>()).collect();
+    let length = |end: &i64| (end >> 2) as usize;
+    let bytes_of = |length: &dyn Fn(&i64) -> usize| -> Vec<usize> {
+        let mut lengths = ends.iter().map(length);
+        counts.iter().map(|&count| 4 * lengths.by_ref().take(count).sum::<usize>()).collect()
+    };
+    let bytes = bytes_of(&length);
     let tokens: Vec<u8> = flat().flat_map(|a| &a.tokens).flat_map(|token| token.to_le_bytes()).collect();
     let tokens = group.gather(&tokens, &bytes)?;
     let mut tokens = tokens.as_chunks::<4>().0.iter().map(|&token| u32::from_le_bytes(token));
+    let num_log_probs = |end: &i64| if end & 2 == 0 { length(end) } else { 0 };
+    let bytes = bytes_of(&num_log_probs);
+    let own_bytes: Vec<u8> =
+        flat().flat_map(|a| &a.log_probs).flat_map(|number| number.to_le_bytes()).collect();
+    let by_token = group.gather(&own_bytes, &bytes)?;
+    let mut by_token = by_token.as_chunks::<4>().0.iter().map(|&number| f32::from_le_bytes(number));
     let answers = ends.iter().zip(log_probs).map(|(end, log_prob)| Answer {
-        tokens: tokens.by_ref().take((end >> 1) as usize).collect(),
+        tokens: tokens.by_ref().take(length(end)).collect(),
+        log_probs: by_token.by_ref().take(num_log_probs(end)).collect(),
         is_ended: end & 1 == 1,
         log_prob,
         ..Answer::default()
@@ -373,6 +391,9 @@ mod tests {
             tokens: vec![(10 * prompt + number) as u32; (prompt + number) % 4],
             is_ended: (prompt + number).is_multiple_of(3),
             log_prob: -(prompt as f64) / 3.0 - number as f64,
+            log_probs: (0..if prompt == 1 { 0 } else { (prompt + number) % 4 })
+                .map(|i| -(i as f32) / 7.0)
+                .collect(),
             ..Answer::default()
         }
     }

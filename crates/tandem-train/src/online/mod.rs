@@ -11,6 +11,7 @@
 //! With `online.overlap`, a round is generated and judged on background threads while the step
 //! before it trains (`async_round`). It uses the weights before that step's update.
 
+mod advantages;
 pub(crate) mod answers;
 pub(crate) mod async_round;
 pub(crate) mod background_generator;
@@ -49,6 +50,7 @@ use crate::metrics::MetricsFile;
 use crate::parallel::DeviceMesh;
 use crate::recipe::ScoredPrompt;
 use crate::step::TrainStep;
+use advantages::Advantages;
 use answers::{asked_of, fill};
 use generate::{GenerationContext, LockstepGroup};
 use judging::{JudgeRequest, Judging};
@@ -208,7 +210,7 @@ impl Online {
                 Batch {
                     step,
                     answered_after: after,
-                    prompts: batches.rows(step).iter().map(prompt).collect(),
+                    prompts: batches.rows(self.config.batch_of_step(step)).iter().map(prompt).collect(),
                 }
             };
             round = steps.map(&mut batch).collect();
@@ -291,7 +293,15 @@ impl Online {
         let prompts = round.iter_mut().flat_map(|batch| &mut batch.prompts);
         let is_judged = self.judging.end(prompts, mesh.world(), stop)?;
         match is_judged {
-            true => self.state.pending.extend(round),
+            true => {
+                // Each round comes as often as its answers are trained on.
+                let steps = self.config.steps_per_round;
+                for again in 0..self.config.num_iterations() {
+                    let batches =
+                        round.iter().map(|batch| Batch { step: batch.step + again * steps, ..batch.clone() });
+                    self.state.pending.extend(batches.filter(|batch| batch.step < self.total_steps));
+                }
+            }
             false => self.state.unjudged = round,
         }
         self.took.judge += began.elapsed().as_secs_f64();
@@ -318,8 +328,11 @@ impl Online {
         &self.state
     }
 
-    /// The pairs of a prompt that a step trains on.
+    /// The pairs of a prompt that a step trains on; none where it trains on groups.
     fn pair(&self, step: u64, answered: &CompletedPrompt) -> Paired {
+        if self.config.algorithm.grpo().is_some() {
+            return Paired::default();
+        }
         Paired::new(answered, self.config.pairs, draw(&[self.seed, step, u64::from(answered.row)]))
     }
 
@@ -349,20 +362,33 @@ impl Online {
                 Algorithm::Dpo => paired.rank(answered, prompt, answered.answers.len()),
                 Algorithm::Xpo { .. } => paired.rank(answered, prompt, 1),
                 Algorithm::NashMd { .. } => ScoredPrompt::for_nash(answered, prompt),
+                Algorithm::Grpo(_) => unreachable!("groups are compared within a batch"),
             }
         };
+        let grpo = self.config.algorithm.grpo();
+        let compared = grpo.map(|grpo| Advantages::new(&batch.prompts, grpo, self.config.max_new_tokens));
         let paired: Vec<Paired> = batch.prompts.iter().map(make).collect();
         let names = self.judging.names();
         let mut summary = Summary::new(batch, &paired, names);
-        let mut ranked: Vec<ScoredPrompt> =
-            batch.prompts.iter().zip(&paired).map(|(answered, paired)| rank(answered, paired)).collect();
+        let mut ranked: Vec<ScoredPrompt> = match (grpo, &compared) {
+            (Some(grpo), Some(compared)) => {
+                summary.add_groups(batch, compared);
+                let prompt = |answered: &CompletedPrompt| prepared.train.prompt(answered.row as usize).0;
+                compared.train_on(batch, grpo, prompt)
+            }
+            _ => batch.prompts.iter().zip(&paired).map(|(answered, paired)| rank(answered, paired)).collect(),
+        };
         for index in drawn(self.state.replay.len(), replay_per_step, draw(&[self.seed, batch.step])) {
             let earlier = &self.state.replay[index];
             ranked.push(rank(earlier, &make(earlier)));
             summary.add_replayed(1);
         }
         ranked.retain(|ranked| ranked.weight() > 0);
-        self.num_trained += ranked.len();
+        // A group with equal rewards teaches nothing.
+        let is_lesson = |is_uniform: &&bool| !**is_uniform;
+        self.num_trained += compared
+            .as_ref()
+            .map_or(ranked.len(), |compared| compared.is_uniform.iter().filter(is_lesson).count());
         let step = batch.step + 1;
         if let Some(file) = &mut self.samples
             && samples_every.is_some_and(|every| step.is_multiple_of(every) || step == 1)
@@ -371,6 +397,7 @@ impl Online {
                 step,
                 batch,
                 &paired,
+                compared.as_ref(),
                 names,
                 &SampleRenderer::new(prepared, &self.config.stop),
             )? {

@@ -80,7 +80,7 @@ impl Paired {
             answers: used.iter().map(|&i| answered.answers[i].tokens.clone()).collect(),
             pairs: self.pairs.iter().map(|pair| pair.map(place)).collect(),
             explored: used.iter().filter(|&&answer| answer >= own).map(|&answer| place(answer)).collect(),
-            advantages: Vec::new(),
+            ..ScoredPrompt::default()
         }
     }
 }
@@ -147,7 +147,7 @@ mod tests {
             answers: vec![vec![1, 1], vec![2, 2, 2]],
             pairs: vec![[0, 1]],
             explored: vec![0, 1],
-            advantages: Vec::new(),
+            ..ScoredPrompt::default()
         };
         assert_eq!(ranked, expected);
         let counts = ranked.counts(true);

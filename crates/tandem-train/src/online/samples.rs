@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::advantages::Advantages;
 use super::answers::{Answer, Batch, CompletedPrompt};
 use super::pairs::Paired;
 use super::render::SampleRenderer;
@@ -12,22 +13,27 @@ pub(crate) fn lines(
     step: u64,
     batch: &Batch,
     paired: &[Paired],
+    compared: Option<&Advantages>,
     names: &[String],
     shown: &SampleRenderer<'_>,
 ) -> Result<Vec<Value>> {
-    let line = |(answered, paired): (&CompletedPrompt, &Paired)| -> Result<Value> {
+    let line = |(place, (answered, paired)): (usize, (&CompletedPrompt, &Paired))| -> Result<Value> {
         let answers = answered.answers.iter().map(|answer| of_answer(answer, names, shown));
-        Ok(json!({
+        let mut line = json!({
             "step": step,
             "place": shown.prompts.origin(answered.row as usize).to_string(),
             "row": answered.row,
             "prompt": shown.row(answered)["prompt"],
             "answers": answers.collect::<Result<Vec<_>>>()?,
-            "pairs": paired.pairs,
             "answered_after": batch.answered_after,
-        }))
+        });
+        match compared {
+            Some(compared) => line["advantages"] = json!(compared.advantages[place]),
+            None => line["pairs"] = json!(paired.pairs),
+        }
+        Ok(line)
     };
-    batch.prompts.iter().zip(paired).map(line).collect()
+    batch.prompts.iter().zip(paired).enumerate().map(line).collect()
 }
 
 fn of_answer(answer: &Answer, names: &[String], shown: &SampleRenderer<'_>) -> Result<Value> {

@@ -1,5 +1,6 @@
 //! Statistics of a step's completions, under TRL's names where they exist.
 
+use super::advantages::{Advantages, deviation};
 use super::answers::Batch;
 use super::pairs::Paired;
 use crate::metrics::Record;
@@ -22,6 +23,21 @@ pub struct Summary {
     log_prob: f64,
     /// Name, sum and count of each judge's scores.
     judges: Vec<(String, f64, usize)>,
+    /// Of runs that train on groups.
+    groups: Option<Groups>,
+}
+
+/// Rewards of a step's groups.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Groups {
+    /// Mean and deviation of the rewards.
+    reward: Option<[f64; 2]>,
+    /// See [`Advantages::unscaled`].
+    uniform: f64,
+    /// Mean and deviation of each judge's scores.
+    judges: Vec<(String, [f64; 2])>,
+    /// Least, sum, most tokens of the answers that the model ended.
+    ended_lengths: [usize; 3],
 }
 
 impl Summary {
@@ -63,6 +79,53 @@ impl Summary {
         self.margin += paired.pairs.iter().map(|&[better, worse]| score(better) - score(worse)).sum::<f64>();
     }
 
+    /// Adds the rewards of groups.
+    pub fn add_groups(&mut self, batch: &Batch, compared: &Advantages) {
+        let answers = || batch.prompts.iter().flat_map(|prompt| &prompt.answers);
+        let both = |values: Vec<f64>| {
+            let mean = values.iter().sum::<f64>() / values.len() as f64;
+            (!values.is_empty()).then(|| [mean, deviation(values.iter().copied())])
+        };
+        let of_judge = |(place, (name, ..)): (usize, &(String, f64, usize))| {
+            let scores = answers().filter_map(|answer| answer.opinions.get(place)?.score);
+            Some((name.clone(), both(scores.collect())?))
+        };
+        let ended = || answers().filter(|answer| answer.is_ended).map(|answer| answer.tokens.len());
+        self.groups = Some(Groups {
+            reward: both(compared.rewards.iter().flatten().flatten().copied().collect()),
+            uniform: compared.unscaled,
+            judges: self.judges.iter().enumerate().filter_map(of_judge).collect(),
+            ended_lengths: [ended().min().unwrap_or(0), ended().sum(), ended().max().unwrap_or(0)],
+        });
+    }
+
+    /// Writes what runs on groups report, under the names of TRL's `GRPOTrainer`.
+    fn report_groups(&self, groups: &Groups, record: &mut Record) {
+        if let Some([mean, deviation]) = groups.reward {
+            record.set("reward", mean);
+            record.set("reward_std", deviation);
+        }
+        record.set("frac_reward_zero_std", groups.uniform);
+        for (name, [mean, deviation]) in &groups.judges {
+            record.set(&format!("rewards/{name}/mean"), *mean);
+            record.set(&format!("rewards/{name}/std"), *deviation);
+        }
+        if self.answers > 0 {
+            let [least, sum, most] = self.lengths;
+            record.set("completions/mean_length", sum as f64 / self.answers as f64);
+            record.set_count("completions/min_length", least as u64);
+            record.set_count("completions/max_length", most as u64);
+            record.set("completions/clipped_ratio", (self.answers - self.ended) as f64 / self.answers as f64);
+            record.set("completions/log_prob", self.log_prob / self.answers as f64);
+            let [least, sum, most] = groups.ended_lengths;
+            record.set("completions/mean_terminated_length", sum as f64 / self.ended.max(1) as f64);
+            record.set_count("completions/min_terminated_length", least as u64);
+            record.set_count("completions/max_terminated_length", most as u64);
+        }
+        record.set_count("unscored", (self.answers - self.scored) as u64);
+        record.set_count("age", self.age);
+    }
+
     /// Counts the prompts that join from earlier steps.
     pub fn add_replayed(&mut self, prompts: usize) {
         self.replayed += prompts;
@@ -72,6 +135,9 @@ impl Summary {
     /// answers that were trained on, if there were any.
     pub fn report(&self, record: &mut Record, beta: f64, kl: Option<f64>) {
         let mean = |sum: f64, count: usize| sum / count as f64;
+        if let Some(groups) = &self.groups {
+            return self.report_groups(groups, record);
+        }
         record.set("beta", beta);
         if self.scored > 0 {
             let scores = mean(self.score, self.scored);

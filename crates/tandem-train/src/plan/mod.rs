@@ -174,7 +174,7 @@ impl Plan {
             threads: config.compute.num_threads(),
             steps: match (config.train.length, data.assumed) {
                 (crate::config::Length::Epochs(_), Some(_)) => 0,
-                (length, _) => length.total_steps(data.train_rows, config.train.batch_size),
+                _ => config.total_steps(data.train_rows),
             },
             batch_size: config.train.batch_size,
             pairs: recipe::for_method(config.method).has_pairs(),

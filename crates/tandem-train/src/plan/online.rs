@@ -8,6 +8,7 @@ use super::survey::{BatchStatistics, PassShape};
 use crate::Result;
 use crate::config::{Algorithm, Config, MicroBatchSize, Order};
 use crate::inputs::RunInputs;
+use crate::objective::PolicyAnswer;
 use crate::recipe::{self, MicroBatch, MicroBatcher, Rows, ScoredPrompt};
 
 /// Upper bounds of a micro-batch, whatever is generated: the longest prompts with the largest
@@ -17,10 +18,7 @@ pub(super) fn survey(config: &Config, prepared: &RunInputs) -> Result<BatchStati
     let online = config.online.as_ref().expect("an online run");
     let cache = &prepared.train;
     let answers = recipe::for_method(config.method).num_responses(config);
-    let largest_of = |prompt: usize| {
-        let is_nash = matches!(online.algorithm, Algorithm::NashMd { .. });
-        longest_row(prompt, answers, online.max_new_tokens, is_nash)
-    };
+    let largest_of = |prompt: usize| longest_row(prompt, answers, online.max_new_tokens, online.algorithm);
     let mut prompts: Vec<usize> = (0..cache.num_rows()).map(|row| cache.prompt(row).0.len()).collect();
     prompts.sort_unstable_by(|a, b| b.cmp(a));
     let share_prefix = config.data.share_prefix;
@@ -85,8 +83,11 @@ pub(super) fn survey(config: &Config, prepared: &RunInputs) -> Result<BatchStati
 }
 
 /// A prompt with answers of the same length, all in one chain of pairs.
-fn longest_row(prompt: usize, answers: usize, tokens: usize, is_nash: bool) -> ScoredPrompt {
+fn longest_row(prompt: usize, answers: usize, tokens: usize, algorithm: Algorithm) -> ScoredPrompt {
+    let is_nash = matches!(algorithm, Algorithm::NashMd { .. });
+    let policy = if algorithm.grpo().is_some() { answers } else { 0 };
     ScoredPrompt {
+        policy: vec![(PolicyAnswer::default(), vec![0.0; tokens]); policy],
         row: 0,
         prompt: vec![0; prompt],
         answers: vec![vec![0; tokens]; answers],
@@ -113,6 +114,7 @@ fn cut_to(rows: &[ScoredPrompt], most: usize, share_prefix: bool) -> Vec<ScoredP
         let length = for_answers / row.answers.len();
         if length > 0 {
             row.answers.iter_mut().for_each(|answer| answer.truncate(length));
+            row.policy.iter_mut().for_each(|(_, log_probs)| log_probs.truncate(length));
             kept.push(row);
         }
         break;

@@ -8,7 +8,7 @@ use tandem_kernels::Forest;
 use super::{Recipe, ScoredPrompt};
 use crate::Result;
 use crate::config::MicroBatchSize;
-use crate::objective::BatchTotals;
+use crate::objective::{BatchTotals, PolicyAnswer};
 
 /// Source of a batch's rows.
 #[derive(Clone, Copy)]
@@ -49,6 +49,11 @@ pub struct MicroBatch {
     pub explored: Vec<u32>,
     /// Nash-MD only: preference of each sequence over its opponent, minus one half.
     pub advantages: Vec<f64>,
+    /// Policy gradients only: each sequence as an answer.
+    pub answers: Vec<PolicyAnswer>,
+    /// Policy gradients only: log-probabilities of each answer's tokens when it was sampled; empty where a plan
+    /// assumes the answers.
+    pub sampled: Vec<Vec<f32>>,
     /// Scored tokens per sequence.
     pub scored_tokens: Vec<u32>,
     /// Tokens of each answer; but for DPO the scored tokens.
@@ -199,9 +204,8 @@ impl MicroBatcher {
             let (pairs, chosen, tokens) = match of {
                 Rows::Ranked(ranked) => {
                     let ranked = &ranked[row as usize];
-                    let chosen =
-                        ranked.pairs.iter().map(|&[chosen, _]| ranked.answers[chosen as usize].len());
-                    (ranked.weight(), chosen.sum(), ranked.counts(self.share_prefix).sequence_tokens as usize)
+                    let sequence_tokens = ranked.counts(self.share_prefix).sequence_tokens as usize;
+                    (ranked.weight(), ranked.num_counted_tokens(), sequence_tokens)
                 }
                 Rows::Cached(cache) => {
                     let row = self.recipe.row(cache, row as usize);

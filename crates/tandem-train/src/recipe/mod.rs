@@ -5,6 +5,7 @@
 //! recipe is a file here and a line in [`for_method`].
 
 mod dpo;
+mod grpo;
 mod log_probs;
 mod micro_batch;
 mod online;
@@ -68,7 +69,7 @@ pub trait Recipe: Send + Sync {
     fn loss(&self, batch: &ScoredBatch<'_>, terms: &LossTerms<'_>, out: &mut Loss) -> u64;
 
     /// Adds the metrics of a micro-batch.
-    fn add_metrics(&self, batch: &ScoredBatch<'_>, beta: f64, sums: &mut MetricSums);
+    fn add_metrics(&self, batch: &ScoredBatch<'_>, terms: &LossTerms<'_>, sums: &mut MetricSums);
 
     /// Returns whether its rows are pairs of responses.
     fn has_pairs(&self) -> bool {
@@ -94,7 +95,7 @@ pub fn for_method(method: Method) -> &'static dyn Recipe {
         Method::Sft => &sft::Sft,
         Method::Dpo => &dpo::Dpo,
         Method::Reward => &reward::Reward,
-        Method::Online => &online::Online,
+        Method::Online | Method::Grpo => &online::Online,
     }
 }
 

@@ -6,19 +6,29 @@ use serde_json::{Map, Value};
 use tandem_data::forest::{ForestBuilder, RowCounts};
 use tandem_data::token_cache::TokenCache;
 use tandem_judge::{Candidate, Judge, JudgeError, Prompt, PromptWithCompletions, Rule, RuleJudge};
+use tandem_model::{ModelFolder, Result as ModelResult};
 
 use super::dpo::pair_loss;
-use super::{AssumedRow, DatasetRow, LossTerms, MicroBatch, Recipe, ScoredBatch, chain};
+use super::{AssumedRow, DatasetRow, LossTerms, MicroBatch, Recipe, ScoredBatch, chain, grpo};
 use crate::Result;
 use crate::config::{Algorithm, Config, JudgeKind, Pairs};
 use crate::metrics::{MetricSums, Sides};
-use crate::objective::{Loss, TokenLogProbs, nash_md_loss};
+use crate::objective::{Loss, PolicyAnswer, TokenLogProbs, nash_md_loss};
 
 pub(super) struct Online;
 
 impl Recipe for Online {
     fn row<'a>(&self, cache: &'a TokenCache, row: usize) -> DatasetRow<'a> {
         DatasetRow::Prompt(cache.prompt(row).0)
+    }
+
+    /// Opens the policy at the temperature of its answers, where their log-probabilities are compared.
+    fn open_folder(&self, config: &Config) -> ModelResult<ModelFolder> {
+        let folder = ModelFolder::open(&config.model)?;
+        match config.online.as_ref().filter(|online| online.algorithm.grpo().is_some()) {
+            Some(online) => folder.with_temperature(online.temperature as f32),
+            None => Ok(folder),
+        }
     }
 
     /// Asks the rules that compare responses with a column of the row whether it is there.
@@ -67,6 +77,10 @@ impl Recipe for Online {
     }
 
     fn loss(&self, batch: &ScoredBatch<'_>, terms: &LossTerms<'_>, out: &mut Loss) -> u64 {
+        if let Some(options) = &terms.objective.grpo {
+            grpo::loss(batch, options, terms.beta, out);
+            return options.divisor(terms.totals.pairs as f64, terms.totals.chosen_tokens as f64) as u64;
+        }
         let advantages = &batch.micro.advantages;
         if advantages.is_empty() {
             return pair_loss(batch, terms, out);
@@ -77,8 +91,11 @@ impl Recipe for Online {
         terms.totals.pairs
     }
 
-    fn add_metrics(&self, batch: &ScoredBatch<'_>, beta: f64, sums: &mut MetricSums) {
-        sums.add_pairs(&batch.log_probs.pairs(), beta);
+    fn add_metrics(&self, batch: &ScoredBatch<'_>, terms: &LossTerms<'_>, sums: &mut MetricSums) {
+        if let Some(options) = &terms.objective.grpo {
+            return grpo::add_metrics(batch, options, terms.beta, sums);
+        }
+        sums.add_pairs(&batch.log_probs.pairs(), terms.beta);
         batch.add_tokens(Sides::Single, sums);
         sums.add_answers(&batch.log_probs.policy, batch.log_probs.reference.as_deref());
     }
@@ -86,6 +103,7 @@ impl Recipe for Online {
     fn num_responses(&self, config: &Config) -> usize {
         let online = config.online.as_ref().expect("an online run");
         match online.algorithm {
+            Algorithm::Grpo(_) => online.num_answers,
             _ if online.pairs == Pairs::All => online.num_answers,
             Algorithm::NashMd { .. } => 1,
             Algorithm::Dpo | Algorithm::Xpo { .. } => 2,
@@ -97,10 +115,14 @@ impl Recipe for Online {
     }
 
     fn label_assumed(&self, config: &Config, _num_rows: usize, num_sequences: usize, micro: &mut MicroBatch) {
-        micro.pairs = chain(num_sequences);
         let algorithm = config.online.as_ref().map(|online| online.algorithm);
-        if let Some(Algorithm::NashMd { .. }) = algorithm {
-            micro.advantages = vec![0.0; num_sequences];
+        match algorithm {
+            Some(Algorithm::Grpo(_)) => micro.answers = grpo::assumed(num_sequences),
+            Some(Algorithm::NashMd { .. }) => {
+                micro.pairs = chain(num_sequences);
+                micro.advantages = vec![0.0; num_sequences];
+            }
+            _ => micro.pairs = chain(num_sequences),
         }
     }
 }
@@ -120,12 +142,22 @@ pub struct ScoredPrompt {
     pub explored: Vec<u32>,
     /// Nash-MD only: preference of each completion over the mixture's, minus one half.
     pub advantages: Vec<f64>,
+    /// Policy gradients only: each answer, with its tokens' log-probabilities when it was sampled.
+    pub policy: Vec<(PolicyAnswer, Vec<f32>)>,
 }
 
 impl ScoredPrompt {
     /// Weight in a mean: the number of pairs, or of answers where there are none.
     pub fn weight(&self) -> usize {
-        if self.advantages.is_empty() { self.pairs.len() } else { self.answers.len() }
+        let has_pairs = self.advantages.is_empty() && self.policy.is_empty();
+        if has_pairs { self.pairs.len() } else { self.answers.len() }
+    }
+
+    /// Tokens that a mean over tokens counts: of chosen answers, or of all that a policy gradient takes.
+    pub fn num_counted_tokens(&self) -> usize {
+        let chosen = self.pairs.iter().map(|&[chosen, _]| self.answers[chosen as usize].len());
+        let taken = self.policy.iter().zip(&self.answers).filter(|((answer, _), _)| !answer.is_masked);
+        chosen.sum::<usize>() + taken.map(|(_, tokens)| tokens.len()).sum::<usize>()
     }
 
     /// Counts of what it adds to a forest.
@@ -147,6 +179,10 @@ impl ScoredPrompt {
         micro.pairs.extend(self.pairs.iter().map(|pair| pair.map(|answer| first + answer)));
         micro.explored.extend(self.explored.iter().map(|answer| first + answer));
         micro.advantages.extend(&self.advantages);
+        for (answer, log_probs) in &self.policy {
+            micro.answers.push(*answer);
+            micro.sampled.push(log_probs.clone());
+        }
         micro.answer_tokens.extend(self.answers.iter().map(|answer| answer.len() as u32));
         micro.sequence_tokens += self.counts(share_prefix).sequence_tokens;
         let answers: Vec<&[u32]> = self.answers.iter().map(Vec::as_slice).collect();

@@ -17,7 +17,7 @@ const MARK: &str = "tags:\n- tandem\n";
 const ROWS: usize = 10;
 
 /// Metrics of the table, where a method has them.
-const METRICS: [&str; 9] = [
+const METRICS: [&str; 11] = [
     "loss",
     "rewards/margins",
     "rewards/accuracies",
@@ -27,6 +27,8 @@ const METRICS: [&str; 9] = [
     "margin",
     "objective/scores",
     "objective/kl",
+    "reward",
+    "kl",
 ];
 
 /// Returns whether a text is a card that [`model_card`] wrote.

@@ -15,18 +15,18 @@ use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::{Config, Trainer};
 
 /// Two correct f32 implementations; relative to the larger of 1 and the value.
-const METRICS: f64 = 2e-5;
+pub(crate) const METRICS: f64 = 2e-5;
 /// Relative error of a final tensor's norm.
 const NORM: f64 = 1e-6;
 /// Relative error of the length of a tensor's way from its initial to its final weights.
 const WAY: f64 = 1e-3;
 
-fn goldens() -> PathBuf {
+pub(crate) fn goldens() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens")
 }
 
 /// A model's folder with weights by the formula.
-fn model(golden: &Value, folder: &Path, make: fn(&str, usize) -> Vec<f32>) {
+pub(crate) fn model(golden: &Value, folder: &Path, make: fn(&str, usize) -> Vec<f32>) {
     fs::create_dir(folder).unwrap();
     for file in fs::read_dir(goldens().join("small/model")).unwrap() {
         let file = file.unwrap();
@@ -65,7 +65,7 @@ fn as_trl(golden: &Value, folder: &Path) -> Config {
     Config::load::<&str>(&path, &[]).unwrap_or_else(|e| panic!("{e}"))
 }
 
-fn ids(value: &Value) -> Vec<u32> {
+pub(crate) fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
@@ -126,7 +126,12 @@ fn is_trl(name: &str) {
             assert!(error <= METRICS, "{name}: {key} is {ours}, TRL has {theirs}: {error:.1e}");
         }
     }
-    let bytes = fs::read(folder.path().join("run/final/model.safetensors")).unwrap();
+    final_weights_are_trls(name, &golden, folder.path());
+}
+
+/// Compares the final weights of a run in a folder with TRL's, and their ways.
+pub(crate) fn final_weights_are_trls(name: &str, golden: &Value, folder: &Path) {
+    let bytes = fs::read(folder.join("run/final/model.safetensors")).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     for (tensor, theirs) in golden["final"].as_object().unwrap() {
         let values = file.tensor(tensor).unwrap_or_else(|e| panic!("{tensor}: {e}")).data().to_vec();

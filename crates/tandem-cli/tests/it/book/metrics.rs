@@ -59,10 +59,16 @@ fn every_metric_of_a_run_is_in_the_page() {
             .replace("[data]", "[data]\ntake = \"chosen\"\neval = \"preferences.jsonl\""),
     );
     shop.write("reward.toml", &shop.dpo_toml("reward").replace("\"dpo\"", "\"reward\""));
+    let grpo = shop.read("online.toml").replace("\"online\"", "\"grpo\"");
+    shop.write("grpo.toml", &format!("{grpo}[objective]\nbeta = 0.01\n"));
     let mut missing = Vec::new();
-    for (file, run) in
-        [("dpo.toml", "run"), ("sft.toml", "sft"), ("reward.toml", "reward"), ("online.toml", "online")]
-    {
+    for (file, run) in [
+        ("dpo.toml", "run"),
+        ("sft.toml", "sft"),
+        ("reward.toml", "reward"),
+        ("online.toml", "online"),
+        ("grpo.toml", "grpo"),
+    ] {
         shop.run(&["train", file, "--set", "train.steps=2"]).expect(0);
         for line in shop.read(&format!("{run}/metrics.jsonl")).lines() {
             let record: serde_json::Value = serde_json::from_str(line).expect("a record");

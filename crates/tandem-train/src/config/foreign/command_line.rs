@@ -283,6 +283,7 @@ fn method_of(script: &str) -> Option<Method> {
     let has = |word: &str| script.split(|c: char| !c.is_alphanumeric()).any(|part| part == word);
     match () {
         () if has("online") => Some(Method::Online),
+        () if has("grpo") => Some(Method::Grpo),
         () if has("dpo") => Some(Method::Dpo),
         () if has("sft") => Some(Method::Sft),
         () if has("reward") => Some(Method::Reward),

@@ -81,10 +81,11 @@ pub(super) const NAMES: &[Name] = &[
         count,
         "rows with a longer prompt are dropped, not cut",
     ),
-    missing(
+    key_but(
         &["max_completion_length", "max_target_length"],
-        "there is one limit, `data.max_length`, for prompt and completion together; online runs have \
-         `online.max_new_tokens`",
+        "online.max_new_tokens",
+        count,
+        "for runs that generate; others have one limit, `data.max_length`, for prompt and completion together",
     ),
     key_but(
         &["truncation_mode"],
@@ -616,6 +617,77 @@ pub(super) const NAMES: &[Name] = &[
     key(&["min_p"], "online.min_p", number),
     key(&["repetition_penalty"], "online.repetition_penalty", number),
     key(&["num_generations"], "online.answers", count),
+    key_but(
+        &["steps_per_generation"],
+        "online.steps_per_round",
+        count,
+        "a step has whole groups; TRL shuffles answers between the steps",
+    ),
+    // Policy gradients.
+    key(&["num_iterations"], "grpo.num_iterations", count),
+    key(&["epsilon"], "grpo.epsilon", number),
+    key(&["epsilon_high"], "grpo.epsilon_high", number),
+    key(&["delta"], "grpo.delta", number),
+    key(&["sapo_temperature_pos"], "grpo.sapo_temperature_pos", number),
+    key(&["sapo_temperature_neg"], "grpo.sapo_temperature_neg", number),
+    key(&["vespo_k_pos"], "grpo.vespo_k_pos", number),
+    key(&["vespo_lambda_pos"], "grpo.vespo_lambda_pos", number),
+    key(&["vespo_k_neg"], "grpo.vespo_k_neg", number),
+    key(&["vespo_lambda_neg"], "grpo.vespo_lambda_neg", number),
+    key(&["importance_sampling_level"], "grpo.importance_sampling_level", |value| match value.as_str() {
+        Some(level @ ("token" | "sequence")) => Converted::Value(level.into()),
+        _ => Converted::Wrong("\"token\" or \"sequence\""),
+    }),
+    key(&["scale_rewards"], "grpo.scale_rewards", |value| match (value.as_str(), value.as_bool()) {
+        (Some(scale @ ("group" | "batch" | "none")), _) => Converted::Value(scale.into()),
+        (_, Some(true)) => Converted::Value("group".into()),
+        (_, Some(false)) => Converted::Value("none".into()),
+        _ => Converted::Wrong("\"group\", \"batch\" or \"none\""),
+    }),
+    key(&["mask_truncated_completions"], "grpo.mask_truncated", flag),
+    key(&["use_bias_correction_kl"], "grpo.use_bias_correction_kl", flag),
+    key(&["off_policy_mask_threshold"], "grpo.off_policy_mask_threshold", number),
+    missing(
+        &[
+            "top_entropy_quantile",
+            "entropy_coef",
+            "use_adaptive_entropy",
+            "entropy_coef_min",
+            "entropy_coef_max",
+            "entropy_coef_delta",
+            "entropy_target",
+        ],
+        "masks and rewards of entropy are not here yet",
+    ),
+    missing(
+        &["multi_objective_aggregation"],
+        "judges' scores are summed by weight, and then compared (\"sum_then_normalize\")",
+    ),
+    missing(&["max_tool_calling_iterations"], "tools are not here yet"),
+    missing(
+        &["num_generations_eval", "generation_batch_size"],
+        "`tandem eval --judge` compares models; a round is `train.batch_size` × `online.steps_per_round` prompts",
+    ),
+    not_needed(
+        &[
+            "use_transformers_continuous_batching",
+            "transformers_continuous_batching_config",
+            "use_transformers_paged",
+            "cast_lm_head_to_fp32",
+            "vllm_max_model_length",
+            "vllm_importance_sampling_correction",
+            "vllm_importance_sampling_mode",
+            "vllm_importance_sampling_clip_max",
+            "vllm_importance_sampling_clip_min",
+            "vllm_importance_sampling_cap",
+        ],
+        "the generator is the trainer's own forward pass: its log-probabilities need no correction",
+    ),
+    not_needed(
+        &["log_multimodal", "log_unique_prompts", "log_completions_hub_repo"],
+        "samples.jsonl has the completions of the steps that `online.samples_every` selects",
+    ),
+    missing(&["chat_template_kwargs"], "`data.chat_template` takes a template of your own"),
     missing(&["missing_eos_penalty"], "write a judge of `kind = \"missing_eos\"`"),
     missing(
         &["reward_model_path", "reward_model", "reward_weights", "reward_funcs"],

@@ -46,6 +46,7 @@ fn the_example_arrives_whole() {
         },
         online: None,
         objective: ObjectiveConfig {
+            grpo: None,
             terms: vec![crate::objective::Term {
                 loss: crate::objective::losses::find("sigmoid").expect("registered"),
                 weight: 1.0,

@@ -109,6 +109,72 @@ fn what_makes_no_sense_is_refused_with_a_sentence() {
     assert!(config.is_err());
 }
 
+#[test]
+fn policy_gradients_have_defaults_of_their_own_and_are_read_back() {
+    for overrides in [
+        &["method=grpo"][..],
+        &["method=grpo", "grpo.loss=cispo", "objective.beta=0.1", "online.answers=4"],
+        &["method=grpo", "grpo.loss=vespo", "grpo.vespo_k_neg=1", "grpo.scale_rewards=none"],
+        &["method=grpo", "grpo.delta=2", "grpo.epsilon=0.1", "grpo.baseline=leave_one_out"],
+        &["method=grpo", "adapter.rank=4", "objective.beta=0.1", "grpo.overlong_tokens=8"],
+    ] {
+        let config = online(overrides);
+        let folder = TempDir::new().expect("a temporary folder");
+        let path = folder.path().join("again.toml");
+        fs::write(&path, config.to_toml()).expect("written");
+        let again = Config::load::<&str>(&path, &[]).unwrap_or_else(|e| panic!("{overrides:?}: {e}"));
+        assert_eq!(again, config, "{overrides:?}");
+    }
+    let config = online(&["method=grpo"]);
+    let own = config.online.as_ref().expect("it generates");
+    assert_eq!(
+        (config.method, config.reference.kind, config.objective.beta),
+        (Method::Grpo, ReferenceKind::None, 0.0)
+    );
+    assert_eq!((own.num_answers, own.temperature, own.max_new_tokens), (8, 1.0, 64));
+    let options = config.objective.grpo.expect("options");
+    assert_eq!((options.epsilon, options.epsilon_high, options.max_new_tokens), (0.2, 0.2, 64));
+    let cispo = online(&["method=grpo", "grpo.loss=cispo"]).objective.grpo.expect("options");
+    assert_eq!(cispo.epsilon_high, 5.0);
+    let kinds = [&["objective.beta=0.1"][..], &["objective.beta=0.1", "adapter.rank=4"]]
+        .map(|own| online(&[&["method=grpo"], own].concat()).reference.kind);
+    assert_eq!(kinds, [ReferenceKind::Model, ReferenceKind::Base]);
+}
+
+#[test]
+fn what_policy_gradients_do_not_use_is_refused_with_a_sentence() {
+    for (own, expected) in [
+        ("objective.loss=ipo", "are those of grpo.loss"),
+        ("objective.label_smoothing=0.1", "no effect with method = \"grpo\""),
+        ("objective.reference_free=true", "no effect with method = \"grpo\""),
+        ("reference.kind=model", "objective.beta = 0 leaves the reference unused"),
+        ("online.algorithm=xpo", "it is for method = \"online\""),
+        ("online.pairs=all", "trains on groups"),
+        ("online.replay_size=3", "replays no prompts"),
+        ("online.temperature=0", "would all be the same"),
+        ("grpo.loss=ppo", "\"dapo\""),
+        ("grpo.sapo_temperature_pos=2", "only loss = \"sapo\" has it"),
+        ("grpo.delta=1.1", "above 1 + epsilon_high"),
+        ("grpo.overlong_tokens=64", "before the first token"),
+        ("compute.pipeline=2", "pipeline stages do not support generation yet"),
+        ("data.eval=e.jsonl", "`tandem eval --judge`"),
+        ("objective.beta=-1", "a number of at least 0"),
+    ] {
+        let (_folder, config) = load_with(ONLINE, &["method=grpo", own]);
+        let error = config.expect_err(expected).to_string();
+        assert!(error.contains(expected), "{own}: {error}");
+    }
+    let (_folder, config) = load_with(ONLINE, &["method=grpo", "objective.beta=0.1", "reference.kind=none"]);
+    let error = config.expect_err("a reference").to_string();
+    assert!(error.contains("objective.beta must be 0"), "{error}");
+    let (_folder, config) = load_with(ONLINE, &["grpo.loss=dapo"]);
+    let error = config.expect_err("another method").to_string();
+    assert!(error.contains("set method = \"grpo\""), "{error}");
+    let (_folder, config) = load_with(ONLINE, &[&["method=grpo"], &SERVED[..]].concat());
+    let error = config.expect_err("a server").to_string();
+    assert!(error.contains("does not correct for answers of a server"), "{error}");
+}
+
 const SERVED: [&str; 3] =
     ["adapter.rank=4", "online.server.base_url=http://127.0.0.1:8000/v1/", "online.server.model=base"];
 

@@ -89,7 +89,7 @@ impl Trainer {
         let loaded = opening.load(&mut mesh, run_dir, recorder, observer);
         let Loaded { profiler, scorer, learner, saver, files, samples, cursor, resumed_from } =
             loaded.map_err(|error| explained(error, &config, &prepared, place, 0))?;
-        let total_steps = config.train.length.total_steps(prepared.train.num_rows(), config.train.batch_size);
+        let total_steps = config.total_steps(prepared.train.num_rows());
         Ok(Self {
             online: online(&config, &prepared, &scorer, &cursor, samples, total_steps, &mut mesh)?,
             batches: prepared.batches(&config),

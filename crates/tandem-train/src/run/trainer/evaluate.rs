@@ -25,7 +25,7 @@ impl Trainer {
         self.scorer.placement.device.begin_phase("evaluation");
         let step = self.cursor.step;
         let mut record = evaluation_record(&mut self.scorer, &mut self.mesh, &mut self.batcher, cache, step)?;
-        record.set("epoch", step as f64 / self.batches.steps_per_epoch() as f64);
+        record.set("epoch", step as f64 / self.steps_per_epoch() as f64);
         self.log(&record, observer)?;
         Ok(Some(record))
     }

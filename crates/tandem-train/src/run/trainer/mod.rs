@@ -361,9 +361,10 @@ impl Trainer {
             online.finish_pending(&mut self.mesh, stop)?;
             self.cursor.online = Some(online.state().clone());
         }
-        let per_epoch = self.batches.steps_per_epoch();
+        let per_epoch = self.steps_per_epoch();
         self.cursor.epoch = self.cursor.step / per_epoch;
-        self.cursor.position = self.cursor.step % per_epoch * self.config.train.batch_size as u64;
+        let within = self.cursor.step % per_epoch / self.config.steps_per_batch();
+        self.cursor.position = within * self.config.train.batch_size as u64;
         self.cursor.seed = self.config.seed;
         self.cursor.data_hash = self.prepared.train.content_hash().to_string();
         let scorer = &self.scorer;
@@ -372,6 +373,11 @@ impl Trainer {
         let folder = self.files.is_some().then(|| self.saver.folder_of(self.cursor.step));
         self.saved = Some((self.cursor.step, folder));
         Ok(())
+    }
+
+    /// Steps on all rows.
+    fn steps_per_epoch(&self) -> u64 {
+        self.batches.steps_per_epoch() * self.config.steps_per_batch()
     }
 
     /// Waits for the checkpoint in progress, if any.

@@ -19,13 +19,14 @@ impl Trainer {
     pub(super) fn take_step(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<bool> {
         let began = Instant::now();
         self.device().begin_phase("data");
-        let (step, per_epoch) = (self.cursor.step, self.batches.steps_per_epoch());
+        let (step, per_epoch) = (self.cursor.step, self.steps_per_epoch());
         let options = StepOptions {
             learning_rate: self.schedule.at(step) * self.cursor.learning_rate_factor.unwrap_or(1.0),
             max_grad_norm: self.config.train.max_grad_norm,
             beta: self.config.objective.beta_at(step, per_epoch),
             update: self.cursor.updates + 1,
         };
+        let batch = self.config.online.as_ref().map_or(step, |online| online.batch_of_step(step));
         let Self { online, scorer, mesh, prepared, batches, batcher, learner, files, .. } = self;
         let ready = online.as_mut().map(|online| online.next(step, scorer, mesh, batches, stop));
         for line in online.iter().flat_map(Online::lines) {
@@ -35,7 +36,7 @@ impl Trainer {
             Some(None) => return Ok(false),
             ready => ready.flatten(),
         };
-        let rows = batches.rows(step);
+        let rows = batches.rows(batch);
         if let Some(Files { rows: Some(file), .. }) = files {
             file.write_rows(step + 1, rows)?;
         }
@@ -108,7 +109,7 @@ impl Trainer {
         }
         record.set("grad_norm", outcome.grad_norm);
         record.set("learning_rate", options.learning_rate);
-        record.set("epoch", self.cursor.step as f64 / self.batches.steps_per_epoch() as f64);
+        record.set("epoch", self.cursor.step as f64 / self.steps_per_epoch() as f64);
         record.set_count("num_tokens", self.cursor.num_tokens);
         record.set("time", self.cursor.seconds);
         record.set_count("memory", resident_peak());

@@ -63,7 +63,7 @@ const PLACES: [(usize, &[&str]); 9] = [
 ];
 
 /// Keys of an online run.
-const ONLINE: [&[&str]; 8] = [
+const ONLINE: [&[&str]; 10] = [
     &[],
     &["online.algorithm=xpo", "online.steps_per_round=3"],
     &["online.algorithm=nash_md", "adapter.rank=4", "online.max_new_tokens=30"],
@@ -71,6 +71,8 @@ const ONLINE: [&[&str]; 8] = [
     &["adapter.rank=4", "compute.format=nf4", "online.max_batch=3", "compute.checkpointing=block"],
     &["online.replay_size=9", "online.replay_per_step=3", "compute.dtype=bf16", "reference.kind=sync"],
     &["online.overlap=true", "online.algorithm=xpo"],
+    &["method=grpo", "online.answers=3", "online.max_new_tokens=30"],
+    &["method=grpo", "online.steps_per_round=2", "objective.beta=0.1", "adapter.rank=4"],
     &["online.overlap=true", "adapter.rank=4", "compute.format=nf4", "online.max_batch=3"],
 ];
 

@@ -44,10 +44,10 @@ fn same_everywhere(own: &[&str], places: &[&[&str]]) {
     let small = Small::new("online");
     let expected = run(&small, "one", own);
     assert_eq!(expected.0.len(), 6);
-    assert!(
-        expected.0.iter().any(|line| line["pairs"].as_u64() > Some(0)),
-        "there is something to learn from"
-    );
+    let has_lesson = |line: &Map<String, Value>| {
+        line.get("pairs").is_none_or(|pairs| pairs.as_u64() > Some(0)) && line["grad_norm"] != 0.0
+    };
+    assert!(expected.0.iter().any(has_lesson), "there is something to learn from");
     for place in places {
         let found = run(&small, "other", &[own, place].concat());
         assert_eq!(found.1, expected.1, "{own:?} {place:?}: answers and scores");
@@ -114,6 +114,65 @@ fn nash_md_is_the_same_on_any_number_of_ranks() {
     );
     let own = [&own[..], &["adapter.rank=4", "reference.kind=base"]].concat();
     same_everywhere(&own, &[&["compute.devices=cpu:2"]]);
+}
+
+#[test]
+fn policy_gradients_are_the_same_on_any_number_of_ranks() {
+    same_everywhere(
+        &["method=grpo", "online.answers=3"],
+        &[
+            &["compute.devices=cpu:2"],
+            &["compute.devices=cpu:4", "online.max_batch=3"],
+            &["compute.devices=cpu:3", "compute.sharding=zero3", "online.max_batch=2"],
+            &["compute.offload=host"],
+        ],
+    );
+    let old = ["method=grpo", "online.answers=4", "online.steps_per_round=2", "objective.beta=0.1"];
+    let level = ["compute.dtype=bf16", "grpo.importance_sampling_level=sequence", "grpo.loss=grpo"];
+    same_everywhere(
+        &[&old[..], &level].concat(),
+        &[&["compute.devices=cpu:2", "compute.sharding=zero3"], &["compute.devices=cpu:4"]],
+    );
+    let adapter =
+        ["adapter.rank=4", "compute.format=nf4", "grpo.mask_truncated=true", "grpo.scale_rewards=batch"];
+    same_everywhere(&[&old[..], &adapter].concat(), &[&["compute.devices=cpu:2", "compute.sharding=zero3"]]);
+    let overlap = ["method=grpo", "online.answers=3", "online.overlap=true", "grpo.num_iterations=2"];
+    same_everywhere(&overlap, &[&["compute.devices=cpu:2"]]);
+}
+
+/// The ratio of an update on fresh answers is 1: the generator's numbers are the trainer's.
+#[test]
+fn an_answer_has_the_trainers_log_probabilities() {
+    let small = Small::new("online");
+    for temperature in ["online.temperature=1.0", "online.temperature=0.7"] {
+        for own in [&[][..], &["adapter.rank=4", "compute.format=int8"], &["online.max_batch=2"]] {
+            let settings = [&["method=grpo", "online.answers=3", temperature], own].concat();
+            let (log, samples, _) = run(&small, "run", &settings);
+            for line in &log {
+                let number = |key: &str| line[key].as_f64().unwrap();
+                let found = ["sampling/ratio", "sampling/sampling_logp_difference/max"].map(number);
+                assert_eq!(found, [1.0, 0.0], "{settings:?}: {line:?}");
+                assert_eq!((number("age"), number("clip_ratio/region_mean")), (0.0, 0.0));
+            }
+            let advantages = samples[0]["advantages"].as_array().unwrap();
+            let sum: f64 = advantages.iter().map(|advantage| advantage.as_f64().unwrap()).sum();
+            assert!(advantages.len() == 3 && sum.abs() < 1e-9, "{advantages:?}");
+        }
+    }
+    // Later steps of a round train on answers of weights that they have changed; the first rate is 0.
+    let (log, ..) = run(&small, "run", &["method=grpo", "online.answers=3", "online.steps_per_round=2"]);
+    let ratios: Vec<f64> = log.iter().map(|line| line["sampling/ratio"].as_f64().unwrap()).collect();
+    assert!(ratios[0] == 1.0 && ratios[2] == 1.0 && ratios[3] != 1.0, "{ratios:?}");
+    // Of two updates on the same answers the second finds other weights; then others are answered.
+    let twice = ["method=grpo", "online.answers=3", "grpo.num_iterations=2", "train.steps=4"];
+    let (log, samples, _) = run(&small, "run", &twice);
+    let ratios: Vec<f64> = log.iter().map(|line| line["sampling/ratio"].as_f64().unwrap()).collect();
+    assert!(ratios[0] == 1.0 && ratios[2] == 1.0 && ratios[3] != 1.0, "{ratios:?}");
+    let of_step = |step: u64| {
+        let rows = samples.iter().filter(move |line| line["step"] == step);
+        rows.map(|line| (line["row"].clone(), line["answers"].clone())).collect::<Vec<_>>()
+    };
+    assert!(of_step(1) == of_step(2) && of_step(3) == of_step(4) && of_step(1) != of_step(3));
 }
 
 /// Also where the weights that generate are on their way to the passes that train at the same time.
@@ -189,6 +248,7 @@ fn a_stopped_run_goes_on_as_if_it_had_not_been() {
         &[][..],
         &["online.steps_per_round=3"],
         &["online.algorithm=nash_md", "online.overlap=true"],
+        &["method=grpo", "online.answers=3", "online.steps_per_round=2", "grpo.num_iterations=2"],
         &[
             "online.overlap=true",
             "online.steps_per_round=2",
@@ -271,6 +331,32 @@ fn what_generated_an_answer_is_what_trains_on_it() {
             assert_eq!(ending, if answer["ended"] == true { 0.0 } else { -2.0 });
             assert_eq!(answer["score"].as_f64().unwrap(), length + ending);
         }
+    }
+}
+
+#[test]
+fn groups_with_equal_rewards_leave_nothing_to_learn_and_the_run_says_so() {
+    let small = Small::new("online");
+    // A judge that wants an end, which no answer of one token has.
+    let settings = [
+        "method=grpo",
+        "online.answers=2",
+        "online.max_new_tokens=1",
+        "train.steps=2",
+        "judges=[{kind=\"json\"}]",
+    ];
+    let heard = small.finish("run", RunDirPolicy::Overwrite, &[&COMMON[..], &settings].concat());
+    assert!(
+        heard.warnings.iter().any(|text| text.starts_with("nothing was learned")),
+        "{:?}",
+        heard.warnings
+    );
+    for line in log(&small, "run") {
+        assert_eq!(
+            (&line["frac_reward_zero_std"], &line["grad_norm"]),
+            (&json!(1.0), &json!(0.0)),
+            "{line:?}"
+        );
     }
 }
 

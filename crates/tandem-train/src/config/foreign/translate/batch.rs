@@ -73,6 +73,9 @@ impl Translator<'_> {
         if each == 0 {
             return Err(device.expect("it is not the default").wrong("at least 1"));
         }
+        if self.method == Method::Grpo && self.program == Program::Trl {
+            return self.grpos_batch(each * accumulation * self.ranks, total);
+        }
         let batch = each * accumulation * self.ranks;
         let each_words = match &device {
             Some(given) => format!("{} {each}", given.setting),
@@ -95,6 +98,22 @@ impl Translator<'_> {
                 format!("{}; `tandem plan` says what fits", given.shown()),
             );
         }
+        Ok(())
+    }
+
+    /// TRL's counts completions there, and prompts here.
+    fn grpos_batch(&mut self, completions: u64, total: Option<Given>) -> Result<()> {
+        let group =
+            self.draft.get("online.answers").and_then(toml::Value::as_integer).unwrap_or(8).max(1) as u64;
+        let completions = total.as_ref().map_or(Ok(completions), Given::count)?;
+        if !completions.is_multiple_of(group) {
+            return Err(self.lacking(
+                "train.batch_size",
+                &format!("whole groups: {completions} completions of a step are no multiple of {group}"),
+            ));
+        }
+        let words = format!("{completions} completions of a step / {group} of a prompt");
+        self.draft.set("train.batch_size", (completions / group) as i64, words);
         Ok(())
     }
 
@@ -182,6 +201,7 @@ impl Translator<'_> {
                     (_, Method::Dpo) => 1e-6,
                     (_, Method::Reward) => 1e-4,
                     (_, Method::Online) => 5e-7,
+                    (_, Method::Grpo) => 1e-6,
                 };
                 self.draft.set("train.learning_rate", rate, self.default_of());
             }

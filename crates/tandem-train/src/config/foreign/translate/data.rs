@@ -387,6 +387,9 @@ impl Translator<'_> {
         if let (Some(tokens), None) = (default, self.draft.get("data.max_length")) {
             self.draft.set("data.max_length", tokens, self.default_of());
         }
+        if self.method == Method::Grpo && self.draft.get("online.max_new_tokens").is_none() {
+            self.draft.set("online.max_new_tokens", 512, self.default_of());
+        }
         if self.program == Program::Mitchell && self.draft.get("data.max_prompt_length").is_none() {
             let remark = format!("{}; longer prompts are dropped here, cut there", self.default_of());
             self.draft.set("data.max_prompt_length", 256, remark);

@@ -24,6 +24,7 @@ use super::values::{as_count, as_flag, as_number, is_off, shown};
 use crate::config::Method;
 use crate::config::draft::{Draft, Remark};
 use crate::config::error::{ConfigError, Place, Problem, Result};
+use crate::objective::PolicyLoss;
 
 /// Answers that the command line gives beside the files.
 #[derive(Clone, Debug, Default)]
@@ -412,9 +413,10 @@ impl<'a> Translator<'a> {
                 Method::Sft
             }
             "online_dpo" => Method::Online,
+            "grpo" => Method::Grpo,
             _ => {
                 return Err(given.conflict(format!(
-                    "{name:?} cannot be had; methods here are \"sft\", \"dpo\", \"reward\" and \"online\""
+                    "{name:?} cannot be had; methods here are \"sft\", \"dpo\", \"reward\", \"online\" and \"grpo\""
                 )));
             }
         })
@@ -429,6 +431,16 @@ impl<'a> Translator<'a> {
                 .any(|document| names.iter().any(|name| document.settings.contains_key(*name)))
         };
         let loss = self.parts.get(&Part::Loss).and_then(|given| given.value.as_str());
+        let of_grpo = [
+            "num_generations",
+            "num_iterations",
+            "scale_rewards",
+            "importance_sampling_level",
+            "mask_truncated_completions",
+        ];
+        if has(&of_grpo) || loss.is_some_and(|loss| PolicyLoss::NAMES.iter().any(|(name, _)| *name == loss)) {
+            return Ok(Method::Grpo);
+        }
         if has(&["max_new_tokens", "reward_model_path", "missing_eos_penalty"]) {
             return Ok(Method::Online);
         }
@@ -530,6 +542,7 @@ impl<'a> Translator<'a> {
             "objective.center_rewards_coefficient" => method == Method::Reward,
             _ if key.starts_with("objective.") || key.starts_with("reference.") => method.has_reference(),
             _ if key.starts_with("online.") => method.generates(),
+            _ if key.starts_with("grpo.") => method == Method::Grpo,
             _ => true,
         };
         let (kept, dropped): (Vec<_>, Vec<_>) =

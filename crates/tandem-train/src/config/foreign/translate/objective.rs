@@ -9,6 +9,7 @@ use crate::config::draft::DraftKey;
 use crate::config::error::Result;
 use crate::config::foreign::name::Part;
 use crate::config::foreign::values::{as_number, as_texts, is_off};
+use crate::objective::PolicyLoss;
 use crate::objective::losses::{LOSSES, find};
 
 impl Translator<'_> {
@@ -17,6 +18,9 @@ impl Translator<'_> {
         let sft = self.part(Part::SftWeight).filter(|given| !is_off(&given.value));
         if !self.method.has_reference() {
             return self.plain_loss(loss, [weights, sft]);
+        }
+        if self.method == Method::Grpo {
+            return self.policy_loss(loss, [weights, sft]);
         }
         let names = match &loss {
             Some(given) => {
@@ -70,6 +74,26 @@ impl Translator<'_> {
         Ok(())
     }
 
+    /// The loss of policy gradients.
+    fn policy_loss(&mut self, loss: Option<Given>, others: [Option<Given>; 2]) -> Result<()> {
+        if let Some(given) = loss {
+            let known = PolicyLoss::NAMES.map(|(name, _)| name);
+            match given.value.as_str().filter(|name| known.contains(name)) {
+                Some(name) => self.draft.set("grpo.loss", name, given.shown()),
+                None => {
+                    return Err(
+                        given.conflict(format!("it cannot be had; losses here are {}", known.join(", ")))
+                    );
+                }
+            }
+        }
+        for given in others.into_iter().flatten() {
+            self.not_needed(&given, "policy gradients have one loss");
+        }
+        self.judges();
+        Ok(())
+    }
+
     /// The loss of a method that has one alone.
     fn plain_loss(&mut self, loss: Option<Given>, others: [Option<Given>; 2]) -> Result<()> {
         if let Some(given) = loss {
@@ -89,7 +113,7 @@ impl Translator<'_> {
 
     /// The reward model of an online run.
     fn judges(&mut self) {
-        if self.method != Method::Online {
+        if !self.method.generates() {
             return;
         }
         let names = ["reward_model_path", "reward_model"];

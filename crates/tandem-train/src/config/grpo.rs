@@ -1,0 +1,140 @@
+//! `[grpo]`: the loss of policy gradients, and the advantages that it takes.
+
+use super::Method;
+use super::error::Result;
+use super::form::{POSITIVE, boolean, choice, integer, number};
+use super::keys::{Keys, keys};
+use crate::objective::{GrpoOptions, ImportanceSampling, PolicyLoss};
+
+const LEVELS: [(&str, ImportanceSampling); 2] =
+    [("token", ImportanceSampling::Token), ("sequence", ImportanceSampling::Sequence)];
+
+keys! {
+    /// Policy gradients from the rewards of a group of answers.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct GrpoConfig() {
+        /// A loss by TRL's name: [all with their equations](grpo.md#losses).
+        loss: PolicyLoss = choice(PolicyLoss::NAMES).or(PolicyLoss::Dapo),
+        /// Updates on each answer. Ratios of the first are 1.
+        num_iterations: u64 = integer(1..=64).or(1),
+        /// What an importance ratio is of: each `"token"`, or the mean over an answer's
+        /// (`"sequence"`: GSPO). Ratios are 1 where the weights that train gave the answers.
+        importance_sampling_level: ImportanceSampling = choice(LEVELS).or(ImportanceSampling::Token),
+        /// Ratios below 1 − `epsilon` are clipped.
+        epsilon: f64 = number(0.0..)
+            .or(0.2)
+            .only(loss.clips(), format!("the loss \"{}\" does not clip below; remove it", loss.name())),
+        /// Ratios above 1 + `epsilon_high` are clipped. With `"cispo"`: the largest weight.
+        epsilon_high: f64 = number(0.0..)
+            .or(if loss == PolicyLoss::Cispo { 5.0 } else { epsilon })
+            .shown("`epsilon`; 5 for `\"cispo\"`")
+            .only(
+                loss.clips() || loss == PolicyLoss::Cispo,
+                format!("the loss \"{}\" clips nothing; remove it", loss.name()),
+            ),
+        /// Bound of the unclipped ratio too, above 1 + `epsilon_high`, against large ratios of answers
+        /// with a negative advantage (arXiv 2505.07291).
+        delta: Option<f64> = number(POSITIVE)
+            .unless(|delta| (*delta <= 1.0 + epsilon_high).then(|| {
+                format!("it must be above 1 + epsilon_high = {}, or it changes nothing but that", 1.0 + epsilon_high)
+            }))
+            .optional()
+            .only(loss.clips(), format!("the loss \"{}\" does not use it; remove it", loss.name())),
+        /// Steepness of `"sapo"` where the advantage is positive.
+        sapo_temperature_pos: f64 = number(POSITIVE).or(1.0).only(loss == PolicyLoss::Sapo, ONLY_SAPO),
+        /// Steepness of `"sapo"` elsewhere.
+        sapo_temperature_neg: f64 = number(POSITIVE).or(1.05).only(loss == PolicyLoss::Sapo, ONLY_SAPO),
+        /// Exponent of `"vespo"` where the advantage is not negative.
+        vespo_k_pos: f64 = number(0.0..).or(2.0).only(loss == PolicyLoss::Vespo, ONLY_VESPO),
+        /// Rate of decay of `"vespo"` where the advantage is not negative.
+        vespo_lambda_pos: f64 = number(POSITIVE).or(3.0).only(loss == PolicyLoss::Vespo, ONLY_VESPO),
+        /// Exponent of `"vespo"` where the advantage is negative.
+        vespo_k_neg: f64 = number(0.0..).or(3.0).only(loss == PolicyLoss::Vespo, ONLY_VESPO),
+        /// Rate of decay of `"vespo"` where the advantage is negative.
+        vespo_lambda_neg: f64 = number(POSITIVE).or(2.0).only(loss == PolicyLoss::Vespo, ONLY_VESPO),
+        /// Multiply the divergence to the reference by the importance ratio, which makes its gradient
+        /// that of the policy's own answers (arXiv 2512.02556). It matters where ratios are not 1.
+        use_bias_correction_kl: bool = boolean().or(true),
+        /// Leave out answers with a negative advantage where the policy has moved away from the weights
+        /// that gave them: where the mean log-ratio of these to the policy is larger (arXiv 2512.02556).
+        off_policy_mask_threshold: Option<f64> = number(POSITIVE).optional(),
+        /// What rewards are compared with: the mean of their group (`"mean"`), or of the others of the
+        /// group (`"leave_one_out"`: RLOO, arXiv 2402.14740).
+        baseline: Baseline = choice(Baseline::NAMES).or(Baseline::Mean),
+        /// What the difference is divided by: the deviation of the `"group"`, of the `"batch"` (arXiv
+        /// 2508.08221), or nothing (`"none"`, arXiv 2503.20783).
+        scale_rewards: ScaleRewards = choice(ScaleRewards::NAMES).or(ScaleRewards::Group),
+        /// Leave answers that the length limit cut out of the loss (DAPO). Their rewards count in the
+        /// group.
+        mask_truncated: bool = boolean().or(false),
+        /// Tokens below `online.max_new_tokens` over which a penalty grows from 0 to 1, which is
+        /// subtracted from the reward (DAPO's soft overlong punishment); 0 is none.
+        overlong_tokens: Option<usize> = integer(0..=1 << 24).unit("tokens").zero_is_none().or(None),
+        /// Leave out groups whose answers have equal rewards, which have nothing to learn. TRL keeps them:
+        /// they count where a loss is divided, and for the divergence to the reference.
+        drop_uniform: bool = boolean().or(false),
+    }
+}
+
+const ONLY_SAPO: &str = "only loss = \"sapo\" has it; remove it";
+const ONLY_VESPO: &str = "only loss = \"vespo\" has it; remove it";
+
+/// What a reward is compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Baseline {
+    /// The mean of its group.
+    Mean,
+    /// The mean of the others of its group.
+    LeaveOneOut,
+}
+
+impl Baseline {
+    const NAMES: [(&str, Self); 2] = [("mean", Self::Mean), ("leave_one_out", Self::LeaveOneOut)];
+}
+
+/// What an advantage is divided by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScaleRewards {
+    /// The deviation of its group.
+    Group,
+    /// The deviation of all rewards of a step.
+    Batch,
+    /// Nothing.
+    None,
+}
+
+impl ScaleRewards {
+    const NAMES: [(&str, Self); 3] = [("group", Self::Group), ("batch", Self::Batch), ("none", Self::None)];
+}
+
+impl GrpoConfig {
+    /// Options of the loss, for answers of at most this many tokens.
+    pub fn options(&self, max_new_tokens: usize) -> GrpoOptions {
+        GrpoOptions {
+            loss: self.loss,
+            importance_sampling: self.importance_sampling_level,
+            epsilon: self.epsilon,
+            epsilon_high: self.epsilon_high,
+            delta: self.delta,
+            sapo_temperatures: [self.sapo_temperature_pos, self.sapo_temperature_neg],
+            vespo: [[self.vespo_k_pos, self.vespo_lambda_pos], [self.vespo_k_neg, self.vespo_lambda_neg]],
+            corrects_kl: self.use_bias_correction_kl,
+            off_policy_mask_threshold: self.off_policy_mask_threshold,
+            max_new_tokens,
+        }
+    }
+}
+
+/// Visits the table if the method has it.
+pub(super) fn visit(now: Option<&GrpoConfig>, keys: &mut Keys, method: Method) -> Result<Option<GrpoConfig>> {
+    // The reference page lists every table.
+    if method == Method::Grpo || matches!(keys, Keys::List(_)) {
+        let grpo = keys.table("grpo", now, GrpoConfig::visit)?;
+        return Ok((method == Method::Grpo).then_some(grpo));
+    }
+    keys.refuse(
+        "grpo",
+        &format!("method = \"{method}\" has no [grpo] table; remove it, or set method = \"grpo\""),
+    )?;
+    Ok(None)
+}

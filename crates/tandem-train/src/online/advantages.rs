@@ -1,0 +1,194 @@
+//! From the rewards of a group of answers to their advantages, as in TRL's `GRPOTrainer`.
+
+use super::answers::{Batch, CompletedPrompt};
+use crate::config::{Baseline, GrpoConfig, ScaleRewards};
+use crate::objective::PolicyAnswer;
+use crate::recipe::ScoredPrompt;
+
+/// Added to a deviation before it divides.
+const EPSILON: f64 = 1e-4;
+
+/// Least deviation of rewards that are not equal, in TRL's count.
+const EQUAL: f64 = 1e-8;
+
+/// Groups of answers with their advantages.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Advantages {
+    /// Rewards after penalties of length, by prompt and answer; `None` where no judge gave a score.
+    pub rewards: Vec<Vec<Option<f64>>>,
+    /// Advantages, by prompt and answer: 0 for an answer without a score.
+    pub advantages: Vec<Vec<f64>>,
+    /// Whether the answers of a group have equal rewards, or fewer than two have one.
+    pub is_uniform: Vec<bool>,
+    /// Part of the answers that are compared with rewards without deviation: of their group, or of the batch
+    /// where that scales.
+    pub unscaled: f64,
+}
+
+impl Advantages {
+    /// Compares the rewards of a step's answers.
+    pub fn new(prompts: &[CompletedPrompt], config: &GrpoConfig, max_new_tokens: usize) -> Self {
+        let reward = |answer: &super::Answer| {
+            answer
+                .score
+                .map(|score| score - penalty(answer.tokens.len(), config.overlong_tokens, max_new_tokens))
+        };
+        let rewards: Vec<Vec<Option<f64>>> =
+            prompts.iter().map(|prompt| prompt.answers.iter().map(reward).collect()).collect();
+        let of_batch = deviation(rewards.iter().flatten().flatten().copied());
+        let groups = rewards.iter().map(|group| {
+            let scored = || group.iter().flatten().copied();
+            let (count, sum) = (scored().count() as f64, scored().sum::<f64>());
+            let of_group = deviation(scored());
+            let divisor = match config.scale_rewards {
+                ScaleRewards::Group => of_group + EPSILON,
+                ScaleRewards::Batch => of_batch + EPSILON,
+                ScaleRewards::None => 1.0,
+            };
+            let advantage = |reward: &Option<f64>| {
+                let Some(reward) = reward else { return 0.0 };
+                let baseline = match config.baseline {
+                    Baseline::Mean => sum / count,
+                    Baseline::LeaveOneOut if count > 1.0 => (sum - reward) / (count - 1.0),
+                    Baseline::LeaveOneOut => *reward,
+                };
+                (reward - baseline) / divisor
+            };
+            (group.iter().map(advantage).collect(), of_group <= EQUAL)
+        });
+        let (advantages, is_uniform): (Vec<_>, Vec<bool>) = groups.unzip();
+        let num_uniform = is_uniform.iter().filter(|is_uniform| **is_uniform).count();
+        let unscaled = match config.scale_rewards {
+            ScaleRewards::Batch => f64::from(u8::from(of_batch <= EQUAL)),
+            _ => num_uniform as f64 / is_uniform.len().max(1) as f64,
+        };
+        Self { rewards, advantages, is_uniform, unscaled }
+    }
+}
+
+impl Advantages {
+    /// The prompts of a batch with the answers that a step trains on.
+    pub fn train_on<'a>(
+        &self,
+        batch: &'a Batch,
+        config: &GrpoConfig,
+        prompt: impl Fn(&'a CompletedPrompt) -> &'a [u32],
+    ) -> Vec<ScoredPrompt> {
+        let is_on_policy = batch.answered_after == batch.step;
+        let groups = batch.prompts.iter().zip(&self.advantages).zip(&self.is_uniform);
+        let kept = groups.filter(|(_, is_uniform)| !(config.drop_uniform && **is_uniform));
+        let ready = |((answered, advantages), _): ((&'a CompletedPrompt, &Vec<f64>), &bool)| {
+            let policy = answered.answers.iter().zip(advantages).map(|(answer, &advantage)| {
+                let is_masked = config.mask_truncated && !answer.is_ended;
+                (PolicyAnswer { advantage, is_on_policy, is_masked }, answer.log_probs.clone())
+            });
+            ScoredPrompt {
+                row: answered.row,
+                prompt: prompt(answered).to_vec(),
+                answers: answered.answers.iter().map(|answer| answer.tokens.clone()).collect(),
+                policy: policy.collect(),
+                ..ScoredPrompt::default()
+            }
+        };
+        kept.map(ready).collect()
+    }
+}
+
+/// DAPO's penalty for length (arXiv 2503.14476, equation 13): from 0 to 1 over the last tokens.
+fn penalty(length: usize, overlong: Option<usize>, most: usize) -> f64 {
+    let Some(overlong) = overlong else { return 0.0 };
+    length.saturating_sub(most - overlong) as f64 / overlong as f64
+}
+
+/// Deviation of a sample; 0 of fewer than two.
+pub(super) fn deviation(values: impl Iterator<Item = f64> + Clone) -> f64 {
+    let (count, sum) = values.clone().fold((0.0, 0.0), |(count, sum), value| (count + 1.0, sum + value));
+    if count < 2.0 {
+        return 0.0;
+    }
+    let mean = sum / count;
+    (values.map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1.0)).sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::objective::{ImportanceSampling, PolicyLoss};
+    use crate::online::Answer;
+
+    const CONFIG: GrpoConfig = GrpoConfig {
+        loss: PolicyLoss::Dapo,
+        num_iterations: 1,
+        importance_sampling_level: ImportanceSampling::Token,
+        epsilon: 0.2,
+        epsilon_high: 0.2,
+        delta: None,
+        sapo_temperature_pos: 1.0,
+        sapo_temperature_neg: 1.0,
+        vespo_k_pos: 1.0,
+        vespo_lambda_pos: 1.0,
+        vespo_k_neg: 1.0,
+        vespo_lambda_neg: 1.0,
+        use_bias_correction_kl: true,
+        off_policy_mask_threshold: None,
+        baseline: Baseline::Mean,
+        scale_rewards: ScaleRewards::Group,
+        mask_truncated: false,
+        overlong_tokens: None,
+        drop_uniform: false,
+    };
+
+    fn prompts(rewards: &[Option<f64>], group: usize) -> Vec<CompletedPrompt> {
+        let answer = |(i, &score): (usize, &Option<f64>)| Answer {
+            tokens: vec![0; i + 1],
+            score,
+            ..Answer::default()
+        };
+        let groups = rewards.chunks(group).enumerate();
+        groups
+            .map(|(row, rewards)| CompletedPrompt {
+                row: row as u32,
+                answers: rewards.iter().enumerate().map(answer).collect(),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn advantages_are_trls() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../goldens/grpo/losses.json");
+        let golden: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let rewards: Vec<Option<f64>> = serde_json::from_value(golden["rewards"].clone()).unwrap();
+        let prompts = prompts(&rewards, golden["group"].as_u64().unwrap() as usize);
+        let scales =
+            [("group", ScaleRewards::Group), ("batch", ScaleRewards::Batch), ("none", ScaleRewards::None)];
+        for (name, scale_rewards) in scales {
+            let found = Advantages::new(&prompts, &GrpoConfig { scale_rewards, ..CONFIG }, 64);
+            let expected: Vec<f64> = serde_json::from_value(golden["advantages"][name].clone()).unwrap();
+            for (found, expected) in found.advantages.concat().into_iter().zip(expected) {
+                assert!((found - expected).abs() < 1e-12, "{name}: {found}, TRL {expected}");
+            }
+            assert_eq!(found.is_uniform, [false, false]);
+        }
+    }
+
+    #[test]
+    fn the_others_of_a_group_are_a_baseline_too() {
+        let leave_one_out =
+            GrpoConfig { baseline: Baseline::LeaveOneOut, scale_rewards: ScaleRewards::None, ..CONFIG };
+        let found =
+            Advantages::new(&prompts(&[Some(1.0), Some(3.0), None, Some(8.0)], 4), &leave_one_out, 64);
+        assert_eq!(found.advantages, [[-4.5, -1.5, 0.0, 6.0]]);
+        let alone = Advantages::new(&prompts(&[Some(1.0), None], 2), &leave_one_out, 64);
+        assert_eq!((alone.advantages, alone.is_uniform), (vec![vec![0.0; 2]], vec![true]));
+    }
+
+    #[test]
+    fn long_answers_are_penalised_over_the_last_tokens() {
+        // Answers of 1 to 4 tokens, of 4 allowed.
+        let penalised = GrpoConfig { overlong_tokens: Some(2), ..CONFIG };
+        let found = Advantages::new(&prompts(&[Some(1.0); 4], 4), &penalised, 4);
+        assert_eq!(found.rewards, [[1.0, 1.0, 0.5, 0.0].map(Some)]);
+    }
+}

@@ -1,0 +1,151 @@
+//! TRL's `GRPOTrainer` on given answers and scores, step by step: loss, gradient norm, metrics and final weights.
+//!
+//! Numbers: `goldens/grpo/*.json`, made by `goldens/grpo_golden.py`. Weights: `goldens/formula.rs`.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use serde_json::Value;
+use tandem_train::events::Silent;
+use tandem_train::inputs::RunInputs;
+use tandem_train::online::{Answer, Batch, CompletedPrompt};
+use tandem_train::run::run_dir::RunDirPolicy;
+use tandem_train::{Config, Trainer};
+
+use crate::formula;
+use crate::golden_online::{METRICS, final_weights_are_trls, goldens, ids, model};
+
+const EOS: u32 = 2;
+
+fn as_trl(golden: &Value, folder: &Path) -> Config {
+    let args = golden["args"].as_object().unwrap();
+    let group = args["num_generations"].as_u64().unwrap();
+    let mut text = format!(
+        "method = \"grpo\"\nmodel = \"model\"\noutput = \"run\"\n[data]\ntrain = {:?}\ncache = \"cache\"\n\
+         max_length = 96\norder = \"sequential\"\n[objective]\nbeta = {}\n[online]\nanswers = {group}\n\
+         max_new_tokens = {}\ntemperature = {}\n[train]\nbatch_size = {}\nmicro_batch_size = 1\nsteps = {}\n\
+         learning_rate = {}\nschedule = {}\nwarmup_steps = {}\nmax_grad_norm = {}\nweight_decay = {}\n[compute]\n\
+         devices = \"cpu\"\ndtype = \"f32\"\nthreads = 2\n[[judges]]\nkind = \"missing_eos\"\n[grpo]\n",
+        goldens().join("online/prompts_conv.jsonl"),
+        args["beta"],
+        args["max_completion_length"],
+        args.get("temperature").unwrap_or(&Value::from(1.0)),
+        args["per_device_train_batch_size"].as_u64().unwrap() / group,
+        args["max_steps"],
+        args["learning_rate"],
+        args["lr_scheduler_type"],
+        args["warmup_steps"],
+        args["max_grad_norm"],
+        args["weight_decay"],
+    );
+    for (theirs, ours) in [
+        ("loss_type", "loss"),
+        ("mask_truncated_completions", "mask_truncated"),
+        ("scale_rewards", "scale_rewards"),
+        ("epsilon", "epsilon"),
+        ("epsilon_high", "epsilon_high"),
+        ("delta", "delta"),
+        ("importance_sampling_level", "importance_sampling_level"),
+        ("use_bias_correction_kl", "use_bias_correction_kl"),
+        ("off_policy_mask_threshold", "off_policy_mask_threshold"),
+    ] {
+        if let Some(value) = args.get(theirs) {
+            writeln!(text, "{ours} = {value}").unwrap();
+        }
+    }
+    let path = folder.join("run.toml");
+    fs::write(&path, text).unwrap();
+    Config::load::<&str>(&path, &[]).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// The batches that TRL trained on. One with old log-probabilities was answered a step before.
+fn batches(golden: &Value) -> Vec<Batch> {
+    let of_answer = |(tokens, score, old): (&Value, &Value, &Value)| {
+        let tokens = ids(tokens);
+        let log_probs = match old {
+            Value::Null => vec![0.0; tokens.len()],
+            old => serde_json::from_value(old.clone()).unwrap(),
+        };
+        let (is_ended, score) = (tokens.last() == Some(&EOS), score.as_f64());
+        Answer { tokens, is_ended, score, log_probs, ..Answer::default() }
+    };
+    let of_row = |(row, old): (u32, &Value)| {
+        let given = &golden["rows"][row as usize];
+        let [tokens, scores] = ["completions", "scores"].map(|key| given[key].as_array().unwrap());
+        let answers = tokens.iter().zip(scores).zip(old.as_array().unwrap());
+        CompletedPrompt { row, answers: answers.map(|((a, b), c)| of_answer((a, b, c))).collect() }
+    };
+    let of_step = |(batch, step): (&Value, u64)| {
+        let old = batch["old"].as_array().unwrap();
+        let is_old = old.iter().any(|row| !row[0].is_null());
+        // TRL has them in the first step of two as well, where they are the policy's.
+        let is_first = step % 2 == 0;
+        Batch {
+            step,
+            answered_after: if is_old && !is_first { step - 1 } else { step },
+            prompts: ids(&batch["rows"]).into_iter().zip(old).map(of_row).collect(),
+        }
+    };
+    golden["batches"].as_array().unwrap().iter().zip(0..).map(of_step).collect()
+}
+
+fn is_trl(name: &str) {
+    let text = fs::read_to_string(goldens().join(format!("grpo/{name}.json"))).unwrap();
+    let golden: Value = serde_json::from_str(&text).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    model(&golden, &folder.path().join("model"), formula::weight);
+    let config = as_trl(&golden, folder.path());
+    let prepared = RunInputs::open(&config, &mut Silent).unwrap();
+    for (row, theirs) in golden["rows"].as_array().unwrap().iter().enumerate() {
+        assert_eq!(prepared.train.prompt(row).0, ids(&theirs["prompt"]), "{name}: row {row}");
+    }
+    let mut trainer = Trainer::new(config, RunDirPolicy::Fresh, &mut Silent).unwrap();
+    trainer.answered(batches(&golden));
+    trainer.run(&mut Silent, &AtomicBool::new(false)).unwrap();
+    let found = fs::read_to_string(folder.path().join("run/metrics.jsonl")).unwrap();
+    let found: Vec<Value> = found.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let steps = golden["steps"].as_array().unwrap();
+    assert_eq!(found.len(), steps.len());
+    let not_ours = |key: &str| {
+        // No judge scored; TRL counts padding's tokens over the run, and times.
+        key.starts_with("rewards/given") || ["num_tokens", "step_time", "epoch"].contains(&key)
+    };
+    let mut num_compared = 0;
+    for (ours, theirs) in found.iter().zip(steps) {
+        for (key, theirs) in theirs.as_object().unwrap().iter().filter(|(key, _)| !not_ours(key)) {
+            let [ours, theirs] = [&ours[key], theirs].map(|v| v.as_f64().unwrap_or(f64::NAN));
+            let error = (ours - theirs).abs() / theirs.abs().max(1.0);
+            assert!(error <= METRICS, "{name}: {key} is {ours}, TRL has {theirs}: {error:.1e}");
+            num_compared += 1;
+        }
+    }
+    assert!(num_compared >= 40, "{num_compared} numbers");
+    final_weights_are_trls(name, &golden, folder.path());
+}
+
+macro_rules! runs {
+    ($($name:ident),+) => {
+        $(#[test]
+        fn $name() {
+            is_trl(stringify!($name));
+        })+
+    };
+}
+
+runs!(
+    dapo,
+    grpo_kl,
+    bnpo,
+    dr_grpo,
+    clipped,
+    gspo,
+    luspo,
+    cispo,
+    sapo,
+    vespo,
+    temperature,
+    truncated,
+    off_policy
+);
