@@ -208,7 +208,13 @@ impl Config {
             objective::visit(now, keys, method, algorithm)
         })?;
         let reference = keys.table("reference", now.map(|now| &now.reference), |now, keys| {
-            ReferenceConfig::visit(now, keys, method, objective.reference_free, adapter.as_ref())
+            let unused = if objective.reference_free {
+                Some("objective.reference_free = true leaves the reference unused".to_owned())
+            } else {
+                let name = objective.loss_without_reference().filter(|_| !method.generates());
+                name.map(|name| format!("the loss {name:?} leaves the reference unused"))
+            };
+            ReferenceConfig::visit(now, keys, method, unused.as_deref(), adapter.as_ref())
         })?;
         let train = keys.table("train", now.map(|now| &now.train), |now, keys| {
             TrainConfig::visit(now, keys, method, !data.eval.is_empty())

@@ -32,7 +32,7 @@ pub(super) fn visit(
     keys! { let keys, now;
         /// A loss by TRL's name, or a table of `loss = weight`: `sigmoid`, `sigmoid_norm`, `robust`,
         /// `hinge`, `ipo`, `exo_pair`, `nca_pair`, `bco_pair`, `sppo_hard`, `apo_zero`, `apo_down`,
-        /// `discopop`, `sft`. In online runs `ipo` is `ipo_sum`, which is not divided by lengths.
+        /// `discopop`, `dpop`, `cpo`, `simpo`, `orpo`, `sft`. See [losses](losses.md). In online runs `ipo` is `ipo_sum`, which is not divided by lengths.
         loss = terms(method)
             .or(default.map(|loss| Term { loss, weight: 1.0 }).into_iter().collect())
             .shown("`\"sigmoid\"`; `\"sft\"` for SFT")
@@ -69,9 +69,13 @@ pub(super) fn visit(
             .only(!is_nash, no_nash)
             .written_if(loss.iter().any(|term| term.loss.smoothing != Smoothing::Unused)),
             now.label_smoothing;
-        /// Leave the reference out of the loss.
+        /// Leave the reference out of the loss. `cpo`, `simpo` and `orpo` have none anyway.
         reference_free = boolean()
             .or(false)
+            .only(
+                loss.iter().any(|term| term.loss.of_ratios) || loss.iter().all(|term| term.loss.name == "sft"),
+                "the losses have no reference already; remove it",
+            )
             .methods(method, Method::has_reference)
             .only(!is_nash, no_nash)
             .only(
@@ -106,6 +110,19 @@ pub(super) fn visit(
                 "only the loss \"discopop\" has it; remove it",
             ),
             now.discopop_tau;
+        /// Target margin of the `simpo` loss.
+        simpo_gamma = number(0.0..)
+            .or(0.5)
+            .methods(method, Method::has_reference)
+            .only(loss.iter().any(|term| term.loss.name == "simpo"), "only the loss \"simpo\" has it; remove it"),
+            now.simpo_gamma;
+        /// λ of the `dpop` loss: weight of the penalty on chosen completions that are less likely than
+        /// under the reference.
+        dpop_lambda = number(0.0..)
+            .or(50.0)
+            .methods(method, Method::has_reference)
+            .only(loss.iter().any(|term| term.loss.name == "dpop"), "only the loss \"dpop\" has it; remove it"),
+            now.dpop_lambda;
         /// Strength of the pull of the sum of a pair's two rewards towards zero.
         center_rewards_coefficient = number(POSITIVE).optional().methods_because(
             method,
@@ -121,6 +138,8 @@ pub(super) fn visit(
         label_smoothing,
         reference_free,
         discopop_tau,
+        simpo_gamma,
+        dpop_lambda,
         divergence: match f_divergence_type {
             Divergence::Alpha(_) => Divergence::Alpha(f_alpha_divergence_coef),
             other => other,

@@ -13,7 +13,7 @@ use super::{AdapterSection, Config, Method};
 keys! {
     /// The reference of a preference run.
     #[derive(Clone, Debug, PartialEq)]
-    pub struct ReferenceConfig(method: Method, reference_free: bool, adapter: Option<&AdapterSection>) {
+    pub struct ReferenceConfig(method: Method, unused: Option<&str>, adapter: Option<&AdapterSection>) {
         /// Source of the reference's log-probabilities. `"precompute"`: computed once before
         /// training and cached on disk by content, with the weights then dropped; not for online
         /// runs. `"base"`: the policy without its adapter. `"adapter"`: the policy's base with
@@ -22,8 +22,8 @@ keys! {
         /// towards it every `sync_steps`; with an adapter, a second adapter on the same base.
         /// `"none"`: for SFT, a reward model or a reference-free loss.
         kind: ReferenceKind = choice(ReferenceKind::NAMES)
-            .unless(|kind| refuse_kind(*kind, method, reference_free, adapter.is_some()))
-            .or(default_kind(method, reference_free, adapter.is_some()))
+            .unless(|kind| refuse_kind(*kind, method, unused, adapter.is_some()))
+            .or(default_kind(method, unused, adapter.is_some()))
             .shown("`\"precompute\"`; online `\"model\"`, with an adapter `\"base\"`"),
         /// Model folder of the reference or its [name of the hub](hub.md), if it is not the policy's
         /// start: for `"model"` and `"precompute"`.
@@ -108,8 +108,8 @@ impl ReferenceKind {
     }
 }
 
-fn default_kind(method: Method, reference_free: bool, has_adapter: bool) -> ReferenceKind {
-    if !method.has_reference() || reference_free {
+fn default_kind(method: Method, unused: Option<&str>, has_adapter: bool) -> ReferenceKind {
+    if !method.has_reference() || unused.is_some() {
         return ReferenceKind::None;
     }
     // Nothing can be computed in advance for completions that are generated during training.
@@ -123,21 +123,20 @@ fn default_kind(method: Method, reference_free: bool, has_adapter: bool) -> Refe
 fn refuse_kind(
     kind: ReferenceKind,
     method: Method,
-    reference_free: bool,
+    unused: Option<&str>,
     has_adapter: bool,
 ) -> Option<String> {
     use ReferenceKind::{Adapter, Base, None as NoReference, Precompute};
     let reason = match kind {
-        NoReference if method.has_reference() && !reference_free => {
+        NoReference if method.has_reference() && unused.is_none() => {
             "without a reference the loss needs objective.reference_free = true; set it, or choose another kind"
         }
         NoReference => return None,
         _ if !method.has_reference() => {
             return Some(format!("method = \"{method}\" has no reference; remove the [reference] table"));
         }
-        _ if reference_free => {
-            "objective.reference_free = true leaves the reference unused; set kind = \"none\", or remove one of the \
-             two"
+        _ if unused.is_some() => {
+            return unused.map(|unused| format!("{unused}; set kind = \"none\", or remove one of the two"));
         }
         Precompute if method.generates() => {
             "completions are generated while the policy trains, so nothing can be computed in advance; set kind = \

@@ -4,7 +4,7 @@ use tandem_kernels::Prediction;
 use tandem_kernels::ops::HeadScores;
 
 use super::record::Record;
-use crate::objective::{Loss, PairLogProbs};
+use crate::objective::{Loss, ObjectiveConfig, PairLogProbs, Reward, log_sigmoid, losses::orpo};
 
 /// Which answers a forest's sequences are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +40,10 @@ pub struct MetricSums {
     /// Answers that a policy gave itself, Σ of their log π, and of log π − log π_ref; this is no
     /// number without a reference.
     answers: [f64; 3],
+    /// Of an SFT term: Σ −log π of the chosen completions, and their scored tokens.
+    likelihood: [f64; 2],
+    /// Of `orpo`: pairs, Σ log σ of the log odds ratio, and Σ of the log odds ratio.
+    odds: [f64; 3],
     /// Which kind of sequences went in, for the choice of metrics that come out.
     sides: Option<Sides>,
 }
@@ -51,18 +55,37 @@ impl MetricSums {
         self.weight += loss.weight;
     }
 
-    /// Adds a micro-batch's pairs: rewards are `beta` times the log ratio to the reference, as in
-    /// TRL.
-    pub fn add_pairs(&mut self, batch: &PairLogProbs, beta: f64) {
+    /// Adds a micro-batch's pairs: rewards are `beta` times the log ratio to the reference, or what
+    /// the losses have instead, as in TRL.
+    pub fn add_pairs(&mut self, batch: &PairLogProbs, objective: &ObjectiveConfig, beta: f64) {
+        let reward = objective.reward();
         for i in 0..batch.num_pairs() {
-            let chosen = beta * batch.log_ratio(2 * i);
-            let rejected = beta * batch.log_ratio(2 * i + 1);
+            let sides = [2 * i, 2 * i + 1];
+            let [chosen, rejected] = sides.map(|s| match reward {
+                Reward::LogRatio => beta * batch.log_ratio(s),
+                Reward::LogProb => beta * batch.policy[s],
+                Reward::MeanLogProb => beta * batch.mean_log_prob(s),
+            });
+            let log_probs = sides.map(|s| match reward {
+                Reward::LogRatio | Reward::LogProb => batch.policy[s],
+                Reward::MeanLogProb => batch.mean_log_prob(s),
+            });
             self.chosen_reward += chosen;
             self.rejected_reward += rejected;
             self.accurate += f64::from(u8::from(chosen > rejected));
-            self.chosen_log_prob += batch.policy[2 * i];
-            self.rejected_log_prob += batch.policy[2 * i + 1];
+            self.chosen_log_prob += log_probs[0];
+            self.rejected_log_prob += log_probs[1];
             self.pairs += 1.0;
+            if objective.has("sft") {
+                self.likelihood[0] -= batch.policy[sides[0]];
+                self.likelihood[1] += f64::from(batch.scored_tokens[sides[0]]);
+            }
+            if objective.has("orpo") {
+                let odds = orpo::log_odds_ratio(sides.map(|s| batch.mean_log_prob(s)));
+                self.odds[0] += 1.0;
+                self.odds[1] += log_sigmoid(odds);
+                self.odds[2] += odds;
+            }
         }
     }
 
@@ -166,6 +189,11 @@ impl MetricSums {
             self.answers[0],
             self.answers[1],
             self.answers[2],
+            self.likelihood[0],
+            self.likelihood[1],
+            self.odds[0],
+            self.odds[1],
+            self.odds[2],
             sides,
         ]
     }
@@ -188,7 +216,9 @@ impl MetricSums {
             tokens: [n[14], n[15]],
             reward_range: [n[16], n[17]],
             answers: [n[18], n[19], n[20]],
-            sides: match n[21] {
+            likelihood: [n[21], n[22]],
+            odds: [n[23], n[24], n[25]],
+            sides: match n[26] {
                 1.0 => Some(Sides::Pairs),
                 2.0 => Some(Sides::Single),
                 3.0 => Some(Sides::Rewards),
@@ -198,7 +228,7 @@ impl MetricSums {
     }
 
     /// Numbers in [`MetricSums::to_numbers`].
-    pub const WIDTH: usize = 22;
+    pub const WIDTH: usize = 27;
 
     /// Adds another's sums.
     pub fn merge(&mut self, other: &Self) {
@@ -221,9 +251,9 @@ impl MetricSums {
             self.hits[side] += other.hits[side];
             self.tokens[side] += other.tokens[side];
         }
-        for (mine, theirs) in self.answers.iter_mut().zip(other.answers) {
-            *mine += theirs;
-        }
+        add(&mut self.answers, other.answers);
+        add(&mut self.likelihood, other.likelihood);
+        add(&mut self.odds, other.odds);
         self.reward_range = match (self.sides, other.sides) {
             (Some(Sides::Rewards), Some(Sides::Rewards)) => {
                 let ([a, b], [c, d]) = (self.reward_range, other.reward_range);
@@ -267,6 +297,13 @@ impl MetricSums {
             record.set("logps/chosen", self.chosen_log_prob / self.pairs);
             record.set("logps/rejected", self.rejected_log_prob / self.pairs);
         }
+        if self.likelihood[1] > 0.0 {
+            record.set("nll_loss", self.likelihood[0] / self.likelihood[1]);
+        }
+        if self.odds[0] > 0.0 {
+            record.set("log_odds_ratio", self.odds[1] / self.odds[0]);
+            record.set("log_odds_chosen", self.odds[2] / self.odds[0]);
+        }
         self.kl().into_iter().for_each(|kl| record.set("objective/kl", kl));
         if self.answers[0] > 0.0 {
             record.set("objective/entropy", -self.answers[1] / self.answers[0]);
@@ -284,10 +321,15 @@ impl MetricSums {
     }
 }
 
+fn add<const N: usize>(sums: &mut [f64; N], others: [f64; N]) {
+    sums.iter_mut().zip(others).for_each(|(sum, other)| *sum += other);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::metrics::Split;
+    use crate::objective::tests::config;
 
     fn prediction(hidden_row: u32, sequence: u32) -> Prediction {
         Prediction { hidden_row, target: 0, sequence }
@@ -364,7 +406,7 @@ mod tests {
             scored_tokens: &[1; 4],
         };
         let mut sums = MetricSums::default();
-        sums.add_pairs(&pairs, 0.5);
+        sums.add_pairs(&pairs, &config(&[("sigmoid", 1.0)]), 0.5);
         let record = report(&sums);
         assert_eq!(record.get("rewards/chosen"), Some(0.5));
         assert_eq!(record.get("rewards/rejected"), Some(-0.25));
@@ -398,9 +440,10 @@ mod tests {
             let ones = &[1; 6][..<[f64]>::len(policy)];
             PairLogProbs { policy, reference: None, answer_tokens: ones, scored_tokens: ones }
         };
-        whole.add_pairs(&pairs(&policy), 1.0);
-        first.add_pairs(&pairs(&policy[..2]), 1.0);
-        second.add_pairs(&pairs(&policy[2..]), 1.0);
+        let config = config(&[("cpo", 1.0), ("sft", 1.0)]);
+        whole.add_pairs(&pairs(&policy), &config, 1.0);
+        first.add_pairs(&pairs(&policy[..2]), &config, 1.0);
+        second.add_pairs(&pairs(&policy[2..]), &config, 1.0);
         tokens(&mut whole);
         tokens(&mut second);
         let loss = |sum, weight| Loss { sum, weight, ..Loss::default() };

@@ -30,6 +30,8 @@ impl Split {
 /// | `rewards/chosen`, `rewards/rejected` | mean of β (log π − log π_ref) |
 /// | `rewards/margins`, `rewards/accuracies` | mean of their difference; share of pairs where it is positive |
 /// | `logps/chosen`, `logps/rejected` | mean summed log-probability of the answers, nats |
+/// | `nll_loss` | of a mix with `sft`: mean over chosen tokens of −log π |
+/// | `log_odds_ratio`, `log_odds_chosen` | of `orpo`: means of log σ of the log odds ratio, and of that |
 /// | `logits/chosen`, `logits/rejected` | mean over answer tokens of the mean over the vocabulary |
 /// | `entropy` | mean over answer tokens, nats |
 /// | `mean_token_accuracy` | share of chosen answer tokens with the largest logit |

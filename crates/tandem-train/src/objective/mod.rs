@@ -17,7 +17,7 @@ mod reward;
 mod xpo;
 
 pub use divergence::Divergence;
-pub use losses::{PairLoss, Smoothing, register};
+pub use losses::{PairLoss, Reward, Smoothing, register};
 pub use nash_md::{TokenLogProbs, nash_md_loss};
 pub use reward::reward_loss;
 pub use xpo::add_exploration;
@@ -40,6 +40,10 @@ pub struct ObjectiveConfig {
     pub reference_free: bool,
     /// Temperature of `discopop`'s blend, positive.
     pub discopop_tau: f64,
+    /// Target margin of `simpo`, at least 0.
+    pub simpo_gamma: f64,
+    /// Weight of `dpop`'s penalty, at least 0.
+    pub dpop_lambda: f64,
     /// Which divergence to the reference.
     pub divergence: Divergence,
     /// How strongly the policy is pulled away from the reference's own answers: XPO's α, else 0.
@@ -52,6 +56,26 @@ impl ObjectiveConfig {
     /// All values of beta, in order.
     pub fn betas(&self) -> impl Iterator<Item = f64> {
         std::iter::once(self.beta).chain(self.next_betas.iter().copied())
+    }
+
+    /// The name of a loss without a reference, if no loss compares with one.
+    pub fn loss_without_reference(&self) -> Option<&'static str> {
+        let is_without = |term: &&Term| term.loss.reward != Reward::LogRatio;
+        let without = self.terms.iter().find(is_without)?;
+        self.terms.iter().all(|term| !term.loss.of_ratios).then_some(without.loss.name)
+    }
+
+    /// Reward of a completion in the metrics.
+    pub fn reward(&self) -> Reward {
+        match self.loss_without_reference() {
+            Some(name) => losses::find(name).map_or(Reward::LogRatio, |loss| loss.reward),
+            None => Reward::LogRatio,
+        }
+    }
+
+    /// Returns whether a loss of that name is a term.
+    pub fn has(&self, name: &str) -> bool {
+        self.terms.iter().any(|term| term.loss.name == name)
     }
 
     /// Beta in a 0-based step.
@@ -104,6 +128,11 @@ impl PairLogProbs<'_> {
             self.scored_tokens.len()
         );
         n / 2
+    }
+
+    /// `log π(y|x)` of sequence `s` per scored token.
+    pub fn mean_log_prob(&self, s: usize) -> f64 {
+        self.policy[s] / f64::from(self.scored_tokens[s].max(1))
     }
 
     /// `log π(y|x) − log π_ref(y|x)` of sequence `s`.
@@ -182,6 +211,9 @@ pub fn preference_loss(
             chosen_tokens: f64::from(batch.answer_tokens[chosen].max(1)),
             rejected_tokens: f64::from(batch.answer_tokens[rejected].max(1)),
             chosen_log_prob: batch.policy[chosen],
+            rejected_log_prob: batch.policy[rejected],
+            chosen_scored: f64::from(batch.scored_tokens[chosen].max(1)),
+            rejected_scored: f64::from(batch.scored_tokens[rejected].max(1)),
             pairs_per_token,
             beta,
         };
@@ -226,6 +258,9 @@ pub fn exact_at_start(config: &ObjectiveConfig) -> Option<f64> {
         chosen_tokens: 1.0,
         rejected_tokens: 1.0,
         chosen_log_prob: 0.0,
+        rejected_log_prob: 0.0,
+        chosen_scored: 1.0,
+        rejected_scored: 1.0,
         pairs_per_token: 1.0,
         beta: config.beta,
     };
@@ -259,6 +294,12 @@ pub struct Pair {
     pub rejected_tokens: f64,
     /// `log π` of the chosen answer.
     pub chosen_log_prob: f64,
+    /// `log π` of the rejected answer.
+    pub rejected_log_prob: f64,
+    /// Scored tokens of the chosen answer, at least 1.
+    pub chosen_scored: f64,
+    /// Scored tokens of the rejected answer, at least 1.
+    pub rejected_scored: f64,
     /// Pairs of the global batch over its scored chosen tokens: turns a sum over tokens into a mean
     /// over tokens after the division by pairs.
     pub pairs_per_token: f64,
@@ -270,6 +311,11 @@ impl Pair {
     /// `chosen_ratio − rejected_ratio`.
     fn delta(&self) -> f64 {
         self.chosen_ratio - self.rejected_ratio
+    }
+
+    /// Mean log-probability of the tokens of the chosen and of the rejected answer.
+    fn mean_log_probs(&self) -> [f64; 2] {
+        [self.chosen_log_prob / self.chosen_scored, self.rejected_log_prob / self.rejected_scored]
     }
 }
 
@@ -299,9 +345,9 @@ fn sigmoid(x: f64) -> f64 {
 }
 
 /// ln σ(x) without overflow or cancellation.
-fn log_sigmoid(x: f64) -> f64 {
+pub(crate) fn log_sigmoid(x: f64) -> f64 {
     x.min(0.0) - (-x.abs()).exp().ln_1p()
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

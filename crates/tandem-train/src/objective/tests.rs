@@ -15,7 +15,7 @@ fn floats(value: &Json) -> Vec<f64> {
     value.as_array().expect("a list").iter().map(|x| x.as_f64().expect("a number")).collect()
 }
 
-pub(super) fn config(terms: &[(&str, f64)]) -> ObjectiveConfig {
+pub(crate) fn config(terms: &[(&str, f64)]) -> ObjectiveConfig {
     let terms = terms
         .iter()
         .map(|&(name, weight)| Term { loss: losses::find(name).expect("a known loss"), weight })
@@ -30,6 +30,8 @@ pub(super) fn config(terms: &[(&str, f64)]) -> ObjectiveConfig {
         label_smoothing: 0.0,
         reference_free: false,
         discopop_tau: 0.05,
+        simpo_gamma: 0.5,
+        dpop_lambda: 50.0,
         divergence: Divergence::ReverseKl,
     }
 }
@@ -105,7 +107,7 @@ fn losses_and_reward_metrics_equal_trl() {
                 answer_tokens: &tokens,
                 scored_tokens: &tokens,
             };
-            sums.add_pairs(&pairs, config.beta);
+            sums.add_pairs(&pairs, &config, config.beta);
             let mut record = Record::new(1, Split::Train);
             sums.report(&mut record);
             // A reward is the mean of beta times such a difference.
@@ -139,6 +141,25 @@ fn sigmoid_with_smoothing_and_without_reference_equals_mitchell_pair_by_pair() {
             let one =
                 loss_of(&policy[pair.clone()], reference.map(|r| &r[pair.clone()]), &tokens[pair], &config);
             assert_near(one.sum, expected, &format!("{} pair {i}", case["name"]));
+        }
+    }
+}
+
+/// Values of the paper's equation in float64: `goldens/offline_golden.py`.
+#[test]
+fn dpop_equals_its_equation_pair_by_pair() {
+    let file: Json =
+        serde_json::from_str(include_str!("../../../../goldens/small/offline.json")).expect("JSON");
+    let golden = &file["dpop"];
+    let (policy, reference) = (floats(&golden["policy"]), floats(&golden["reference"]));
+    for case in golden["cases"].as_array().expect("cases") {
+        let mut config = config(&[("dpop", 1.0)]);
+        config.beta = case["beta"].as_f64().expect("beta");
+        config.dpop_lambda = case["lambda"].as_f64().expect("lambda");
+        let loss = loss_of(&policy, Some(&reference), &[1; 8], &config);
+        assert_within(loss.mean(), case["loss"].as_f64().expect("loss"), 1e-12, "loss");
+        for (found, expected) in loss.d_log_prob.iter().zip(floats(&case["gradient"])) {
+            assert_within(found / loss.weight, expected, 1e-12, "derivative");
         }
     }
 }
@@ -289,6 +310,7 @@ fn the_value_at_the_start_is_exact() {
         ("apo_zero", 1.0),
         ("apo_down", 1.0),
         ("discopop", 0.5 * 2f64.ln() + 0.5),
+        ("dpop", 2f64.ln()),
     ];
     let (policy, _, tokens) = batch(11);
     for (name, value) in expected {

@@ -34,8 +34,8 @@ impl Recipe for Dpo {
         pair_loss(batch, terms, out)
     }
 
-    fn add_metrics(&self, batch: &ScoredBatch<'_>, beta: f64, sums: &mut MetricSums) {
-        sums.add_pairs(&batch.log_probs.pairs(), beta);
+    fn add_metrics(&self, batch: &ScoredBatch<'_>, terms: &LossTerms<'_>, sums: &mut MetricSums) {
+        sums.add_pairs(&batch.log_probs.pairs(), terms.objective, terms.beta);
         batch.add_tokens(Sides::Pairs, sums);
     }
 

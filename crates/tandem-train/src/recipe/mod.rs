@@ -68,7 +68,7 @@ pub trait Recipe: Send + Sync {
     fn loss(&self, batch: &ScoredBatch<'_>, terms: &LossTerms<'_>, out: &mut Loss) -> u64;
 
     /// Adds the metrics of a micro-batch.
-    fn add_metrics(&self, batch: &ScoredBatch<'_>, beta: f64, sums: &mut MetricSums);
+    fn add_metrics(&self, batch: &ScoredBatch<'_>, terms: &LossTerms<'_>, sums: &mut MetricSums);
 
     /// Returns whether its rows are pairs of responses.
     fn has_pairs(&self) -> bool {

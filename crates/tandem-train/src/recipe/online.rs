@@ -77,8 +77,8 @@ impl Recipe for Online {
         terms.totals.pairs
     }
 
-    fn add_metrics(&self, batch: &ScoredBatch<'_>, beta: f64, sums: &mut MetricSums) {
-        sums.add_pairs(&batch.log_probs.pairs(), beta);
+    fn add_metrics(&self, batch: &ScoredBatch<'_>, terms: &LossTerms<'_>, sums: &mut MetricSums) {
+        sums.add_pairs(&batch.log_probs.pairs(), terms.objective, terms.beta);
         batch.add_tokens(Sides::Single, sums);
         sums.add_answers(&batch.log_probs.policy, batch.log_probs.reference.as_deref());
     }

@@ -50,7 +50,7 @@ impl Recipe for Reward {
         terms.totals.pairs
     }
 
-    fn add_metrics(&self, batch: &ScoredBatch<'_>, _beta: f64, sums: &mut MetricSums) {
+    fn add_metrics(&self, batch: &ScoredBatch<'_>, _terms: &LossTerms<'_>, sums: &mut MetricSums) {
         sums.add_rewards(&batch.log_probs.policy);
     }
 

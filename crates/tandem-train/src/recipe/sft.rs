@@ -31,7 +31,7 @@ impl Recipe for Sft {
         terms.totals.chosen_tokens
     }
 
-    fn add_metrics(&self, batch: &ScoredBatch<'_>, _beta: f64, sums: &mut MetricSums) {
+    fn add_metrics(&self, batch: &ScoredBatch<'_>, _terms: &LossTerms<'_>, sums: &mut MetricSums) {
         batch.add_tokens(Sides::Single, sums);
     }
 

@@ -228,7 +228,7 @@ impl TrainStep {
                         self.backward(learner, &micro, saved, mesh, key(index))?;
                         self.policy.release_all();
                         // Only now: a GPU has its work and does not wait for the metrics.
-                        let report = self.report(&micro, compared, beta);
+                        let report = self.report(&micro, compared, &share.totals, beta);
                         stats.set(index, &report, mesh.is_reporting_rank());
                         last = Some((index, report));
                     }
@@ -288,7 +288,7 @@ impl TrainStep {
             };
             let micro = build(share.rows_of(index))?;
             let (_, compared) = self.forward(Split::Eval, &micro, &share.totals, mesh, beta, None, None)?;
-            let report = self.report(&micro, compared, beta);
+            let report = self.report(&micro, compared, &share.totals, beta);
             self.policy.release_all();
             stats.set(index, &report, mesh.is_reporting_rank());
         }

@@ -113,6 +113,7 @@ impl TrainStep {
         &self,
         micro: &MicroBatch,
         compared: Option<SequenceLogProbs>,
+        totals: &BatchTotals,
         beta: f64,
     ) -> MicroBatchStats {
         let mut report = MicroBatchStats { in_range: true, ..MicroBatchStats::default() };
@@ -120,7 +121,8 @@ impl TrainStep {
         report.sums.add_loss(&self.loss);
         let (scores, reference_scores) = (&self.scores, &self.reference_scores);
         let batch = ScoredBatch { micro, log_probs: &compared, scores, reference_scores };
-        self.recipe.add_metrics(&batch, beta, &mut report.sums);
+        let terms = LossTerms { totals, objective: &self.objective, beta };
+        self.recipe.add_metrics(&batch, &terms, &mut report.sums);
         let SequenceLogProbs { policy, reference, .. } = compared;
         report.log_ratio = reference.map_or(0.0, |r| policy.iter().zip(r).map(|(p, r)| p - r).sum());
         report.scored_tokens = micro.scored_tokens.iter().map(|&n| f64::from(n)).sum();

@@ -2,6 +2,7 @@
 
 #[path = "../../../../goldens/formula.rs"]
 mod formula;
+mod golden_offline;
 mod golden_online;
 mod golden_train;
 mod plan;

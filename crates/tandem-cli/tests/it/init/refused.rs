@@ -47,8 +47,8 @@ fn methods_that_cannot_be_had_are_refused() {
         .expect(2)
         .says(&["kto.yaml:6: `stage`: \"kto\" cannot be had"]);
     let axolotl = shop.read("axolotl_dpo_lora.yaml");
-    shop.write("orpo.yaml", &axolotl.replace("rl: dpo", "rl: orpo"));
-    shop.run(&["init", "x.toml", "--from", "orpo.yaml"]).expect(2).says(&["`rl`: \"orpo\" cannot be had"]);
+    shop.write("grpo.yaml", &axolotl.replace("rl: dpo", "rl: grpo"));
+    shop.run(&["init", "x.toml", "--from", "grpo.yaml"]).expect(2).says(&["`rl`: \"grpo\" cannot be had"]);
     shop.write("names.yaml", &factory.replace("pairs_small", "elsewhere"));
     shop.run(&["init", "x.toml", "--from", "names.yaml"])
         .expect(2)

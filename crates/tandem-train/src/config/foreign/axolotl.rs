@@ -332,15 +332,9 @@ pub(super) const NAMES: &[Name] = &[
         Part::LossWeights,
         "write a table: `objective.loss = { sigmoid = 1, sft = 0.5 }`",
     ),
+    key(&["orpo_alpha"], "objective.beta", number),
     missing(
-        &[
-            "dpo_use_weighting",
-            "orpo_alpha",
-            "simpo_gamma",
-            "cpo_alpha",
-            "kto_desirable_weight",
-            "kto_undesirable_weight",
-        ],
+        &["dpo_use_weighting", "kto_desirable_weight", "kto_undesirable_weight"],
         "the losses are those of docs/config.md, `objective.loss`",
     ),
     key(&["trl.ref_model_mixup_alpha"], "reference.sync_alpha", number),

@@ -593,6 +593,11 @@ pub(super) const NAMES: &[Name] = &[
     }),
     key(&["f_alpha_divergence_coef"], "objective.f_alpha_divergence_coef", number),
     key(&["discopop_tau"], "objective.discopop_tau", number),
+    key(&["simpo_gamma"], "objective.simpo_gamma", number),
+    missing(
+        &["cpo_alpha"],
+        "write a table: `objective.loss = { cpo = 1, sft = 1 }`, or `{ simpo = 1, sft = 1 }`",
+    ),
     key(&["center_rewards_coefficient"], "objective.center_rewards_coefficient", number),
     missing(&["ld_alpha", "use_weighting"], "the losses are those of docs/config.md, `objective.loss`"),
     key_but(

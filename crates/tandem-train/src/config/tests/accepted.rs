@@ -55,6 +55,8 @@ fn the_example_arrives_whole() {
             beta_every: None,
             label_smoothing: 0.0,
             reference_free: false,
+            simpo_gamma: 0.5,
+            dpop_lambda: 50.0,
             discopop_tau: 0.05,
             divergence: crate::objective::Divergence::ReverseKl,
             center_rewards_coefficient: None,

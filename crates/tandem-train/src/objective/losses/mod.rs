@@ -1,13 +1,17 @@
 //! Losses of one pair by TRL's names: one file each, one line in [`LOSSES`].
 
 mod apo;
+mod cpo;
 mod discopop;
+mod dpop;
 mod exo;
 mod hinge;
 mod ipo;
 mod logistic;
+pub(crate) mod orpo;
 mod pointwise;
 mod sft;
+mod simpo;
 mod sppo;
 
 use std::sync::{PoisonError, RwLock};
@@ -28,6 +32,20 @@ pub struct PairLoss {
     /// Whether a [`Divergence`](crate::objective::Divergence) other than the reverse KL may be chosen; not for
     /// losses derived from each ratio alone.
     pub any_divergence: bool,
+    /// Reward in the metrics.
+    pub reward: Reward,
+}
+
+/// Reward of a completion in the metrics, divided by β.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reward {
+    /// The log ratio to the reference.
+    LogRatio,
+    /// The log-probability: the loss has no reference.
+    LogProb,
+    /// The log-probability divided by the completion's tokens: the loss has no reference. `logps` in the
+    /// metrics are divided, too, as in TRL.
+    MeanLogProb,
 }
 
 /// Meaning of `label_smoothing` for a loss.
@@ -46,7 +64,24 @@ pub enum Smoothing {
 impl PairLoss {
     /// A loss of the ratios to the reference, without label smoothing, under the reverse KL.
     pub const fn new(name: &'static str, value: fn(&Pair, &ObjectiveConfig) -> Value) -> Self {
-        Self { name, value, smoothing: Smoothing::Unused, of_ratios: true, any_divergence: false }
+        Self {
+            name,
+            value,
+            smoothing: Smoothing::Unused,
+            of_ratios: true,
+            any_divergence: false,
+            reward: Reward::LogRatio,
+        }
+    }
+
+    /// A loss of the policy's log-probabilities alone.
+    const fn without_reference(
+        name: &'static str,
+        value: fn(&Pair, &ObjectiveConfig) -> Value,
+        smoothing: Smoothing,
+        reward: Reward,
+    ) -> Self {
+        Self { smoothing, of_ratios: false, reward, ..Self::new(name, value) }
     }
 }
 
@@ -84,6 +119,10 @@ pub(crate) static LOSSES: &[PairLoss] = &[
     PairLoss::new("apo_zero", apo::apo_zero_loss),
     PairLoss::new("apo_down", apo::apo_down_loss),
     loss("discopop", discopop::discopop_loss, Smoothing::Unused),
+    PairLoss::new("dpop", dpop::dpop_loss),
+    PairLoss::without_reference("cpo", cpo::cpo_loss, Smoothing::Any, Reward::LogProb),
+    PairLoss::without_reference("simpo", simpo::simpo_loss, Smoothing::Any, Reward::MeanLogProb),
+    PairLoss::without_reference("orpo", orpo::orpo_loss, Smoothing::Unused, Reward::MeanLogProb),
     PairLoss { of_ratios: false, ..loss("sft", sft::sft_loss, Smoothing::Unused) },
 ];
 

@@ -407,6 +407,11 @@ impl<'a> Translator<'a> {
                 self.parts.insert(Part::Loss, Given { value: "ipo".into(), ..given.clone() });
                 Method::Dpo
             }
+            // Their trainers add the likelihood of the chosen completions.
+            "orpo" | "simpo" => {
+                self.parts.insert(Part::Loss, Given { value: vec![name, "sft"].into(), ..given.clone() });
+                Method::Dpo
+            }
             "pt" => {
                 self.draft.set("data.loss_on", "all", given.shown());
                 Method::Sft

@@ -1,0 +1,63 @@
+//! TRL's trainers of preferences beside plain DPO, on the small model, step by step.
+//!
+//! Numbers: `goldens/small/offline.json`, made by `goldens/offline_golden.py`.
+
+use serde_json::{Value, json};
+
+use crate::golden_train::{check_short, read};
+
+fn check(name: &str) {
+    check_with(name, &json!({}));
+}
+
+/// Checks a run with other arguments than TRL's, which change no number here.
+fn check_with(name: &str, arguments: &Value) {
+    let golden = read("offline.json");
+    let mut run = golden["runs"][name].clone();
+    for (key, value) in arguments.as_object().unwrap() {
+        run["args"][key] = value.clone();
+    }
+    if run["reference"] == "none" {
+        // CPO's and ORPO's trainers take means of logits over prompts and padding, too, and log a
+        // likelihood of 0 where it is no term.
+        for step in run["steps"].as_array_mut().unwrap() {
+            let step = step.as_object_mut().unwrap();
+            step.retain(|key, value| !key.starts_with("logits/") && !(key == "nll_loss" && *value == 0.0));
+        }
+    }
+    check_short(&golden, name, &run);
+}
+
+#[test]
+fn cpo() {
+    check("cpo");
+}
+
+#[test]
+fn cpo_with_label_smoothing_and_half_the_likelihood() {
+    check("cpo_smoothed");
+}
+
+#[test]
+fn cpo_with_a_hinge_is_a_hinge_without_a_reference() {
+    check("cpo_hinge");
+}
+
+#[test]
+fn simpo() {
+    check("simpo");
+}
+
+#[test]
+fn simpo_with_likelihood() {
+    check("simpo_sft");
+}
+
+/// TRL's own losses change with its micro-batches.
+#[test]
+fn micro_batches_change_no_number() {
+    let cut = json!({"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4});
+    for name in ["cpo", "simpo_sft"] {
+        check_with(name, &cut);
+    }
+}
