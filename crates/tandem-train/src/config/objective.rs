@@ -8,7 +8,7 @@ use super::form::{AT_LEAST_ONE, Form, POSITIVE, boolean, choice, custom, integer
 use super::keys::{Keys, keys};
 use super::reader::{Entry, nearest};
 use super::{Algorithm, Method};
-use crate::objective::losses::{LOSSES, NOT_YET, find, names};
+use crate::objective::losses::{find, names};
 use crate::objective::{Divergence, ObjectiveConfig, PairLoss, Smoothing, Term};
 
 const DIVERGENCES: [(&str, Divergence); 4] = [
@@ -32,7 +32,7 @@ pub(super) fn visit(
     keys! { let keys, now;
         /// A loss by TRL's name, or a table of `loss = weight`: `sigmoid`, `sigmoid_norm`, `robust`,
         /// `hinge`, `ipo`, `exo_pair`, `nca_pair`, `bco_pair`, `sppo_hard`, `apo_zero`, `apo_down`,
-        /// `discopop`, `dpop`, `cpo`, `simpo`, `orpo`, `sft`. See [losses](losses.md). In online runs `ipo` is `ipo_sum`, which is not divided by lengths.
+        /// `discopop`, `dpop`, `cpo`, `simpo`, `orpo`, `aot`, `aot_unpaired`, `sft`. See [losses](losses.md). In online runs `ipo` is `ipo_sum`, which is not divided by lengths.
         loss = terms(method)
             .or(default.map(|loss| Term { loss, weight: 1.0 }).into_iter().collect())
             .shown("`\"sigmoid\"`; `\"sft\"` for SFT")
@@ -123,6 +123,27 @@ pub(super) fn visit(
             .methods(method, Method::has_reference)
             .only(loss.iter().any(|term| term.loss.name == "dpop"), "only the loss \"dpop\" has it; remove it"),
             now.dpop_lambda;
+        /// LD-DPO's weight of the tokens of a completion beyond the length of the other: 1 is DPO, 0
+        /// leaves them out. An `sft` term counts every token.
+        ld_alpha = number(0.0..=1.0).optional().methods_because(
+            method,
+            |method| method == Method::Dpo,
+            "only method = \"dpo\" has it; remove it",
+        ), now.ld_alpha;
+        /// Weight pairs by the policy's likelihood of their completions (WPO).
+        use_weighting = boolean()
+            .or(false)
+            .methods_because(
+                method,
+                |method| method == Method::Dpo,
+                "only method = \"dpo\" has it; remove it",
+            )
+            .only(
+                loss.iter().all(|term| term.loss.partners.is_none()),
+                "\"aot\" and \"aot_unpaired\" compare completions of different pairs, which have no weight; remove \
+                 it, or choose another loss",
+            ),
+            now.use_weighting;
         /// Strength of the pull of the sum of a pair's two rewards towards zero.
         center_rewards_coefficient = number(POSITIVE).optional().methods_because(
             method,
@@ -140,6 +161,8 @@ pub(super) fn visit(
         discopop_tau,
         simpo_gamma,
         dpop_lambda,
+        ld_alpha,
+        use_weighting,
         divergence: match f_divergence_type {
             Divergence::Alpha(_) => Divergence::Alpha(f_alpha_divergence_coef),
             other => other,
@@ -199,13 +222,6 @@ fn terms<'a>(method: Method) -> Form<'a, Vec<Term>> {
 }
 
 fn loss(entry: &Entry, name: &str, method: Method) -> Result<&'static PairLoss> {
-    if NOT_YET.contains(&name) {
-        return Err(entry.conflict(format!(
-            "the loss {name:?} sorts the pairs of the whole batch and is not supported yet; \"sigmoid\" and {} \
-             others are",
-            LOSSES.len() - 1
-        )));
-    }
     // TRL's `OnlineDPOTrainer` does not divide by lengths.
     let name = if method.generates() && name == "ipo" { "ipo_sum" } else { name };
     let Some(loss) = find(name) else {

@@ -192,6 +192,7 @@ impl RunInputs {
         let recipe = recipe::for_method(config.method);
         MicroBatcher::new(recipe, size, config.data.share_prefix, in_rounds, pad)
             .with_max_new_tokens(config.online.as_ref().map_or(0, |online| online.max_new_tokens))
+            .with_ld_alpha(config.objective.ld_alpha)
     }
 
     /// The rows of this run's steps.

@@ -77,8 +77,9 @@ impl MetricSums {
             self.rejected_log_prob += log_probs[1];
             self.pairs += 1.0;
             if objective.has("sft") {
-                self.likelihood[0] -= batch.policy[sides[0]];
-                self.likelihood[1] += f64::from(batch.scored_tokens[sides[0]]);
+                let (log_prob, tokens) = batch.likelihood(i);
+                self.likelihood[0] -= log_prob;
+                self.likelihood[1] += f64::from(tokens);
             }
             if objective.has("orpo") {
                 let odds = orpo::log_odds_ratio(sides.map(|s| batch.mean_log_prob(s)));
@@ -349,6 +350,7 @@ mod tests {
             entropy: vec![1.0, 2.0, 4.0, 8.0],
             mean_logit: vec![0.5, 1.0, -2.0, 3.0],
             log_sum_exp: vec![0.0; 4],
+            log_sum_squares: vec![0.0; 4],
         };
         let predictions =
             [prediction(3, 0), prediction(3, 1), prediction(4, 1), prediction(9, 2), prediction(12, 3)];
@@ -386,6 +388,7 @@ mod tests {
             entropy: vec![1.0, 3.0],
             mean_logit: vec![0.0; 2],
             log_sum_exp: vec![0.0; 2],
+            log_sum_squares: vec![0.0; 2],
         };
         let mut sums = MetricSums::default();
         sums.add_tokens(&scores, &[0, 1], &[prediction(0, 0), prediction(1, 1)], Sides::Single);
@@ -404,6 +407,7 @@ mod tests {
             reference: Some(&[-6.0, -8.0, -5.0, -5.0]),
             answer_tokens: &[1; 4],
             scored_tokens: &[1; 4],
+            ..PairLogProbs::default()
         };
         let mut sums = MetricSums::default();
         sums.add_pairs(&pairs, &config(&[("sigmoid", 1.0)]), 0.5);
@@ -438,7 +442,7 @@ mod tests {
         let policy = [-1.0, -2.0, -4.0, -8.0, -16.0, -32.0];
         let pairs = |policy| {
             let ones = &[1; 6][..<[f64]>::len(policy)];
-            PairLogProbs { policy, reference: None, answer_tokens: ones, scored_tokens: ones }
+            PairLogProbs { policy, answer_tokens: ones, scored_tokens: ones, ..PairLogProbs::default() }
         };
         let config = config(&[("cpo", 1.0), ("sft", 1.0)]);
         whole.add_pairs(&pairs(&policy), &config, 1.0);

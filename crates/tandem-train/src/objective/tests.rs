@@ -32,6 +32,8 @@ pub(crate) fn config(terms: &[(&str, f64)]) -> ObjectiveConfig {
         discopop_tau: 0.05,
         simpo_gamma: 0.5,
         dpop_lambda: 50.0,
+        ld_alpha: None,
+        use_weighting: false,
         divergence: Divergence::ReverseKl,
     }
 }
@@ -54,10 +56,22 @@ fn totals(tokens: &[u32]) -> BatchTotals {
     BatchTotals { pairs: tokens.len() as u64 / 2, chosen_tokens }
 }
 
+fn whole(pairs: &PairLogProbs, tokens: &[u32], config: &ObjectiveConfig) -> WholeBatch {
+    let mut whole = WholeBatch::from(totals(tokens));
+    whole.complete(config, pairs);
+    whole
+}
+
 fn loss_of(policy: &[f64], reference: Option<&[f64]>, tokens: &[u32], config: &ObjectiveConfig) -> Loss {
-    let pairs = PairLogProbs { policy, reference, answer_tokens: tokens, scored_tokens: tokens };
+    let pairs = PairLogProbs {
+        policy,
+        reference,
+        answer_tokens: tokens,
+        scored_tokens: tokens,
+        ..PairLogProbs::default()
+    };
     let mut loss = Loss::default();
-    preference_loss(&pairs, &totals(tokens), config, config.beta, &mut loss);
+    preference_loss(&pairs, &whole(&pairs, tokens, config), config, config.beta, &mut loss);
     loss
 }
 
@@ -106,6 +120,7 @@ fn losses_and_reward_metrics_equal_trl() {
                 reference: Some(&reference),
                 answer_tokens: &tokens,
                 scored_tokens: &tokens,
+                ..PairLogProbs::default()
             };
             sums.add_pairs(&pairs, &config, config.beta);
             let mut record = Record::new(1, Split::Train);
@@ -258,7 +273,9 @@ fn derivatives_under_every_divergence_equal_central_differences() {
 #[test]
 fn a_batch_may_be_cut_anywhere() {
     let (policy, reference, tokens) = batch(3);
-    let config = config(&[("sigmoid", 0.8), ("bco_pair", 0.2), ("sft", 1.0)]);
+    let config = config(&[("sigmoid", 0.8), ("aot", 0.3), ("aot_unpaired", 0.2), ("sft", 1.0)]);
+    let all = PairLogProbs { policy: &policy, reference: Some(&reference), ..PairLogProbs::default() };
+    let of_batch = self::whole(&all, &tokens, &config);
     let whole = loss_of(&policy, Some(&reference), &tokens, &config);
     for cut in (2..policy.len()).step_by(2) {
         let (mut sum, mut weight, mut gradient, mut part) = (0.0, 0.0, Vec::new(), Loss::default());
@@ -267,9 +284,11 @@ fn a_batch_may_be_cut_anywhere() {
                 policy: &policy[range.clone()],
                 reference: Some(&reference[range.clone()]),
                 answer_tokens: &tokens[range.clone()],
-                scored_tokens: &tokens[range],
+                scored_tokens: &tokens[range.clone()],
+                first_pair: range.start / 2,
+                ..PairLogProbs::default()
             };
-            preference_loss(&pairs, &totals(&tokens), &config, config.beta, &mut part);
+            preference_loss(&pairs, &of_batch, &config, config.beta, &mut part);
             sum += part.sum;
             weight += part.weight;
             gradient.extend_from_slice(&part.d_log_prob);
@@ -311,6 +330,8 @@ fn the_value_at_the_start_is_exact() {
         ("apo_down", 1.0),
         ("discopop", 0.5 * 2f64.ln() + 0.5),
         ("dpop", 2f64.ln()),
+        ("aot", 2f64.ln()),
+        ("aot_unpaired", 2f64.ln()),
     ];
     let (policy, _, tokens) = batch(11);
     for (name, value) in expected {

@@ -52,10 +52,10 @@ impl Recipe for Dpo {
 /// Computes the configured losses of pairs, and XPO's term where the reference responded; returns
 /// the batch's pairs.
 pub(super) fn pair_loss(batch: &ScoredBatch<'_>, terms: &LossTerms<'_>, out: &mut Loss) -> u64 {
-    let LossTerms { totals, objective, beta } = *terms;
+    let LossTerms { whole, objective, beta } = *terms;
     let ScoredBatch { micro, log_probs, .. } = batch;
-    preference_loss(&log_probs.pairs(), totals, objective, beta, out);
-    out.spread(&micro.pairs, micro.forest.num_sequences as usize);
+    preference_loss(&log_probs.pairs(), whole, objective, beta, out);
+    out.spread(&micro.pairs, &micro.prompts, micro.forest.num_sequences as usize);
     add_exploration(&log_probs.policy, &micro.explored, objective.exploration, out);
-    totals.pairs
+    whole.totals.pairs
 }

@@ -53,6 +53,13 @@ pub struct MicroBatch {
     pub scored_tokens: Vec<u32>,
     /// Tokens of each answer; but for DPO the scored tokens.
     pub answer_tokens: Vec<u32>,
+    /// The sequences of the pairs' prompts that belong to the likelihood of the chosen answers, one a
+    /// pair. None but where `data.loss_on` is `"all"`.
+    pub prompts: Vec<u32>,
+    /// LD-DPO only: weight of each prediction in its sequence's log-probability.
+    pub token_weights: Vec<f32>,
+    /// Pairs of the whole batch before this part's.
+    pub first_pair: usize,
     /// Reward models only: required reward margin per pair.
     pub margins: Vec<f32>,
     /// Tokens as a padding trainer counts them, without its padding: every answer with its own copy
@@ -69,6 +76,8 @@ pub struct RankBatch {
     pub cuts: Vec<std::ops::Range<usize>>,
     /// Counts over the whole batch.
     pub totals: BatchTotals,
+    /// Pairs of each micro-batch.
+    pub pairs: Vec<usize>,
     /// Tokens of the whole batch, as in [`MicroBatch::sequence_tokens`].
     pub sequence_tokens: u64,
     /// The micro-batches that this rank computes, by their place among all, in the order in which
@@ -76,6 +85,25 @@ pub struct RankBatch {
     pub own_micro_batches: Vec<usize>,
     /// How many the rank that has most of them computes.
     pub rounds: usize,
+}
+
+impl MicroBatch {
+    /// Gives the weight `alpha` to tokens of a pair's completion beyond the length of the other
+    /// (arXiv 2409.06411), and 1 to the others.
+    fn weight_tokens(&mut self, alpha: f32) {
+        let mut shared = vec![u32::MAX; self.scored_tokens.len()];
+        for pair in self.pairs.iter().map(|pair| pair.map(|sequence| sequence as usize)) {
+            let shorter = pair.map(|sequence| self.scored_tokens[sequence]).into_iter().min();
+            pair.into_iter().for_each(|sequence| shared[sequence] = shorter.unwrap_or_default());
+        }
+        let mut seen = vec![0; self.scored_tokens.len()];
+        self.token_weights.clear();
+        self.token_weights.extend(self.forest.predictions.iter().map(|prediction| {
+            let sequence = prediction.sequence as usize;
+            seen[sequence] += 1;
+            if seen[sequence] <= shared[sequence] { 1.0 } else { alpha }
+        }));
+    }
 }
 
 impl RankBatch {
@@ -87,10 +115,16 @@ impl RankBatch {
             rows: batch.rows.repeat(count),
             cuts: (0..count).map(|index| index * rows..(index + 1) * rows).collect(),
             totals: BatchTotals { pairs: times * rows as u64, chosen_tokens: times * chosen },
+            pairs: vec![batch.pairs.len(); count],
             sequence_tokens: times * batch.sequence_tokens,
             own_micro_batches: (0..count).collect(),
             rounds: count,
         }
+    }
+
+    /// Pairs of the micro-batches before one.
+    pub fn pairs_before(&self, index: usize) -> usize {
+        self.pairs[..index].iter().sum()
     }
 
     /// The rows of a micro-batch.
@@ -108,6 +142,7 @@ pub struct MicroBatcher {
     in_rounds: bool,
     pad: Option<u32>,
     max_new_tokens: usize,
+    ld_alpha: Option<f64>,
     builder: ForestBuilder,
 }
 
@@ -123,13 +158,19 @@ impl MicroBatcher {
         pad: Option<u32>,
     ) -> Self {
         let builder = ForestBuilder::new(share_prefix);
-        Self { recipe, size, share_prefix, in_rounds, pad, max_new_tokens: 0, builder }
+        Self { recipe, size, share_prefix, in_rounds, pad, max_new_tokens: 0, ld_alpha: None, builder }
     }
 
     /// Sets the limit under which the responses of [`Rows::Ranked`] are generated.
     #[must_use]
     pub fn with_max_new_tokens(self, max_new_tokens: usize) -> Self {
         Self { max_new_tokens, ..self }
+    }
+
+    /// Sets LD-DPO's weight of the tokens of a completion beyond the length of the other.
+    #[must_use]
+    pub fn with_ld_alpha(self, ld_alpha: Option<f64>) -> Self {
+        Self { ld_alpha, ..self }
     }
 
     /// The micro-batches of a batch, as ranges of its rows.
@@ -167,6 +208,9 @@ impl MicroBatcher {
         if micro.answer_tokens.is_empty() {
             micro.answer_tokens.clone_from(&micro.scored_tokens);
         }
+        if let Some(alpha) = self.ld_alpha {
+            micro.weight_tokens(alpha as f32);
+        }
         Ok(micro)
     }
 
@@ -182,6 +226,7 @@ impl MicroBatcher {
         let of = of.into();
         let cuts = self.cut(of, rows);
         let (totals, sequence_tokens) = self.count(of, rows);
+        let pairs = cuts.iter().map(|cut| self.count(of, &rows[cut.clone()]).0.pairs as usize).collect();
         let tokens = |cut: &std::ops::Range<usize>| -> usize {
             rows[cut.clone()].iter().map(|&row| of.num_tokens(row, self.share_prefix)).sum()
         };
@@ -189,7 +234,7 @@ impl MicroBatcher {
         let mut dealt = deal(&tokens, num_ranks, self.in_rounds);
         let rounds = dealt.iter().map(Vec::len).max().unwrap_or(0);
         let own_micro_batches = std::mem::take(&mut dealt[rank]);
-        RankBatch { rows: rows.to_vec(), cuts, totals, sequence_tokens, own_micro_batches, rounds }
+        RankBatch { rows: rows.to_vec(), cuts, totals, pairs, sequence_tokens, own_micro_batches, rounds }
     }
 
     /// Counts over rows, without building their forests.

@@ -20,7 +20,7 @@ use tandem_model::{ModelFolder, Result as ModelResult};
 use crate::Result;
 use crate::config::{Config, Method};
 use crate::metrics::{MetricSums, Sides};
-use crate::objective::{BatchTotals, Loss, ObjectiveConfig};
+use crate::objective::{Loss, ObjectiveConfig, WholeBatch};
 
 pub(crate) use log_probs::SequenceLogProbs;
 pub(crate) use micro_batch::deal;
@@ -151,8 +151,8 @@ impl ScoredBatch<'_> {
 
 /// Inputs of a loss beside the batch's scores.
 pub struct LossTerms<'a> {
-    /// Counts over the whole batch.
-    pub totals: &'a BatchTotals,
+    /// The whole batch.
+    pub whole: &'a WholeBatch,
     /// The configured losses.
     pub objective: &'a ObjectiveConfig,
     /// Strength of the pull towards the reference.

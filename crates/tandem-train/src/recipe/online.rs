@@ -74,7 +74,7 @@ impl Recipe for Online {
         let sequence: Vec<u32> = batch.micro.forest.predictions.iter().map(|p| p.sequence).collect();
         let (policy, reference) = (&batch.scores.log_prob, &batch.reference_scores.log_prob);
         nash_md_loss(&TokenLogProbs { sequence: &sequence, policy, reference }, advantages, terms.beta, out);
-        terms.totals.pairs
+        terms.whole.totals.pairs
     }
 
     fn add_metrics(&self, batch: &ScoredBatch<'_>, terms: &LossTerms<'_>, sums: &mut MetricSums) {

@@ -47,7 +47,7 @@ impl Recipe for Reward {
     fn loss(&self, batch: &ScoredBatch<'_>, terms: &LossTerms<'_>, out: &mut Loss) -> u64 {
         let centring = terms.objective.center_rewards_coefficient;
         reward_loss(&batch.log_probs.policy, &batch.micro.margins, centring, out);
-        terms.totals.pairs
+        terms.whole.totals.pairs
     }
 
     fn add_metrics(&self, batch: &ScoredBatch<'_>, _terms: &LossTerms<'_>, sums: &mut MetricSums) {

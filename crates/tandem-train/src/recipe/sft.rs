@@ -28,7 +28,7 @@ impl Recipe for Sft {
 
     fn loss(&self, batch: &ScoredBatch<'_>, terms: &LossTerms<'_>, out: &mut Loss) -> u64 {
         likelihood_loss(&batch.log_probs.policy, &batch.micro.scored_tokens, out);
-        terms.totals.chosen_tokens
+        terms.whole.totals.chosen_tokens
     }
 
     fn add_metrics(&self, batch: &ScoredBatch<'_>, _terms: &LossTerms<'_>, sums: &mut MetricSums) {

@@ -82,6 +82,9 @@ impl Precompute<'_> {
                 // Else the policy would differ from itself in the first step, where another machine
                 // or version left the scores.
                 key.update(self.placement.device.arithmetic().as_bytes());
+                if let Some(alpha) = self.config.objective.ld_alpha {
+                    key.update(&alpha.to_le_bytes());
+                }
                 self.for_split(mesh, weights, split, cache, &key.finalize()).map(Some)
             }
             _ => Ok(None),

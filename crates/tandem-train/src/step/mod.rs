@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! zero gradients
+//! for losses over the whole batch: forward of each micro-batch, exchange of log-probabilities
 //! for each micro-batch: forward (reference, policy, loss), backward
 //! reduce gradients over ranks
 //! clip
@@ -17,6 +18,7 @@ mod learner;
 mod passes;
 mod phase;
 mod stats;
+mod whole_batch;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -191,6 +193,8 @@ impl TrainStep {
         let StepOptions { beta, update, .. } = *options;
         let seed = self.seed;
         let key = |index: usize| draw(&[seed, update, index as u64]);
+        let mut whole =
+            self.whole_batch(Split::Train, mesh, share, &mut *build, &|index| Some(key(index)))?;
         let mut stats = StepStats::new(share.cuts.len());
         let (mut under_way, mut last) = (VecDeque::new(), None);
         let rounds = self.rounds(share);
@@ -202,18 +206,12 @@ impl TrainStep {
                 PipelineAction::Forward(round) => match share.own_micro_batches.get(round) {
                     Some(&index) => {
                         self.enter(StepPhase::Data);
-                        let micro = build(share.rows_of(index))?;
+                        let mut micro = build(share.rows_of(index))?;
+                        micro.first_pair = share.pairs_before(index);
                         let dropout = Some(key(index));
                         let derivative = Some(&mut learner.d_log_prob);
-                        let passed = self.forward(
-                            Split::Train,
-                            &micro,
-                            &share.totals,
-                            mesh,
-                            beta,
-                            derivative,
-                            dropout,
-                        )?;
+                        let passed =
+                            self.forward(Split::Train, &micro, &mut whole, mesh, beta, derivative, dropout)?;
                         under_way.push_back((index, micro, passed));
                     }
                     None => {
@@ -228,7 +226,7 @@ impl TrainStep {
                         self.backward(learner, &micro, saved, mesh, key(index))?;
                         self.policy.release_all();
                         // Only now: a GPU has its work and does not wait for the metrics.
-                        let report = self.report(&micro, compared, &share.totals, beta);
+                        let report = self.report(&micro, compared, &whole, beta);
                         stats.set(index, &report, mesh.is_reporting_rank());
                         last = Some((index, report));
                     }
@@ -279,6 +277,7 @@ impl TrainStep {
         build: Build<'_>,
     ) -> Result<MetricSums> {
         let beta = self.objective.beta;
+        let mut whole = self.whole_batch(Split::Eval, mesh, share, &mut *build, &|_| None)?;
         let mut stats = StepStats::new(share.cuts.len());
         for round in 0..self.rounds(share) {
             let Some(&index) = share.own_micro_batches.get(round) else {
@@ -286,9 +285,10 @@ impl TrainStep {
                 self.policy.release_all();
                 continue;
             };
-            let micro = build(share.rows_of(index))?;
-            let (_, compared) = self.forward(Split::Eval, &micro, &share.totals, mesh, beta, None, None)?;
-            let report = self.report(&micro, compared, &share.totals, beta);
+            let mut micro = build(share.rows_of(index))?;
+            micro.first_pair = share.pairs_before(index);
+            let (_, compared) = self.forward(Split::Eval, &micro, &mut whole, mesh, beta, None, None)?;
+            let report = self.report(&micro, compared, &whole, beta);
             self.policy.release_all();
             stats.set(index, &report, mesh.is_reporting_rank());
         }

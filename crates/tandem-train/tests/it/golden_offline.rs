@@ -53,11 +53,39 @@ fn simpo_with_likelihood() {
     check("simpo_sft");
 }
 
+#[test]
+fn aot_sorts_the_whole_batch() {
+    check("aot");
+    check("aot_smoothed");
+}
+
+#[test]
+fn unpaired_aot_sorts_the_whole_batch() {
+    check("aot_unpaired");
+    check("aot_mix");
+}
+
+#[test]
+fn ld_dpo() {
+    check("ld");
+}
+
+#[test]
+fn ld_dpo_spares_the_likelihood() {
+    check("ld_mix");
+}
+
+#[test]
+fn wpo() {
+    check("wpo");
+    check("wpo_mix");
+}
+
 /// TRL's own losses change with its micro-batches.
 #[test]
 fn micro_batches_change_no_number() {
     let cut = json!({"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4});
-    for name in ["cpo", "simpo_sft"] {
+    for name in ["cpo", "simpo_sft", "aot", "aot_mix", "ld_mix", "wpo_mix"] {
         check_with(name, &cut);
     }
 }

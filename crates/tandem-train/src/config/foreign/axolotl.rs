@@ -332,9 +332,10 @@ pub(super) const NAMES: &[Name] = &[
         Part::LossWeights,
         "write a table: `objective.loss = { sigmoid = 1, sft = 0.5 }`",
     ),
+    key(&["dpo_use_weighting"], "objective.use_weighting", flag),
     key(&["orpo_alpha"], "objective.beta", number),
     missing(
-        &["dpo_use_weighting", "kto_desirable_weight", "kto_undesirable_weight"],
+        &["kto_desirable_weight", "kto_undesirable_weight"],
         "the losses are those of docs/config.md, `objective.loss`",
     ),
     key(&["trl.ref_model_mixup_alpha"], "reference.sync_alpha", number),

@@ -599,7 +599,8 @@ pub(super) const NAMES: &[Name] = &[
         "write a table: `objective.loss = { cpo = 1, sft = 1 }`, or `{ simpo = 1, sft = 1 }`",
     ),
     key(&["center_rewards_coefficient"], "objective.center_rewards_coefficient", number),
-    missing(&["ld_alpha", "use_weighting"], "the losses are those of docs/config.md, `objective.loss`"),
+    key(&["ld_alpha"], "objective.ld_alpha", number),
+    key(&["use_weighting"], "objective.use_weighting", flag),
     key_but(
         &["precompute_ref_log_probs"],
         "reference.kind",

@@ -257,8 +257,6 @@ fn what_is_not_there_yet_is_refused_and_never_ignored() {
     let cases = [
         ("compute.devices=cuda:0,1,0", "GPU 0 is named twice"),
         ("compute.devices=cuda:64", "numbers of GPUs, which count from 0, below 64"),
-        ("objective.loss=aot", "is not supported yet"),
-        ("objective.loss={sigmoid = 1, aot_unpaired = 1}", "is not supported yet"),
     ];
     for (set, expected) in cases {
         let text = refusal(EXAMPLE, &[set]);

@@ -1,5 +1,6 @@
 //! Losses of one pair by TRL's names: one file each, one line in [`LOSSES`].
 
+mod aot;
 mod apo;
 mod cpo;
 mod discopop;
@@ -16,7 +17,7 @@ mod sppo;
 
 use std::sync::{PoisonError, RwLock};
 
-use super::{ObjectiveConfig, Pair, Value};
+use super::{ObjectiveConfig, Pair, PairLogProbs, Value};
 
 /// A loss on one pair.
 pub struct PairLoss {
@@ -34,6 +35,11 @@ pub struct PairLoss {
     pub any_divergence: bool,
     /// Reward in the metrics.
     pub reward: Reward,
+    /// Whether the loss is of the chosen completion's likelihood, every token of it counted alike.
+    pub of_likelihood: bool,
+    /// Computes two numbers for each pair from the log-probabilities of the whole batch:
+    /// [`Pair::partners`].
+    pub partners: Option<fn(&PairLogProbs) -> Vec<[f64; 2]>>,
 }
 
 /// Reward of a completion in the metrics, divided by β.
@@ -71,6 +77,8 @@ impl PairLoss {
             of_ratios: true,
             any_divergence: false,
             reward: Reward::LogRatio,
+            of_likelihood: false,
+            partners: None,
         }
     }
 
@@ -123,12 +131,18 @@ pub(crate) static LOSSES: &[PairLoss] = &[
     PairLoss::without_reference("cpo", cpo::cpo_loss, Smoothing::Any, Reward::LogProb),
     PairLoss::without_reference("simpo", simpo::simpo_loss, Smoothing::Any, Reward::MeanLogProb),
     PairLoss::without_reference("orpo", orpo::orpo_loss, Smoothing::Unused, Reward::MeanLogProb),
-    PairLoss { of_ratios: false, ..loss("sft", sft::sft_loss, Smoothing::Unused) },
+    PairLoss {
+        smoothing: Smoothing::Any,
+        partners: Some(aot::aot_partners),
+        ..PairLoss::new("aot", aot::aot_loss)
+    },
+    PairLoss {
+        smoothing: Smoothing::Any,
+        partners: Some(aot::aot_unpaired_partners),
+        ..PairLoss::new("aot_unpaired", aot::aot_unpaired_loss)
+    },
+    PairLoss { of_ratios: false, of_likelihood: true, ..loss("sft", sft::sft_loss, Smoothing::Unused) },
 ];
-
-/// Losses of TRL that sort the batch's pairs against each other, so that a micro-batch alone does
-/// not define them.
-pub(crate) const NOT_YET: [&str; 2] = ["aot", "aot_unpaired"];
 
 /// Losses of the program that uses this library.
 static OWN: RwLock<Vec<&'static PairLoss>> = RwLock::new(Vec::new());

@@ -65,7 +65,7 @@ fn same_as_one_stage(small: &Small, common: &[String], slices: usize, ways: &[(u
 #[test]
 fn every_family_trains_as_on_one_rank() {
     for (family, overrides) in [
-        ("llama", &["reference.kind=model"][..]),
+        ("llama", &["reference.kind=model", "objective.loss={ sigmoid = 1, aot = 1 }"][..]),
         ("qwen3, tied", &["reference.kind=model", "train.optimizer=rmsprop"]),
         ("phi", &["reference.kind=precompute", "compute.checkpointing=block"]),
         ("gpt2", &["reference.kind=model", "compute.checkpointing=selective", "compute.dtype=bf16"]),
