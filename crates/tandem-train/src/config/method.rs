@@ -15,6 +15,8 @@ pub enum Method {
     Reward,
     /// Online DPO: preferences between completions that the policy generates while it trains.
     Online,
+    /// Kahneman–Tversky optimisation and its family: completions that are desirable or not.
+    Kto,
 }
 
 /// Properties of a method that decide which keys apply to it.
@@ -33,7 +35,7 @@ struct Traits {
     untruncated: Option<&'static str>,
 }
 
-const TABLE: [(Method, Traits); 4] = [
+const TABLE: [(Method, Traits); 5] = [
     (
         Method::Sft,
         Traits {
@@ -76,6 +78,17 @@ const TABLE: [(Method, Traits); 4] = [
             generates: true,
             default_loss: Some("sigmoid"),
             untruncated: Some("prompts are never cut, so rows with longer prompts are dropped"),
+        },
+    ),
+    (
+        Method::Kto,
+        Traits {
+            name: "kto",
+            rows: RowKind::Unpaired,
+            has_reference: true,
+            generates: false,
+            default_loss: Some("kto"),
+            untruncated: Some("completions are cut at their end, the mismatched ones too"),
         },
     ),
 ];

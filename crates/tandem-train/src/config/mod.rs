@@ -160,6 +160,7 @@ impl Config {
         evaluation::check(&config, &places)?;
         reference::check(&config, &places)?;
         judges::check(&config.judges, &places)?;
+        objective::check(&config, &places)?;
         config.refuse_own_output(&places)?;
         let reference = config.reference.without_policy(&config.model, config.adapter.as_ref());
         Ok(Self { reference, ..config })
@@ -168,12 +169,13 @@ impl Config {
     /// Visits all keys. A section follows those that its defaults and rules depend on.
     fn visit(now: Option<&Self>, keys: &mut Keys) -> Result<Self> {
         keys! { let keys, now;
-            /// Training method: supervised fine-tuning, direct preference optimisation, a [reward
-            /// model](reward.md), or [Online DPO](online.md).
+            /// Training method: supervised fine-tuning, direct preference optimisation,
+            /// [KTO](losses.md#labelled-completions), a [reward model](reward.md), or [Online
+            /// DPO](online.md).
             method = choice(Method::all().map(|method| (method.name(), method)).collect::<Vec<_>>())
                 // The reference page lists the tables of an online run, which are all.
                 .or(Method::Online)
-                .required_if(true, "how to train: \"sft\", \"dpo\", \"reward\" or \"online\""),
+                .required_if(true, "how to train: \"sft\", \"dpo\", \"kto\", \"reward\" or \"online\""),
                 now.method;
             /// A folder with `config.json`, the tokenizer's files and, unless `weights` says
             /// otherwise, safetensors. Or a [GGUF file](formats.md#gguf). Or a [name of the

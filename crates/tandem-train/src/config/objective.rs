@@ -1,14 +1,16 @@
 //! `[objective]`: losses and their strength.
 
 use tandem_data::record::RowKind;
+use tandem_data::row::LossMask;
 use toml::{Table, Value};
 
 use super::error::Result;
 use super::form::{AT_LEAST_ONE, Form, POSITIVE, boolean, choice, custom, integer, number};
 use super::keys::{Keys, keys};
 use super::reader::{Entry, nearest};
-use super::{Algorithm, Method};
-use crate::objective::losses::{find, names};
+use super::tree::Places;
+use super::{Algorithm, Config, Method};
+use crate::objective::losses::{LOSSES, find, names};
 use crate::objective::{Divergence, ObjectiveConfig, PairLoss, Smoothing, Term};
 
 const DIVERGENCES: [(&str, Divergence); 4] = [
@@ -32,7 +34,7 @@ pub(super) fn visit(
     keys! { let keys, now;
         /// A loss by TRL's name, or a table of `loss = weight`: `sigmoid`, `sigmoid_norm`, `robust`,
         /// `hinge`, `ipo`, `exo_pair`, `nca_pair`, `bco_pair`, `sppo_hard`, `apo_zero`, `apo_down`,
-        /// `discopop`, `dpop`, `cpo`, `simpo`, `orpo`, `aot`, `aot_unpaired`, `sft`. See [losses](losses.md). In online runs `ipo` is `ipo_sum`, which is not divided by lengths.
+        /// `discopop`, `dpop`, `cpo`, `simpo`, `orpo`, `aot`, `aot_unpaired`, `sft`; with method = "kto" `kto`, `bco`, `apo_zero_unpaired`. See [losses](losses.md). In online runs `ipo` is `ipo_sum`, which is not divided by lengths.
         loss = terms(method)
             .or(default.map(|loss| Term { loss, weight: 1.0 }).into_iter().collect())
             .shown("`\"sigmoid\"`; `\"sft\"` for SFT")
@@ -123,6 +125,19 @@ pub(super) fn visit(
             .methods(method, Method::has_reference)
             .only(loss.iter().any(|term| term.loss.name == "dpop"), "only the loss \"dpop\" has it; remove it"),
             now.dpop_lambda;
+        /// Weight of completions whose label is true. If few are, KTO's paper wants this weight times
+        /// their number between 1 and 4/3 of the same product of the others.
+        desirable_weight = number(POSITIVE).or(1.0).methods_because(
+            method,
+            |method| method == Method::Kto,
+            "only method = \"kto\" has labels; remove it",
+        ), now.desirable_weight;
+        /// Weight of completions whose label is false.
+        undesirable_weight = number(POSITIVE).or(1.0).methods_because(
+            method,
+            |method| method == Method::Kto,
+            "only method = \"kto\" has labels; remove it",
+        ), now.undesirable_weight;
         /// LD-DPO's weight of the tokens of a completion beyond the length of the other: 1 is DPO, 0
         /// leaves them out. An `sft` term counts every token.
         ld_alpha = number(0.0..=1.0).optional().methods_because(
@@ -161,6 +176,8 @@ pub(super) fn visit(
         discopop_tau,
         simpo_gamma,
         dpop_lambda,
+        desirable_weight,
+        undesirable_weight,
         ld_alpha,
         use_weighting,
         divergence: match f_divergence_type {
@@ -173,6 +190,21 @@ pub(super) fn visit(
         },
         center_rewards_coefficient,
     })
+}
+
+/// Refuses prompts in a likelihood that is no term, and an estimate over one completion.
+pub(super) fn check(config: &Config, places: &Places) -> Result<()> {
+    if config.train.batch_size == 1 && config.objective.needs_mismatched() {
+        let reason = "the loss \"kto\" estimates the divergence to the reference from other rows of the batch; set it to 2 \
+                      or more";
+        return Err(places.conflict("train.batch_size", reason));
+    }
+    if config.method != Method::Dpo || config.data.loss_on == LossMask::Answer || config.objective.has("sft")
+    {
+        return Ok(());
+    }
+    let reason = "a preference loss is always on the completions; remove `loss_on`, or add an `sft` term to `objective.loss`";
+    Err(places.conflict("data.loss_on", reason))
 }
 
 fn is_alpha(divergence: Divergence) -> bool {
@@ -229,6 +261,18 @@ fn loss(entry: &Entry, name: &str, method: Method) -> Result<&'static PairLoss> 
         let hint = nearest(name, &names).map(|n| format!(" (did you mean {n:?}?)")).unwrap_or_default();
         return Err(entry.wrong(format!("one of {}{hint}", names.join(", "))));
     };
+    if loss.unpaired != (method.rows() == RowKind::Unpaired) && method.rows() != RowKind::Supervised {
+        return Err(entry.conflict(match loss.unpaired {
+            true => format!(
+                "{name:?} judges each completion alone; set method = \"kto\", whose rows have `prompt`, `completion` and \
+                 `label`"
+            ),
+            false => format!(
+                "{name:?} compares two completions; with method = \"{method}\" losses are {}",
+                LOSSES.iter().filter(|loss| loss.unpaired).map(|loss| format!("{:?}", loss.name)).collect::<Vec<_>>().join(" and ")
+            ),
+        }));
+    }
     if method.rows() == RowKind::Supervised && loss.name != "sft" {
         return Err(entry.conflict(format!(
             "{name:?} compares two completions; with method = \"{method}\" the only loss is \"sft\""

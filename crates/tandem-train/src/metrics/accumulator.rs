@@ -4,7 +4,7 @@ use tandem_kernels::Prediction;
 use tandem_kernels::ops::HeadScores;
 
 use super::record::Record;
-use crate::objective::{Loss, ObjectiveConfig, PairLogProbs, Reward, log_sigmoid, losses::orpo};
+use crate::objective::{Loss, ObjectiveConfig, PairLogProbs, Reward, WholeBatch, log_sigmoid, losses::orpo};
 
 /// Which answers a forest's sequences are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +15,8 @@ pub enum Sides {
     Single,
     /// As pairs, of which rewards are all there is.
     Rewards,
+    /// Completions that are desirable or not.
+    Unpaired,
 }
 
 /// Sums over any number of micro-batches. Adding the micro-batches of a batch in any cut gives the
@@ -44,6 +46,13 @@ pub struct MetricSums {
     likelihood: [f64; 2],
     /// Of `orpo`: pairs, Σ log σ of the log odds ratio, and Σ of the log odds ratio.
     odds: [f64; 3],
+    /// Of labelled completions: how many are desirable and how many are not.
+    labelled: [f64; 2],
+    /// The number that a loss shifts rewards by, summed over completions: an estimated divergence, or the
+    /// mean reward.
+    shift: [f64; 2],
+    /// Completions with each.
+    shifted: [f64; 2],
     /// Which kind of sequences went in, for the choice of metrics that come out.
     sides: Option<Sides>,
 }
@@ -90,6 +99,39 @@ impl MetricSums {
         }
     }
 
+    /// Adds a micro-batch's labelled completions. The estimated divergence is 0
+    /// for a loss without one, as in TRL.
+    pub fn add_unpaired(
+        &mut self,
+        batch: &PairLogProbs,
+        whole: &WholeBatch,
+        objective: &ObjectiveConfig,
+        beta: f64,
+    ) {
+        let is_other = objective.terms.iter().any(|term| term.loss.name != "bco");
+        let divergence = is_other.then(|| whole.shift(objective, "kto").unwrap_or(0.0));
+        let shifts = [divergence, whole.shift(objective, "bco")];
+        for (i, &label) in batch.labels.iter().enumerate() {
+            let (reward, log_prob) = if label {
+                (&mut self.chosen_reward, &mut self.chosen_log_prob)
+            } else {
+                (&mut self.rejected_reward, &mut self.rejected_log_prob)
+            };
+            *reward += beta * batch.log_ratio(2 * i);
+            *log_prob += batch.policy[2 * i];
+            self.labelled[usize::from(!label)] += 1.0;
+            for (i, shift) in shifts.into_iter().enumerate().filter_map(|(i, shift)| Some((i, shift?))) {
+                self.shift[i] += shift;
+                self.shifted[i] += 1.0;
+            }
+        }
+    }
+
+    /// Sum of the rewards of labelled completions, and their number.
+    pub fn rewards(&self) -> (f64, u64) {
+        (self.chosen_reward + self.rejected_reward, (self.labelled[0] + self.labelled[1]) as u64)
+    }
+
     /// Adds answers that the policy gave itself, by their log-probabilities.
     pub fn add_answers(&mut self, policy: &[f64], reference: Option<&[f64]>) {
         for (sequence, log_prob) in policy.iter().enumerate() {
@@ -128,7 +170,7 @@ impl MetricSums {
     /// Adds a micro-batch's tokens. `rows[i]` is the row of `scores` that prediction `i` was scored
     /// at ([`Forest::scored_rows`](tandem_kernels::Forest::scored_rows)). A row that predicts a
     /// token of both answers counts once for each, as in TRL, where the answers are separate
-    /// sequences.
+    /// sequences. `side` is that of a sequence, 0 for answers to learn; those without one are left out.
     ///
     /// # Panics
     /// If `scores` is not of these predictions.
@@ -137,6 +179,7 @@ impl MetricSums {
         scores: &HeadScores,
         rows: &[u32],
         predictions: &[Prediction],
+        side: &dyn Fn(u32) -> Option<usize>,
         sides: Sides,
     ) {
         assert!(
@@ -148,10 +191,7 @@ impl MetricSums {
         );
         self.sides = Some(sides);
         for ((prediction, &row), &hit) in predictions.iter().zip(rows).zip(&scores.hit) {
-            let side = match sides {
-                Sides::Pairs | Sides::Rewards => (prediction.sequence % 2) as usize,
-                Sides::Single => 0,
-            };
+            let Some(side) = side(prediction.sequence) else { continue };
             self.entropy[side] += f64::from(scores.entropy[row as usize]);
             self.mean_logit[side] += f64::from(scores.mean_logit[row as usize]);
             self.hits[side] += f64::from(u8::from(hit));
@@ -167,6 +207,7 @@ impl MetricSums {
             Some(Sides::Pairs) => 1.0,
             Some(Sides::Single) => 2.0,
             Some(Sides::Rewards) => 3.0,
+            Some(Sides::Unpaired) => 4.0,
         };
         [
             self.loss,
@@ -195,6 +236,12 @@ impl MetricSums {
             self.odds[0],
             self.odds[1],
             self.odds[2],
+            self.labelled[0],
+            self.labelled[1],
+            self.shift[0],
+            self.shift[1],
+            self.shifted[0],
+            self.shifted[1],
             sides,
         ]
     }
@@ -219,17 +266,21 @@ impl MetricSums {
             answers: [n[18], n[19], n[20]],
             likelihood: [n[21], n[22]],
             odds: [n[23], n[24], n[25]],
-            sides: match n[26] {
+            labelled: [n[26], n[27]],
+            shift: [n[28], n[29]],
+            shifted: [n[30], n[31]],
+            sides: match n[32] {
                 1.0 => Some(Sides::Pairs),
                 2.0 => Some(Sides::Single),
                 3.0 => Some(Sides::Rewards),
+                4.0 => Some(Sides::Unpaired),
                 _ => None,
             },
         }
     }
 
     /// Numbers in [`MetricSums::to_numbers`].
-    pub const WIDTH: usize = 27;
+    pub const WIDTH: usize = 33;
 
     /// Adds another's sums.
     pub fn merge(&mut self, other: &Self) {
@@ -255,6 +306,9 @@ impl MetricSums {
         add(&mut self.answers, other.answers);
         add(&mut self.likelihood, other.likelihood);
         add(&mut self.odds, other.odds);
+        add(&mut self.labelled, other.labelled);
+        add(&mut self.shift, other.shift);
+        add(&mut self.shifted, other.shifted);
         self.reward_range = match (self.sides, other.sides) {
             (Some(Sides::Rewards), Some(Sides::Rewards)) => {
                 let ([a, b], [c, d]) = (self.reward_range, other.reward_range);
@@ -298,6 +352,7 @@ impl MetricSums {
             record.set("logps/chosen", self.chosen_log_prob / self.pairs);
             record.set("logps/rejected", self.rejected_log_prob / self.pairs);
         }
+        self.report_unpaired(record);
         if self.likelihood[1] > 0.0 {
             record.set("nll_loss", self.likelihood[0] / self.likelihood[1]);
         }
@@ -312,13 +367,47 @@ impl MetricSums {
         let Some(sides) = self.sides else { return };
         // TRL answers 0 where no token was scored.
         let mean = |sum: f64, count: f64| if count > 0.0 { sum / count } else { 0.0 };
+        if sides == Sides::Unpaired {
+            for (name, side) in [("logits/chosen", 0), ("logits/rejected", 1)] {
+                if self.tokens[side] > 0.0 {
+                    record.set(name, self.mean_logit[side] / self.tokens[side]);
+                }
+            }
+        }
         if sides == Sides::Pairs {
             record.set("logits/chosen", mean(self.mean_logit[0], self.tokens[0]));
             record.set("logits/rejected", mean(self.mean_logit[1], self.tokens[1]));
         }
         record.set("entropy", mean(self.entropy[0] + self.entropy[1], self.tokens[0] + self.tokens[1]));
+        if sides == Sides::Unpaired {
+            return;
+        }
         // Of the chosen answers only.
         record.set("mean_token_accuracy", mean(self.hits[0], self.tokens[0]));
+    }
+}
+
+impl MetricSums {
+    /// Writes the metrics of labelled completions; as in TRL, those of a side that the batch lacks are
+    /// left out.
+    fn report_unpaired(&self, record: &mut Record) {
+        for (name, i) in [("kl", 0), ("delta", 1)] {
+            if self.shifted[i] > 0.0 {
+                record.set(name, self.shift[i] / self.shifted[i]);
+            }
+        }
+        let [chosen, rejected] = self.labelled;
+        if chosen > 0.0 {
+            record.set("rewards/chosen", self.chosen_reward / chosen);
+            record.set("logps/chosen", self.chosen_log_prob / chosen);
+        }
+        if rejected > 0.0 {
+            record.set("rewards/rejected", self.rejected_reward / rejected);
+            record.set("logps/rejected", self.rejected_log_prob / rejected);
+        }
+        if chosen > 0.0 && rejected > 0.0 {
+            record.set("rewards/margins", self.chosen_reward / chosen - self.rejected_reward / rejected);
+        }
     }
 }
 
@@ -354,7 +443,7 @@ mod tests {
         };
         let predictions =
             [prediction(3, 0), prediction(3, 1), prediction(4, 1), prediction(9, 2), prediction(12, 3)];
-        sums.add_tokens(&scores, &[0, 0, 1, 2, 3], &predictions, Sides::Pairs);
+        sums.add_tokens(&scores, &[0, 0, 1, 2, 3], &predictions, &|s| Some(s as usize % 2), Sides::Pairs);
     }
 
     #[test]
@@ -391,7 +480,7 @@ mod tests {
             log_sum_squares: vec![0.0; 2],
         };
         let mut sums = MetricSums::default();
-        sums.add_tokens(&scores, &[0, 1], &[prediction(0, 0), prediction(1, 1)], Sides::Single);
+        sums.add_tokens(&scores, &[0, 1], &[prediction(0, 0), prediction(1, 1)], &|_| Some(0), Sides::Single);
         sums.add_loss(&Loss { sum: 6.0, weight: 2.0, ..Loss::default() });
         let record = report(&sums);
         assert_eq!(record.get("loss"), Some(3.0));

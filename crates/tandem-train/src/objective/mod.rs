@@ -17,6 +17,8 @@ mod nash_md;
 mod reward;
 mod xpo;
 
+use serde::{Deserialize, Serialize};
+
 pub use divergence::Divergence;
 pub use losses::{PairLoss, Reward, Smoothing, register};
 pub use nash_md::{TokenLogProbs, nash_md_loss};
@@ -45,6 +47,10 @@ pub struct ObjectiveConfig {
     pub simpo_gamma: f64,
     /// Weight of `dpop`'s penalty, at least 0.
     pub dpop_lambda: f64,
+    /// Weight of desirable completions, positive.
+    pub desirable_weight: f64,
+    /// Weight of undesirable completions, positive.
+    pub undesirable_weight: f64,
     /// LD-DPO's weight of the tokens of a completion beyond the length of the other, in `[0, 1]`.
     pub ld_alpha: Option<f64>,
     /// Weight pairs by their likelihood under the policy: WPO.
@@ -81,6 +87,11 @@ impl ObjectiveConfig {
     /// Returns whether a loss needs the log-probabilities of the whole batch.
     pub fn needs_whole_batch(&self) -> bool {
         self.terms.iter().any(|term| term.loss.partners.is_some())
+    }
+
+    /// Returns whether a loss needs completions of other rows with a row's prompt.
+    pub fn needs_mismatched(&self) -> bool {
+        self.terms.iter().any(|term| term.loss.mismatched)
     }
 
     /// Returns whether a loss of that name is a term.
@@ -124,6 +135,8 @@ pub struct PairLogProbs<'a> {
     pub weights: Option<&'a [f64]>,
     /// Number of pairs of the whole batch before these.
     pub first_pair: usize,
+    /// Whether the first answer of each pair is desirable `[B]`; empty where answers are compared.
+    pub labels: &'a [bool],
 }
 
 /// Likelihood of chosen answers, each token counted alike.
@@ -183,11 +196,47 @@ pub struct BatchTotals {
     pub chosen_tokens: u64,
 }
 
+/// Mean of the rewards of a run's completions, for `bco`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RewardMean {
+    /// The mean; 0 before there is one.
+    pub mean: f64,
+    /// Completions.
+    pub count: u64,
+}
+
+impl RewardMean {
+    /// Adds `count` rewards by their sum.
+    #[must_use]
+    pub fn with(self, sum: f64, count: u64) -> Self {
+        let all = self.count + count;
+        if count == 0 {
+            return self;
+        }
+        let (own, share) = (sum / count as f64, count as f64 / all as f64);
+        Self { mean: self.mean + (own - self.mean) * share, count: all }
+    }
+}
+
+/// Rewards before a batch, and how the batch's own are made.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BatchRewards {
+    /// Mean of the rewards so far.
+    pub so_far: RewardMean,
+    /// Strength of the pull towards the reference in this step.
+    pub beta: f64,
+    /// Whether the batch's own rewards belong to the mean: those of training do.
+    pub learns: bool,
+}
+
 /// What losses need of the whole batch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WholeBatch {
     /// Counts.
     pub totals: BatchTotals,
+    /// Rewards of the batches before.
+    pub rewards: BatchRewards,
     /// Of each term, [`Pair::partners`] per pair; empty for losses of one pair alone.
     partners: Vec<Vec<[f64; 2]>>,
 }
@@ -202,8 +251,17 @@ impl WholeBatch {
     /// Adds what the losses need of the log-probabilities of the batch's pairs: `policy` and
     /// `reference` of `batch`.
     pub fn complete(&mut self, config: &ObjectiveConfig, batch: &PairLogProbs) {
-        let of_term = |term: &Term| term.loss.partners.map(|partners| partners(batch)).unwrap_or_default();
+        let of_term = |term: &Term| {
+            term.loss.partners.map(|partners| partners(batch, &self.rewards)).unwrap_or_default()
+        };
         self.partners = config.terms.iter().map(of_term).collect();
+    }
+
+    /// The number that the loss of a name shifts every reward by: KTO's divergence, BCO's mean. `None`
+    /// if it is no term.
+    pub fn shift(&self, config: &ObjectiveConfig, name: &str) -> Option<f64> {
+        let term = config.terms.iter().position(|term| term.loss.name == name)?;
+        Some(self.partners.get(term)?.first()?[0])
     }
 
     /// Partners of a pair of the batch under a term.
@@ -293,6 +351,7 @@ pub fn preference_loss(
             rejected_scored: f64::from(batch.scored_tokens[rejected].max(1)),
             pairs_per_token,
             partners: [0.0; 2],
+            label: batch.labels.get(i).copied().unwrap_or(true),
             beta,
         };
         let partners = |term| whole.partners(term, batch.first_pair + i);
@@ -336,6 +395,10 @@ pub fn exact_at_start(config: &ObjectiveConfig) -> Option<f64> {
     if config.terms.is_empty() || config.exploration != 0.0 {
         return None;
     }
+    // A value for each label.
+    if config.desirable_weight != config.undesirable_weight {
+        return None;
+    }
     // WPO's weights are of the log-probabilities themselves.
     if config.use_weighting
         || config.reference_free
@@ -355,6 +418,7 @@ pub fn exact_at_start(config: &ObjectiveConfig) -> Option<f64> {
         rejected_scored: 1.0,
         pairs_per_token: 1.0,
         partners: [0.0; 2],
+        label: true,
         beta: config.beta,
     };
     Some(weighted(config, &agree, [1.0, 1.0], |_| [0.0; 2]).0.loss)
@@ -411,6 +475,8 @@ pub struct Pair {
     pub pairs_per_token: f64,
     /// Two numbers that the loss computes from the whole batch: [`PairLoss::partners`].
     pub partners: [f64; 2],
+    /// Whether the chosen answer is desirable, for losses of labelled completions.
+    pub label: bool,
     /// Strength of the pull towards the reference in this step.
     pub beta: f64,
 }

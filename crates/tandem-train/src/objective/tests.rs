@@ -32,6 +32,8 @@ pub(crate) fn config(terms: &[(&str, f64)]) -> ObjectiveConfig {
         discopop_tau: 0.05,
         simpo_gamma: 0.5,
         dpop_lambda: 50.0,
+        desirable_weight: 1.0,
+        undesirable_weight: 1.0,
         ld_alpha: None,
         use_weighting: false,
         divergence: Divergence::ReverseKl,
@@ -58,6 +60,7 @@ fn totals(tokens: &[u32]) -> BatchTotals {
 
 fn whole(pairs: &PairLogProbs, tokens: &[u32], config: &ObjectiveConfig) -> WholeBatch {
     let mut whole = WholeBatch::from(totals(tokens));
+    whole.rewards.beta = config.beta;
     whole.complete(config, pairs);
     whole
 }
@@ -332,6 +335,9 @@ fn the_value_at_the_start_is_exact() {
         ("dpop", 2f64.ln()),
         ("aot", 2f64.ln()),
         ("aot_unpaired", 2f64.ln()),
+        ("kto", 0.5),
+        ("apo_zero_unpaired", 0.5),
+        ("bco", 2f64.ln()),
     ];
     let (policy, _, tokens) = batch(11);
     for (name, value) in expected {

@@ -25,6 +25,7 @@ struct Paired {
     /// WPO's weight per pair, if pairs have one.
     weights: Option<Vec<f64>>,
     first: usize,
+    labels: Vec<bool>,
 }
 
 impl SequenceLogProbs {
@@ -47,17 +48,27 @@ impl SequenceLogProbs {
             likelihood: likelihood(micro, scores),
             weights: objective.use_weighting.then(|| weights(micro, scores)),
             first: micro.first_pair,
+            labels: micro.labels.clone(),
         };
         Self { policy, reference, paired }
     }
 
     pub(crate) fn pairs(&self) -> PairLogProbs<'_> {
-        let Paired { policy, reference, answer_tokens, scored_tokens, likelihood, weights, first } =
+        let Paired { policy, reference, answer_tokens, scored_tokens, likelihood, weights, first, labels } =
             &self.paired;
         let reference = reference.as_deref();
         let likelihood = likelihood.as_ref().map(|(log_prob, tokens)| Likelihood { log_prob, tokens });
         let (weights, first_pair) = (weights.as_deref(), *first);
-        PairLogProbs { policy, reference, answer_tokens, scored_tokens, likelihood, weights, first_pair }
+        PairLogProbs {
+            policy,
+            reference,
+            answer_tokens,
+            scored_tokens,
+            likelihood,
+            weights,
+            first_pair,
+            labels,
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The part of a batch that is computed at once.
 
-use tandem_data::forest::ForestBuilder;
+use tandem_data::forest::{ForestBuilder, RowCounts};
 use tandem_data::order::cut;
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::Forest;
@@ -25,14 +25,49 @@ impl<'a> From<&'a TokenCache> for Rows<'a> {
     }
 }
 
-impl Rows<'_> {
-    /// Tokens that a row adds to a forest.
-    fn num_tokens(self, row: u32, share_prefix: bool) -> usize {
-        match self {
-            Self::Cached(cache) => cache.num_tokens(row as usize, share_prefix),
-            Self::Ranked(ranked) => ranked[row as usize].counts(share_prefix).tokens,
-        }
+/// Rows of a micro-batch.
+#[derive(Clone, Copy, Debug)]
+pub struct BatchPart<'a> {
+    /// The rows, in order.
+    pub rows: &'a [u32],
+    /// The batch's row before the first of them; its last row, where they are its first.
+    pub before: u32,
+}
+
+impl<'a> From<&'a [u32]> for BatchPart<'a> {
+    /// Takes the rows of a whole batch.
+    fn from(rows: &'a [u32]) -> Self {
+        Self::new(rows, 0..rows.len())
     }
+}
+
+impl<'a> BatchPart<'a> {
+    /// Takes a range of a batch's rows.
+    pub fn new(batch: &'a [u32], range: std::ops::Range<usize>) -> Self {
+        let before = if range.start == 0 { batch.len() } else { range.start };
+        let before = before.checked_sub(1).map_or(0, |index| batch[index]);
+        Self { rows: &batch[range], before }
+    }
+
+    /// Iterates over each row after the row before it.
+    fn with_before(self) -> impl Iterator<Item = [u32; 2]> + 'a {
+        std::iter::once(self.before).chain(self.rows.iter().copied()).zip(self.rows).map(|(b, &row)| [b, row])
+    }
+}
+
+/// What rows add to a forest, beside their tokens.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RowLayout {
+    /// Compute a common prefix once.
+    pub share_prefix: bool,
+    /// Token that the ends of a reward model's texts stand before.
+    pub pad: Option<u32>,
+    /// Longest text in tokens.
+    pub max_length: usize,
+    /// DPO only: score prompts, which then belong to the likelihood of the chosen completions.
+    pub scores_prompts: bool,
+    /// KTO only: score the completion of the row before with each prompt.
+    pub has_mismatched: bool,
 }
 
 /// A part of a batch, as a forest.
@@ -60,6 +95,8 @@ pub struct MicroBatch {
     pub token_weights: Vec<f32>,
     /// Pairs of the whole batch before this part's.
     pub first_pair: usize,
+    /// KTO only: whether the completion of each pair's first sequence is desirable.
+    pub labels: Vec<bool>,
     /// Reward models only: required reward margin per pair.
     pub margins: Vec<f32>,
     /// Tokens as a padding trainer counts them, without its padding: every answer with its own copy
@@ -127,6 +164,11 @@ impl RankBatch {
         self.pairs[..index].iter().sum()
     }
 
+    /// A micro-batch's part of the batch.
+    pub fn part(&self, index: usize) -> BatchPart<'_> {
+        BatchPart::new(&self.rows, self.cuts[index].clone())
+    }
+
     /// The rows of a micro-batch.
     pub fn rows_of(&self, index: usize) -> &[u32] {
         &self.rows[self.cuts[index].clone()]
@@ -138,9 +180,8 @@ impl RankBatch {
 pub struct MicroBatcher {
     recipe: &'static dyn Recipe,
     size: MicroBatchSize,
-    share_prefix: bool,
+    layout: RowLayout,
     in_rounds: bool,
-    pad: Option<u32>,
     max_new_tokens: usize,
     ld_alpha: Option<f64>,
     builder: ForestBuilder,
@@ -148,17 +189,15 @@ pub struct MicroBatcher {
 
 impl MicroBatcher {
     /// Creates the batcher of a recipe. `in_rounds` is for ranks that meet in the walk, so that
-    /// each has to wait for the others in every micro-batch. `pad` is the token that the ends of a
-    /// reward model's texts stand before.
+    /// each has to wait for the others in every micro-batch.
     pub fn new(
         recipe: &'static dyn Recipe,
         size: MicroBatchSize,
-        share_prefix: bool,
+        layout: RowLayout,
         in_rounds: bool,
-        pad: Option<u32>,
     ) -> Self {
-        let builder = ForestBuilder::new(share_prefix);
-        Self { recipe, size, share_prefix, in_rounds, pad, max_new_tokens: 0, ld_alpha: None, builder }
+        let builder = ForestBuilder::new(layout.share_prefix);
+        Self { recipe, size, layout, in_rounds, max_new_tokens: 0, ld_alpha: None, builder }
     }
 
     /// Sets the limit under which the responses of [`Rows::Ranked`] are generated.
@@ -175,25 +214,45 @@ impl MicroBatcher {
 
     /// The micro-batches of a batch, as ranges of its rows.
     pub fn cut<'a>(&self, of: impl Into<Rows<'a>>, rows: &[u32]) -> Vec<std::ops::Range<usize>> {
-        let of = of.into();
-        let lengths: Vec<usize> = rows.iter().map(|&row| of.num_tokens(row, self.share_prefix)).collect();
+        let lengths: Vec<usize> = self.counts(of, rows.into()).iter().map(|counts| counts.tokens).collect();
         cut(&lengths, self.size.into())
+    }
+
+    /// Counts what each row adds to a forest.
+    pub fn counts<'a>(&self, of: impl Into<Rows<'a>>, part: BatchPart<'_>) -> Vec<RowCounts> {
+        let of = of.into();
+        let of_row = |rows: [u32; 2]| match of {
+            Rows::Cached(cache) => self.recipe.counts(cache, rows.map(|row| row as usize), &self.layout),
+            Rows::Ranked(ranked) => ranked[rows[1] as usize].counts(self.layout.share_prefix),
+        };
+        part.with_before().map(of_row).collect()
+    }
+
+    /// Returns whether what a row adds depends on the row before it in the batch.
+    pub fn mixes_rows(&self) -> bool {
+        self.recipe.mixes_rows() && self.layout.has_mismatched
     }
 
     /// Builds the forest of some rows.
     ///
     /// # Errors
     /// A row cannot form a forest: the cache is not the verified one.
-    pub fn build<'a>(&mut self, of: impl Into<Rows<'a>>, rows: &[u32]) -> Result<MicroBatch> {
+    pub fn build<'a, 'b>(
+        &mut self,
+        of: impl Into<Rows<'a>>,
+        part: impl Into<BatchPart<'b>>,
+    ) -> Result<MicroBatch> {
+        let part = part.into();
+        let rows = part.rows;
         let mut micro = MicroBatch { rows: rows.to_vec(), ..MicroBatch::default() };
         match of.into() {
-            Rows::Cached(cache) => rows.iter().for_each(|&row| {
-                let row = row as usize;
-                micro.sequence_tokens += self.recipe.row(cache, row).num_sequence_tokens() as u64;
-                self.recipe.add_row(cache, row, self.pad, &mut self.builder, &mut micro);
+            Rows::Cached(cache) => part.with_before().for_each(|rows| {
+                let rows = rows.map(|row| row as usize);
+                micro.sequence_tokens += self.recipe.row(cache, rows[1]).num_sequence_tokens() as u64;
+                self.recipe.add_row(cache, rows, &self.layout, &mut self.builder, &mut micro);
             }),
             Rows::Ranked(ranked) => {
-                let (share_prefix, limit) = (self.share_prefix, self.max_new_tokens);
+                let (share_prefix, limit) = (self.layout.share_prefix, self.max_new_tokens);
                 let add = |&row: &u32| {
                     ranked[row as usize].add_to(share_prefix, limit, &mut self.builder, &mut micro);
                 };
@@ -201,6 +260,10 @@ impl MicroBatcher {
             }
         }
         micro.forest = self.builder.finish()?;
+        if self.layout.scores_prompts {
+            let (first, count) = (2 * micro.pairs.len() as u32, micro.pairs.len() as u32);
+            micro.prompts = (first..first + count).collect();
+        }
         micro.scored_tokens = vec![0; micro.forest.num_sequences as usize];
         for prediction in &micro.forest.predictions {
             micro.scored_tokens[prediction.sequence as usize] += 1;
@@ -227,8 +290,9 @@ impl MicroBatcher {
         let cuts = self.cut(of, rows);
         let (totals, sequence_tokens) = self.count(of, rows);
         let pairs = cuts.iter().map(|cut| self.count(of, &rows[cut.clone()]).0.pairs as usize).collect();
-        let tokens = |cut: &std::ops::Range<usize>| -> usize {
-            rows[cut.clone()].iter().map(|&row| of.num_tokens(row, self.share_prefix)).sum()
+        let counts = self.counts(of, rows.into());
+        let tokens = |cut: &std::ops::Range<usize>| {
+            counts[cut.clone()].iter().map(|counts| counts.tokens).sum::<usize>()
         };
         let tokens: Vec<_> = cuts.iter().map(tokens).collect();
         let mut dealt = deal(&tokens, num_ranks, self.in_rounds);
@@ -246,11 +310,16 @@ impl MicroBatcher {
                     let ranked = &ranked[row as usize];
                     let chosen =
                         ranked.pairs.iter().map(|&[chosen, _]| ranked.answers[chosen as usize].len());
-                    (ranked.weight(), chosen.sum(), ranked.counts(self.share_prefix).sequence_tokens as usize)
+                    (
+                        ranked.weight(),
+                        chosen.sum(),
+                        ranked.counts(self.layout.share_prefix).sequence_tokens as usize,
+                    )
                 }
                 Rows::Cached(cache) => {
                     let row = self.recipe.row(cache, row as usize);
-                    (1, row.num_chosen_tokens(), row.num_sequence_tokens())
+                    let prompt = if self.layout.scores_prompts { row.num_scored_of_prompt() } else { 0 };
+                    (1, prompt + row.num_chosen_tokens(), row.num_sequence_tokens())
                 }
             };
             totals.pairs += pairs as u64;
@@ -280,7 +349,7 @@ pub(crate) fn deal(tokens: &[usize], num_ranks: usize, in_rounds: bool) -> Vec<V
 
 #[cfg(test)]
 mod tests {
-    use super::{MicroBatcher, Rows, deal};
+    use super::{MicroBatcher, RowLayout, Rows, deal};
     use crate::config::{Method, MicroBatchSize};
     use crate::recipe::{ScoredPrompt, for_method};
 
@@ -289,8 +358,9 @@ mod tests {
     fn generated_responses_have_the_length_that_generation_allowed() {
         for share_prefix in [true, false] {
             let size = MicroBatchSize::Rows(4);
-            let mut batcher = MicroBatcher::new(for_method(Method::Online), size, share_prefix, false, None)
-                .with_max_new_tokens(9);
+            let layout = RowLayout { share_prefix, ..RowLayout::default() };
+            let mut batcher =
+                MicroBatcher::new(for_method(Method::Online), size, layout, false).with_max_new_tokens(9);
             let ranked = |prompt: &[u32]| ScoredPrompt {
                 prompt: prompt.to_vec(),
                 answers: vec![vec![4, 5], vec![6]],
@@ -298,7 +368,7 @@ mod tests {
                 ..ScoredPrompt::default()
             };
             let rows = [ranked(&[1, 2, 3]), ranked(&[1])];
-            let forest = batcher.build(Rows::Ranked(&rows), &[0, 1]).unwrap().forest;
+            let forest = batcher.build(Rows::Ranked(&rows), &[0, 1][..]).unwrap().forest;
             let [first, second] = if share_prefix { [6, 4] } else { [9, 5] };
             assert_eq!(forest.lengths, [vec![12; first], vec![10; second]].concat());
         }

@@ -8,7 +8,7 @@ use tandem_data::token_cache::TokenCache;
 use tandem_judge::{Candidate, Judge, JudgeError, Prompt, PromptWithCompletions, Rule, RuleJudge};
 
 use super::dpo::pair_loss;
-use super::{AssumedRow, DatasetRow, LossTerms, MicroBatch, Recipe, ScoredBatch, chain};
+use super::{AssumedRow, DatasetRow, LossTerms, MicroBatch, Recipe, RowLayout, ScoredBatch, chain};
 use crate::Result;
 use crate::config::{Algorithm, Config, JudgeKind, Pairs};
 use crate::metrics::{MetricSums, Sides};
@@ -58,8 +58,8 @@ impl Recipe for Online {
     fn add_row(
         &self,
         _cache: &TokenCache,
-        _row: usize,
-        _pad: Option<u32>,
+        _rows: [usize; 2],
+        _layout: &RowLayout,
         _forest: &mut ForestBuilder,
         _micro: &mut MicroBatch,
     ) {

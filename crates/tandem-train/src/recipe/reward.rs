@@ -5,7 +5,7 @@ use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_model::{ModelFolder, Result as ModelResult};
 
-use super::{AssumedRow, DatasetRow, LossTerms, MicroBatch, Recipe, ScoredBatch};
+use super::{AssumedRow, DatasetRow, LossTerms, MicroBatch, Recipe, RowLayout, ScoredBatch};
 use crate::config::Config;
 use crate::metrics::MetricSums;
 use crate::objective::{Loss, reward_loss};
@@ -34,14 +34,14 @@ impl Recipe for Reward {
     fn add_row(
         &self,
         cache: &TokenCache,
-        row: usize,
-        pad: Option<u32>,
+        [_, row]: [usize; 2],
+        layout: &RowLayout,
         forest: &mut ForestBuilder,
         micro: &mut MicroBatch,
     ) {
         let pair = cache.pair(row);
         micro.margins.push(cache.margin(row));
-        forest.push_ends(pair.prompt, &[pair.chosen, pair.rejected], pad);
+        forest.push_ends(pair.prompt, &[pair.chosen, pair.rejected], layout.pad);
     }
 
     fn loss(&self, batch: &ScoredBatch<'_>, terms: &LossTerms<'_>, out: &mut Loss) -> u64 {

@@ -3,7 +3,7 @@
 use tandem_data::forest::{ForestBuilder, ScoredTokens};
 use tandem_data::token_cache::TokenCache;
 
-use super::{AssumedRow, DatasetRow, LossTerms, MicroBatch, Recipe, ScoredBatch};
+use super::{AssumedRow, DatasetRow, LossTerms, MicroBatch, Recipe, RowLayout, ScoredBatch};
 use crate::config::Config;
 use crate::metrics::{MetricSums, Sides};
 use crate::objective::{Loss, likelihood_loss};
@@ -18,8 +18,8 @@ impl Recipe for Sft {
     fn add_row(
         &self,
         cache: &TokenCache,
-        row: usize,
-        _pad: Option<u32>,
+        [_, row]: [usize; 2],
+        _layout: &RowLayout,
         forest: &mut ForestBuilder,
         _micro: &mut MicroBatch,
     ) {

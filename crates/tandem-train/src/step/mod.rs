@@ -32,12 +32,12 @@ use crate::Result;
 use crate::config::{Config, ShardedState};
 use crate::draw::draw;
 use crate::metrics::{MetricSums, Split};
-use crate::objective::{Loss, ObjectiveConfig};
+use crate::objective::{Loss, ObjectiveConfig, RewardMean};
 use crate::optimizer::clip_coefficient;
 use crate::parallel::DeviceMesh;
 use crate::parallel::pipeline::{PipelineAction, schedule_1f1b};
 use crate::placement::MemoryPlacement;
-use crate::recipe::{self, MicroBatch, RankBatch, Recipe};
+use crate::recipe::{self, BatchPart, MicroBatch, RankBatch, Recipe};
 use crate::reference::Reference;
 use crate::weights::Policy;
 use phase::StepPhase;
@@ -64,6 +64,8 @@ pub struct TrainStep {
     pub policy: Policy,
     /// The reference.
     pub reference: Reference,
+    /// Mean of the rewards so far, for `bco`.
+    pub rewards: RewardMean,
     /// Progress report of the passes.
     pub progress: Progress,
     sharded: ShardedState,
@@ -112,7 +114,7 @@ pub struct StepOutcome {
 }
 
 /// Builds the micro-batch of some rows.
-pub(crate) type Build<'a> = &'a mut dyn FnMut(&[u32]) -> Result<MicroBatch>;
+pub(crate) type Build<'a> = &'a mut dyn FnMut(BatchPart<'_>) -> Result<MicroBatch>;
 
 impl TrainStep {
     /// Creates a scorer from the config; buffers grow with the first batch.
@@ -132,6 +134,7 @@ impl TrainStep {
             objective: config.objective.clone(),
             policy,
             reference,
+            rewards: RewardMean::default(),
             progress: Progress::default(),
             sharded: config.compute.sharded(),
             seed: config.seed,
@@ -177,7 +180,12 @@ impl TrainStep {
         stats.exchange(mesh.world())?;
         let gradients = learner.gradients.reduce(mesh)?;
         let grad_norm = if stats.is_in_range() { gradients.norm(mesh)? } else { f64::INFINITY };
-        Ok(stats.outcome(share, grad_norm, self.placement.device.is_meta()))
+        let outcome = stats.outcome(share, grad_norm, self.placement.device.is_meta());
+        if outcome.updated && self.objective.has("bco") {
+            let (sum, count) = outcome.sums.rewards();
+            self.rewards = self.rewards.with(sum, count);
+        }
+        Ok(outcome)
     }
 
     /// Goes forward and backward with this rank's micro-batches, in the order of its pipeline
@@ -194,7 +202,7 @@ impl TrainStep {
         let seed = self.seed;
         let key = |index: usize| draw(&[seed, update, index as u64]);
         let mut whole =
-            self.whole_batch(Split::Train, mesh, share, &mut *build, &|index| Some(key(index)))?;
+            self.whole_batch(Split::Train, mesh, share, &mut *build, beta, &|index| Some(key(index)))?;
         let mut stats = StepStats::new(share.cuts.len());
         let (mut under_way, mut last) = (VecDeque::new(), None);
         let rounds = self.rounds(share);
@@ -206,7 +214,7 @@ impl TrainStep {
                 PipelineAction::Forward(round) => match share.own_micro_batches.get(round) {
                     Some(&index) => {
                         self.enter(StepPhase::Data);
-                        let mut micro = build(share.rows_of(index))?;
+                        let mut micro = build(share.part(index))?;
                         micro.first_pair = share.pairs_before(index);
                         let dropout = Some(key(index));
                         let derivative = Some(&mut learner.d_log_prob);
@@ -277,7 +285,7 @@ impl TrainStep {
         build: Build<'_>,
     ) -> Result<MetricSums> {
         let beta = self.objective.beta;
-        let mut whole = self.whole_batch(Split::Eval, mesh, share, &mut *build, &|_| None)?;
+        let mut whole = self.whole_batch(Split::Eval, mesh, share, &mut *build, beta, &|_| None)?;
         let mut stats = StepStats::new(share.cuts.len());
         for round in 0..self.rounds(share) {
             let Some(&index) = share.own_micro_batches.get(round) else {
@@ -285,7 +293,7 @@ impl TrainStep {
                 self.policy.release_all();
                 continue;
             };
-            let mut micro = build(share.rows_of(index))?;
+            let mut micro = build(share.part(index))?;
             micro.first_pair = share.pairs_before(index);
             let (_, compared) = self.forward(Split::Eval, &micro, &mut whole, mesh, beta, None, None)?;
             let report = self.report(&micro, compared, &whole, beta);

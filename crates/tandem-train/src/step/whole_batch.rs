@@ -6,7 +6,7 @@ use tandem_model::WeightSource;
 use super::{Build, TrainStep};
 use crate::Result;
 use crate::metrics::Split;
-use crate::objective::{PairLogProbs, WholeBatch};
+use crate::objective::{BatchRewards, PairLogProbs, WholeBatch};
 use crate::parallel::DeviceMesh;
 use crate::recipe::RankBatch;
 
@@ -21,9 +21,11 @@ impl TrainStep {
         mesh: &mut DeviceMesh,
         share: &RankBatch,
         build: Build<'_>,
+        beta: f64,
         dropout: &dyn Fn(usize) -> Option<u64>,
     ) -> Result<WholeBatch> {
         let mut whole = WholeBatch::from(share.totals);
+        whole.rewards = BatchRewards { so_far: self.rewards, beta, learns: split == Split::Train };
         if !self.objective.needs_whole_batch() || share.cuts.len() == 1 {
             return Ok(whole);
         }
@@ -36,7 +38,7 @@ impl TrainStep {
                 self.policy.release_all();
                 continue;
             };
-            let micro = build(share.rows_of(index))?;
+            let micro = build(share.part(index))?;
             let (_, compared) = self.score(split, &micro, mesh, false, dropout(index))?;
             self.policy.release_all();
             let Some(compared) = compared.filter(|_| mesh.is_reporting_rank()) else { continue };

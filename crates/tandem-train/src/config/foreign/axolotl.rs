@@ -334,10 +334,8 @@ pub(super) const NAMES: &[Name] = &[
     ),
     key(&["dpo_use_weighting"], "objective.use_weighting", flag),
     key(&["orpo_alpha"], "objective.beta", number),
-    missing(
-        &["kto_desirable_weight", "kto_undesirable_weight"],
-        "the losses are those of docs/config.md, `objective.loss`",
-    ),
+    key(&["kto_desirable_weight"], "objective.desirable_weight", number),
+    key(&["kto_undesirable_weight"], "objective.undesirable_weight", number),
     key(&["trl.ref_model_mixup_alpha"], "reference.sync_alpha", number),
     key(&["trl.ref_model_sync_steps"], "reference.sync_steps", count),
     part(&["trl.sync_ref_model"], Part::Sync, "write `reference.kind = \"sync\"`"),

@@ -599,6 +599,8 @@ pub(super) const NAMES: &[Name] = &[
         "write a table: `objective.loss = { cpo = 1, sft = 1 }`, or `{ simpo = 1, sft = 1 }`",
     ),
     key(&["center_rewards_coefficient"], "objective.center_rewards_coefficient", number),
+    key(&["desirable_weight"], "objective.desirable_weight", number),
+    key(&["undesirable_weight"], "objective.undesirable_weight", number),
     key(&["ld_alpha"], "objective.ld_alpha", number),
     key(&["use_weighting"], "objective.use_weighting", flag),
     key_but(

@@ -57,6 +57,8 @@ fn the_example_arrives_whole() {
             reference_free: false,
             simpo_gamma: 0.5,
             dpop_lambda: 50.0,
+            desirable_weight: 1.0,
+            undesirable_weight: 1.0,
             ld_alpha: None,
             use_weighting: false,
             discopop_tau: 0.05,

@@ -1,7 +1,7 @@
 //! Alignment by optimal transport (arXiv 2406.05882): sorted values of the whole batch against each other.
 
 use crate::objective::losses::logistic::smoothed;
-use crate::objective::{ObjectiveConfig, Pair, PairLogProbs, Value};
+use crate::objective::{BatchRewards, ObjectiveConfig, Pair, PairLogProbs, Value};
 
 /// The paired variant: the policy's k-th smallest margin `log π(chosen) − log π(rejected)` against the
 /// reference's: `−ln σ(β (margin − partner))`, with label smoothing as in `sigmoid`.
@@ -12,7 +12,7 @@ pub(crate) fn aot_loss(pair: &Pair, config: &ObjectiveConfig) -> Value {
 }
 
 /// The reference's margin of the same rank as each pair's own.
-pub(crate) fn aot_partners(batch: &PairLogProbs) -> Vec<[f64; 2]> {
+pub(crate) fn aot_partners(batch: &PairLogProbs, _: &BatchRewards) -> Vec<[f64; 2]> {
     let margins = |values: &[f64]| values.as_chunks::<2>().0.iter().map(|[c, r]| c - r).collect::<Vec<_>>();
     let policy = margins(batch.policy);
     let reference = batch.reference.map_or_else(|| vec![0.0; policy.len()], margins);
@@ -35,7 +35,7 @@ pub(crate) fn aot_unpaired_loss(pair: &Pair, config: &ObjectiveConfig) -> Value 
 
 /// The rejected ratio of the same rank as each pair's chosen one, and the chosen ratio of the same rank as
 /// its rejected one.
-pub(crate) fn aot_unpaired_partners(batch: &PairLogProbs) -> Vec<[f64; 2]> {
+pub(crate) fn aot_unpaired_partners(batch: &PairLogProbs, _: &BatchRewards) -> Vec<[f64; 2]> {
     let ratios =
         |side: usize| (side..batch.policy.len()).step_by(2).map(|s| batch.log_ratio(s)).collect::<Vec<_>>();
     let (chosen, rejected) = (ratios(0), ratios(1));

@@ -2,12 +2,14 @@
 
 mod aot;
 mod apo;
+mod bco;
 mod cpo;
 mod discopop;
 mod dpop;
 mod exo;
 mod hinge;
 mod ipo;
+mod kto;
 mod logistic;
 pub(crate) mod orpo;
 mod pointwise;
@@ -17,7 +19,7 @@ mod sppo;
 
 use std::sync::{PoisonError, RwLock};
 
-use super::{ObjectiveConfig, Pair, PairLogProbs, Value};
+use super::{BatchRewards, ObjectiveConfig, Pair, PairLogProbs, Value};
 
 /// A loss on one pair.
 pub struct PairLoss {
@@ -37,9 +39,14 @@ pub struct PairLoss {
     pub reward: Reward,
     /// Whether the loss is of the chosen completion's likelihood, every token of it counted alike.
     pub of_likelihood: bool,
+    /// Whether the loss is of labelled completions: the first of each pair, and the second is a
+    /// mismatched one.
+    pub unpaired: bool,
+    /// Whether the loss needs the mismatched completions.
+    pub mismatched: bool,
     /// Computes two numbers for each pair from the log-probabilities of the whole batch:
     /// [`Pair::partners`].
-    pub partners: Option<fn(&PairLogProbs) -> Vec<[f64; 2]>>,
+    pub partners: Option<fn(&PairLogProbs, &BatchRewards) -> Vec<[f64; 2]>>,
 }
 
 /// Reward of a completion in the metrics, divided by β.
@@ -78,6 +85,8 @@ impl PairLoss {
             any_divergence: false,
             reward: Reward::LogRatio,
             of_likelihood: false,
+            unpaired: false,
+            mismatched: false,
             partners: None,
         }
     }
@@ -141,6 +150,14 @@ pub(crate) static LOSSES: &[PairLoss] = &[
         partners: Some(aot::aot_unpaired_partners),
         ..PairLoss::new("aot_unpaired", aot::aot_unpaired_loss)
     },
+    PairLoss {
+        unpaired: true,
+        mismatched: true,
+        partners: Some(kto::mean_of_mismatched),
+        ..PairLoss::new("kto", kto::kto_loss)
+    },
+    PairLoss { unpaired: true, partners: Some(bco::mean_reward), ..PairLoss::new("bco", bco::bco_loss) },
+    PairLoss { unpaired: true, ..PairLoss::new("apo_zero_unpaired", kto::apo_zero_unpaired_loss) },
     PairLoss { of_ratios: false, of_likelihood: true, ..loss("sft", sft::sft_loss, Smoothing::Unused) },
 ];
 

@@ -68,6 +68,8 @@ fn losses_over_the_whole_batch_on_a_few_meshes() {
     let mix = "objective.loss={ aot = 1, aot_unpaired = 0.5, sft = 0.1 }";
     same_on(&few, 3, "dpo", &["reference.kind=model", mix, "objective.ld_alpha=0.5"]);
     same_on(&few[..2], 3, "dpo", &["objective.use_weighting=true", "objective.ld_alpha=0.5"]);
+    same_on(&few, 3, "kto", &["objective.undesirable_weight=2.0"]);
+    same_on(&few[..2], 3, "kto", &["objective.loss={ bco = 1, apo_zero_unpaired = 0.5 }"]);
 }
 
 #[test]
