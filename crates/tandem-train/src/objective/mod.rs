@@ -20,7 +20,7 @@ mod xpo;
 use serde::{Deserialize, Serialize};
 
 pub use divergence::Divergence;
-pub use losses::{PairLoss, Reward, Smoothing, register};
+pub use losses::{PairLoss, Partners, Reward, Smoothing, register};
 pub use nash_md::{TokenLogProbs, nash_md_loss};
 pub use reward::reward_loss;
 pub use xpo::add_exploration;

@@ -21,6 +21,9 @@ use std::sync::{PoisonError, RwLock};
 
 use super::{BatchRewards, ObjectiveConfig, Pair, PairLogProbs, Value};
 
+/// Computes two numbers for each pair of a batch from the log-probabilities of all.
+pub type Partners = fn(&PairLogProbs, &BatchRewards) -> Vec<[f64; 2]>;
+
 /// A loss on one pair.
 pub struct PairLoss {
     /// Name in the config, TRL's.
@@ -46,7 +49,7 @@ pub struct PairLoss {
     pub mismatched: bool,
     /// Computes two numbers for each pair from the log-probabilities of the whole batch:
     /// [`Pair::partners`].
-    pub partners: Option<fn(&PairLogProbs, &BatchRewards) -> Vec<[f64; 2]>>,
+    pub partners: Option<Partners>,
 }
 
 /// Reward of a completion in the metrics, divided by β.
