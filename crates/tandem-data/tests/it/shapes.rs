@@ -196,7 +196,7 @@ fn labelled_completions_are_rows_of_kto_and_of_nothing_else() {
     for label in [json!(true), json!(false), json!(1), json!("False")] {
         let row = json!({"prompt": "p", "completion": "c", "label": label});
         assert!(
-            refused(row, RowKind::Supervised)
+            refused(row.clone(), RowKind::Supervised)
                 .starts_with("f.jsonl:7: `prompt`, `completion` and `label` are rows for method = \"kto\"")
         );
         let desirable = json!([true, 1]).as_array().unwrap().contains(&label);
