@@ -43,8 +43,8 @@ pub enum DataError {
     NotOfShape { place: Place, shape: &'static str, reason: String },
     /// A completion with a label.
     #[error(
-        "{place}: {keys} and `{label}` are rows for KTO, which is not supported: half of them are bad examples. \
-         Keep the rows whose label is true and remove `{label}`, or make pairs `prompt`, `chosen`, `rejected`"
+        "{place}: {keys} and `{label}` are rows for method = \"kto\": half of them are bad examples. \
+         Train on them with that method, or keep the rows whose label is true and remove `{label}`, or make pairs `prompt`, `chosen`, `rejected`"
     )]
     Labelled {
         place: Place,

@@ -4,7 +4,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use tandem_train::objective::{BatchTotals, Loss, ObjectiveConfig, PairLogProbs, preference_loss};
+use tandem_train::objective::{
+    BatchTotals, Loss, ObjectiveConfig, PairLogProbs, WholeBatch, preference_loss,
+};
 
 use crate::numbers::{data_file, floats, read_json};
 use crate::qwen2::model_folder;
@@ -95,9 +97,12 @@ fn exact(objective: &ObjectiveConfig, sums: &Value) -> Exact {
         reference: Some(&reference),
         answer_tokens: &tokens,
         scored_tokens: &tokens,
+        ..PairLogProbs::default()
     };
     let mut loss = Loss::default();
-    preference_loss(&pairs, &totals, objective, objective.beta, &mut loss);
+    let mut whole = WholeBatch::from(totals);
+    whole.complete(objective, &pairs);
+    preference_loss(&pairs, &whole, objective, objective.beta, &mut loss);
     let moved = loss.d_log_prob.iter().zip(&policy).map(|(d, sum)| (d * sum).abs()).sum::<f64>();
     Exact { loss: loss.mean(), rounding: f64::from(f32::EPSILON) * moved / loss.weight }
 }

@@ -97,13 +97,6 @@ impl Settings {
 /// # Errors
 /// Names an argument that Tandem lacks.
 pub(crate) fn objective(args: &Value) -> Result<String, String> {
-    const DEFAULTS: [(&str, &str); 2] = [("ld_alpha", "null"), ("use_weighting", "false")];
-    for (key, default) in DEFAULTS {
-        let default: Value = serde_json::from_str(default).expect("the defaults above are JSON");
-        if let Some(value) = args.get(key).filter(|&value| *value != default) {
-            return Err(format!("{key} = {value}"));
-        }
-    }
     let losses: Vec<&str> = match args.get("loss_type").and_then(Value::as_array) {
         Some(list) => list.iter().filter_map(Value::as_str).collect(),
         None => vec!["sigmoid"],
@@ -128,6 +121,12 @@ pub(crate) fn objective(args: &Value) -> Result<String, String> {
         {
             let _ = writeln!(lines, "f_alpha_divergence_coef = {alpha:?}");
         }
+    }
+    if let Some(alpha) = args.get("ld_alpha").and_then(Value::as_f64) {
+        let _ = writeln!(lines, "ld_alpha = {alpha:?}");
+    }
+    if args.get("use_weighting") == Some(&Value::Bool(true)) {
+        let _ = writeln!(lines, "use_weighting = true");
     }
     if let Some(tau) =
         args.get("discopop_tau").and_then(Value::as_f64).filter(|_| losses.contains(&"discopop"))

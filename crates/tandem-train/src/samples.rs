@@ -161,6 +161,7 @@ fn prompt<'a>(config: &Config, cache: &'a TokenCache, row: usize) -> &'a [u32] {
     match recipe::for_method(config.method).row(cache, row) {
         DatasetRow::Scored(row) => &row.tokens[..first_scored(row.scored)],
         DatasetRow::Pair(pair) => &pair.prompt[pair.unseen[0]..],
+        DatasetRow::Unpaired(row) => row.prompt,
         DatasetRow::Prompt(tokens) => tokens,
     }
 }
@@ -174,6 +175,7 @@ fn own_answers<'a>(config: &Config, cache: &'a TokenCache, row: usize) -> (&'a [
             (&row.tokens[first..first + length], None)
         }
         DatasetRow::Pair(pair) => (pair.chosen, Some(pair.rejected)),
+        DatasetRow::Unpaired(row) => (row.completion, None),
         DatasetRow::Prompt(_) => (&[], None),
     }
 }

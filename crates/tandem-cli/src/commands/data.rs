@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 
 use serde_json::{Map, Value, json};
-use tandem_data::show::{ShowOptions, show_pair, show_prompt, show_scored};
+use tandem_data::show::{ShowOptions, show_pair, show_prompt, show_scored, show_unpaired};
 use tandem_data::tokenizer::Tokenizer;
 use tandem_hub::ModelFiles;
 use tandem_train::TrainError;
@@ -46,6 +46,7 @@ pub(crate) fn run(arguments: &DataArguments) -> anyhow::Result<Exit> {
         lines.push(format!("\n{}", cache.origin(row)));
         let shown = match recipe.row(cache, row) {
             DatasetRow::Pair(pair) => show_pair(&prepared.tokenizer, &pair, options),
+            DatasetRow::Unpaired(row) => show_unpaired(&prepared.tokenizer, &row, options),
             DatasetRow::Scored(row) => show_scored(&prepared.tokenizer, &row, options),
             DatasetRow::Prompt(tokens) => show_prompt(&prepared.tokenizer, tokens, options),
         };
@@ -70,6 +71,11 @@ fn row_object(row: &DatasetRow<'_>, tokenizer: &Tokenizer) -> anyhow::Result<Map
                 object.insert("prompt_of_rejected".to_owned(), part(other)?);
             }
             object.insert("rejected".to_owned(), part(pair.rejected)?);
+        }
+        DatasetRow::Unpaired(row) => {
+            object.insert("prompt".to_owned(), part(row.prompt)?);
+            object.insert("completion".to_owned(), part(row.completion)?);
+            object.insert("label".to_owned(), row.label.into());
         }
         DatasetRow::Scored(row) => {
             object.insert("sequence".to_owned(), part(row.tokens)?);

@@ -8,7 +8,7 @@
 use tandem_kernels::{Forest, Prediction, Segment};
 
 use crate::error::DataError;
-pub use crate::rows::tokens::{PairTokens, RowCounts, ScoredTokens};
+pub use crate::rows::tokens::{PairTokens, RowCounts, ScoredTokens, UnpairedTokens};
 
 /// Builder of a forest. Pair `i` becomes the sequences `2i` (chosen) and `2i + 1` (rejected), a
 /// scored row one sequence. Predictions are sorted. A response token is scored unless it is the
@@ -36,6 +36,8 @@ pub struct ForestBuilder {
     segments: Vec<Segment>,
     predictions: Vec<Prediction>,
     num_sequences: u32,
+    /// Scored prompts, whose sequences follow all others.
+    num_prompts: u32,
 }
 
 impl Default for ForestBuilder {
@@ -56,6 +58,7 @@ impl ForestBuilder {
             segments: Vec::new(),
             predictions: Vec::new(),
             num_sequences: 0,
+            num_prompts: 0,
         }
     }
 
@@ -96,6 +99,20 @@ impl ForestBuilder {
             self.predict_answer(child, 0, rest, 1, sequence);
         }
         self.end_texts(0);
+    }
+
+    /// Adds a preference as [`ForestBuilder::push_pair`] does, and scores the tokens of the prompt that
+    /// the chosen response sees. They are a sequence of their own: the prompts' sequences follow those of
+    /// all responses.
+    pub fn push_pair_and_prompt(&mut self, pair: &PairTokens) {
+        let (row, at) = (self.tokens.len() as u32, self.predictions.len());
+        self.push_pair(pair);
+        // Numbered from the end until the number of the others is known.
+        let sequence = u32::MAX - self.num_prompts;
+        self.num_prompts += 1;
+        let tokens = pair.prompts()[0].iter().skip(1).zip(row..);
+        let prompt = tokens.map(|(&target, hidden_row)| Prediction { hidden_row, target, sequence });
+        self.predictions.splice(at..at, prompt);
     }
 
     /// Adds a prompt and its responses, one sequence each. The prompt is one segment and each
@@ -226,6 +243,11 @@ impl ForestBuilder {
                 self.tokens.len()
             )));
         }
+        let (others, prompts) = (self.num_sequences, self.num_prompts);
+        let of_prompts =
+            self.predictions.iter_mut().filter(|p| prompts > 0 && p.sequence > u32::MAX - prompts);
+        of_prompts.for_each(|prediction| prediction.sequence = others + (u32::MAX - prediction.sequence));
+        self.num_sequences += prompts;
         std::mem::swap(&mut forest.tokens, &mut self.tokens);
         std::mem::swap(&mut forest.positions, &mut self.positions);
         std::mem::swap(&mut forest.lengths, &mut self.lengths);
@@ -244,6 +266,7 @@ impl ForestBuilder {
         self.segments.clear();
         self.predictions.clear();
         self.num_sequences = 0;
+        self.num_prompts = 0;
     }
 
     /// Appends the segment `head` + `tail`. Returns `None` if both are empty; the parent then

@@ -5,6 +5,7 @@
 //! data     u32 words: per row its ids, followed by
 //!          supervised: the marks, one byte each, padded to a word
 //!          reward: the margin, f32
+//!          unpaired: the label, 0 or 1
 //!          prompt: the row's JSON, padded to a word
 //! rows     one entry of 40 bytes per row
 //! report   JSON
@@ -25,7 +26,8 @@ use crate::source::record::RowKind;
 /// Version of the layout and of the rules that make a row's tokens.
 pub(crate) const FORMAT_VERSION: u64 = 4;
 /// Kinds by their number in the header.
-const KINDS: [RowKind; 4] = [RowKind::Preference, RowKind::Supervised, RowKind::Reward, RowKind::Prompt];
+const KINDS: [RowKind; 5] =
+    [RowKind::Preference, RowKind::Supervised, RowKind::Reward, RowKind::Prompt, RowKind::Unpaired];
 const MAGIC: u64 = u64::from_le_bytes(*b"TANDEMTK");
 pub(crate) const HEADER_BYTES: usize = size_of::<Header>();
 
@@ -61,7 +63,7 @@ pub(crate) struct RowEntry {
     pub start: u64,
     /// Number of the prompt's ids; 0 for supervised rows.
     pub prompt: u32,
-    /// Number of ids of the chosen response or the supervised row; for prompts, bytes of the row's
+    /// Number of ids of the chosen response, the completion or the supervised row; for prompts, bytes of the row's
     /// JSON.
     pub chosen: u32,
     /// Number of the rejected response's ids; 0 for supervised rows.
@@ -186,6 +188,13 @@ impl<W: Write + Seek> CacheWriter<W> {
                 if self.kind == RowKind::Reward {
                     self.write(&margin.to_le_bytes())?;
                 }
+            }
+            TokenRow::Unpaired { prompt, completion, label } => {
+                [entry.prompt, entry.chosen] = [prompt.len(), completion.len()].map(|n| n as u32);
+                for ids in [prompt, completion] {
+                    self.write(bytemuck::cast_slice(ids))?;
+                }
+                self.write(&u32::from(*label).to_le_bytes())?;
             }
             TokenRow::Scored { tokens, scored } => {
                 entry.chosen = tokens.len() as u32;

@@ -9,7 +9,7 @@ use crate::cache::cache_file::{Header, RowEntry};
 use crate::error::DataError;
 use crate::place::{Place, Places};
 use crate::report::Report;
-use crate::rows::tokens::{PairTokens, RowCounts, ScoredTokens};
+use crate::rows::tokens::{PairTokens, RowCounts, ScoredTokens, UnpairedTokens};
 use crate::source::record::RowKind;
 
 /// Extension of the file with the lines of the rows.
@@ -102,6 +102,15 @@ impl TokenCache {
         if self.kind() == RowKind::Reward { f32::from_bits(self.words()[end]) } else { 0.0 }
     }
 
+    /// Returns row `i` of a data set of labelled completions.
+    pub fn unpaired(&self, i: usize) -> UnpairedTokens<'_> {
+        assert_eq!(self.kind(), RowKind::Unpaired, "unpaired() of other rows");
+        let row = self.rows()[i];
+        let (prompt, words) = self.words()[row.start as usize..].split_at(row.prompt as usize);
+        let (completion, words) = words.split_at(row.chosen as usize);
+        UnpairedTokens { prompt, completion, label: words[0] != 0 }
+    }
+
     /// Returns row `i` of a supervised data set.
     pub fn scored(&self, i: usize) -> ScoredTokens<'_> {
         assert_eq!(self.kind(), RowKind::Supervised, "scored() of other rows");
@@ -121,8 +130,10 @@ impl TokenCache {
     /// Returns the number of tokens that row `i` adds to a forest; a prompt counts alone.
     pub fn num_tokens(&self, i: usize, share_prefix: bool) -> usize {
         let row = self.rows()[i];
-        if self.kind() == RowKind::Prompt {
-            return row.prompt as usize;
+        match self.kind() {
+            RowKind::Prompt => return row.prompt as usize,
+            RowKind::Unpaired => return (row.prompt + row.chosen) as usize,
+            RowKind::Preference | RowKind::Reward | RowKind::Supervised => {}
         }
         let unseen = row.unseen.iter().sum::<u32>() as usize;
         let both = 2 * row.prompt as usize + row.chosen as usize + row.rejected as usize - unseen;
@@ -136,6 +147,10 @@ impl TokenCache {
             RowKind::Prompt => {
                 let tokens = self.num_tokens(i, share_prefix);
                 RowCounts { tokens, scored_rows: 0, trees: 1, sequence_tokens: tokens as u64 }
+            }
+            RowKind::Unpaired => {
+                let row = self.rows()[i];
+                RowCounts::for_answers(row.prompt as usize, &[row.chosen as usize], share_prefix)
             }
             // Lengths suffice; the ids are not read.
             RowKind::Preference | RowKind::Reward => {

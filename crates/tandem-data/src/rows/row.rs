@@ -102,6 +102,15 @@ pub enum TokenRow {
         /// Margin by which the chosen reward should exceed the rejected one.
         margin: f32,
     },
+    /// A completion with a label.
+    Unpaired {
+        /// The prompt's ids.
+        prompt: Vec<u32>,
+        /// The completion's ids.
+        completion: Vec<u32>,
+        /// Whether it is desirable.
+        label: bool,
+    },
     /// A prompt for generation.
     Prompt {
         /// The ids, up to the start of the response.
@@ -125,7 +134,7 @@ impl TokenRow {
             Self::Pair { prompt, unseen, chosen, rejected, .. } => {
                 Some(PairTokens { prompt, unseen: *unseen, chosen, rejected })
             }
-            Self::Scored { .. } | Self::Prompt { .. } => None,
+            Self::Scored { .. } | Self::Prompt { .. } | Self::Unpaired { .. } => None,
         }
     }
 
@@ -133,6 +142,7 @@ impl TokenRow {
     pub(crate) fn parts(&self) -> [&[u32]; 3] {
         match self {
             Self::Pair { prompt, chosen, rejected, .. } => [prompt, chosen, rejected],
+            Self::Unpaired { prompt, completion, .. } => [prompt, completion, &[]],
             Self::Scored { tokens, .. } | Self::Prompt { tokens, .. } => [&[], tokens, &[]],
         }
     }
@@ -140,7 +150,7 @@ impl TokenRow {
     pub(crate) fn longest(&self) -> usize {
         match self.as_pair() {
             Some(pair) => pair.lengths()[0].max(pair.lengths()[1]),
-            None => self.parts()[1].len(),
+            None => self.parts().iter().map(|part| part.len()).sum(),
         }
     }
 }
@@ -169,6 +179,9 @@ pub fn tokenise(record: &Record, tokenizer: &Tokenizer, options: &RowOptions) ->
             let ([prompt_ids, whole], merged) = context.completion(prompt, completion)?;
             if options.is_too_long(&prompt_ids) {
                 return Ok(Outcome { row: None, reasons: vec![Reason::LongPrompt] });
+            }
+            if options.kind == RowKind::Unpaired {
+                return Ok(finish_unpaired(prompt_ids, whole, merged, record.label, options));
             }
             let mut scored = vec![1; whole.len()];
             if options.loss_on == LossMask::Answer {
@@ -336,6 +349,28 @@ impl Context<'_> {
 }
 
 /// Checks a prompt's length; `max_length` already excludes `max_new_tokens`.
+/// Truncates a completion with a label at its end, as TRL does.
+fn finish_unpaired(
+    prompt: Vec<u32>,
+    mut whole: Vec<u32>,
+    merged: bool,
+    label: bool,
+    options: &RowOptions,
+) -> Outcome {
+    let mut reasons = if merged { vec![Reason::Merged] } else { Vec::new() };
+    let max_length = options.max_length.unwrap_or(usize::MAX);
+    if prompt.len() >= max_length {
+        reasons.push(Reason::PromptTooLong);
+        return Outcome { row: None, reasons };
+    }
+    if whole.len() > max_length {
+        reasons.push(Reason::Truncated);
+        whole.truncate(max_length);
+    }
+    let completion = whole.split_off(prompt.len());
+    Outcome { row: Some(TokenRow::Unpaired { prompt, completion, label }), reasons }
+}
+
 fn finish_prompt(tokens: Vec<u32>, row: &Map<String, Value>, options: &RowOptions) -> Outcome {
     let dropped = |reason| Outcome { row: None, reasons: vec![reason] };
     if tokens.is_empty() {

@@ -5,7 +5,7 @@
 //! tokens and `[ ]` encloses each scored token.
 
 use crate::error::DataError;
-use crate::rows::tokens::{PairTokens, ScoredTokens};
+use crate::rows::tokens::{PairTokens, ScoredTokens, UnpairedTokens};
 use crate::text::tokenizer::Tokenizer;
 
 /// Options for showing rows.
@@ -60,6 +60,23 @@ pub fn show_pair(
         .map(|(name, ids, paint, from)| {
             let scored = |t: usize| t >= from;
             let text = line(tokenizer, ids, scored, paint, options)?;
+            Ok(format!("{name:>8} {:5}  {text}", ids.len()))
+        })
+        .collect()
+}
+
+/// Shows a labelled completion in two lines.
+pub fn show_unpaired(
+    tokenizer: &Tokenizer,
+    row: &UnpairedTokens,
+    options: ShowOptions,
+) -> Result<Vec<String>, DataError> {
+    let (name, paint) = if row.label { ("good", Paint::Good) } else { ("bad", Paint::Bad) };
+    let first = usize::from(row.prompt.is_empty());
+    [("prompt", row.prompt, Paint::Given, usize::MAX), (name, row.completion, paint, first)]
+        .into_iter()
+        .map(|(name, ids, paint, from)| {
+            let text = line(tokenizer, ids, |t| t >= from, paint, options)?;
             Ok(format!("{name:>8} {:5}  {text}", ids.len()))
         })
         .collect()

@@ -50,6 +50,17 @@ impl PairTokens<'_> {
     }
 }
 
+/// A completion with a label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnpairedTokens<'a> {
+    /// The prompt's ids.
+    pub prompt: &'a [u32],
+    /// The completion's ids.
+    pub completion: &'a [u32],
+    /// Whether the completion is desirable.
+    pub label: bool,
+}
+
 /// A supervised row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScoredTokens<'a> {

@@ -25,6 +25,8 @@ pub enum RowKind {
     Supervised,
     /// `prompt` alone, for generation; judges may read the rest of the row.
     Prompt,
+    /// `prompt`, `completion` and `label`: whether the completion is desirable. For KTO.
+    Unpaired,
 }
 
 /// Plain text or a conversation.
@@ -73,6 +75,8 @@ pub struct Record {
     pub shape: Shape,
     /// `margin`: lead that the chosen reward should have; 0 by default and for other kinds.
     pub margin: f32,
+    /// `label`: whether the completion is desirable; true for other kinds.
+    pub label: bool,
     /// The whole row, for [`RowKind::Prompt`].
     pub row: Option<Map<String, Value>>,
     /// `tools` for the chat template; a JSON string is parsed.
@@ -100,6 +104,7 @@ const KNOWN_KEYS: [&str; 7] =
     ["prompt", "chosen", "rejected", "completion", "messages", "conversations", "text"];
 const PREFERENCE_KEYS: &str =
     "`chosen` and `rejected` (with `prompt`, or with the prompt as their common beginning)";
+const UNPAIRED_KEYS: &str = "`prompt`, `completion` and `label`";
 const SUPERVISED_KEYS: &str = "`text`, `messages`, or `prompt` and `completion`";
 
 /// Records made from one row of a file.
@@ -145,7 +150,7 @@ impl Record {
         };
         let names = if columns.ignored.is_empty() { Vec::new() } else { row.keys().cloned().collect() };
         columns.rename(&mut row, place)?;
-        if kind == RowKind::Prompt {
+        if matches!(kind, RowKind::Prompt | RowKind::Unpaired) {
             return Ok(Parsed {
                 records: vec![Row { row, place, columns }.read(kind)?],
                 dropped: None,
@@ -214,13 +219,16 @@ impl Row<'_> {
                 None => return Err(type_error(self.place, "margin", "a number", &value)),
             },
         };
+        let label = if kind == RowKind::Unpaired { self.label()? } else { true };
         let mut prompt_ignored = false;
         let (content, keys) = match kind {
             RowKind::Preference | RowKind::Reward if self.has("chosen") && self.has("rejected") => {
                 self.preference(&mut prompt_ignored)?
             }
-            RowKind::Supervised if self.has("completion") && self.has("prompt") => {
-                self.check_unlabelled("`prompt`, `completion`")?;
+            RowKind::Supervised | RowKind::Unpaired if self.has("completion") && self.has("prompt") => {
+                if kind == RowKind::Supervised {
+                    self.check_unlabelled("`prompt`, `completion`")?;
+                }
                 let (prompt, completion) = (self.text("prompt")?, self.text("completion")?);
                 self.same_kind("completion", &prompt, &completion)?;
                 (Content::Completion { prompt, completion }, "prompt, completion")
@@ -253,7 +261,7 @@ impl Row<'_> {
         }
         columns::check_unused(&self.row, &content.texts(), kind == RowKind::Prompt, self.place)?;
         let shape = Shape { keys, chat };
-        Ok(Record { content, shape, margin, row, tools, template_kwargs, prompt_ignored })
+        Ok(Record { content, shape, margin, label, row, tools, template_kwargs, prompt_ignored })
     }
 
     fn preference(&mut self, prompt_ignored: &mut bool) -> Result<(Content, &'static str), DataError> {
@@ -307,6 +315,30 @@ impl Row<'_> {
     }
 
     /// Refuses rows that say whether a completion, which stands under `keys`, is good or bad.
+    /// Takes `label`: a boolean, 0 or 1, or such a text of a table.
+    fn label(&mut self) -> Result<bool, DataError> {
+        let found = self.row.remove("label").unwrap_or_default();
+        let label = match &found {
+            Value::Null => {
+                self.row.insert("label".into(), Value::Null);
+                return Err(self.missing(RowKind::Unpaired));
+            }
+            Value::Bool(label) => Some(*label),
+            Value::Number(number) => match number.as_f64() {
+                Some(0.0) => Some(false),
+                Some(1.0) => Some(true),
+                _ => None,
+            },
+            Value::String(text) => match text.to_ascii_lowercase().as_str() {
+                "false" | "0" => Some(false),
+                "true" | "1" => Some(true),
+                _ => None,
+            },
+            _ => None,
+        };
+        label.ok_or_else(|| type_error(self.place, "label", "true or false", &found))
+    }
+
     fn check_unlabelled(&self, keys: &'static str) -> Result<(), DataError> {
         // A number beside messages may be the label of a classification.
         let is_pair = self.has("completion");
@@ -406,6 +438,7 @@ impl Row<'_> {
         let expected = match kind {
             RowKind::Preference | RowKind::Reward => PREFERENCE_KEYS,
             RowKind::Supervised => SUPERVISED_KEYS,
+            RowKind::Unpaired => UNPAIRED_KEYS,
             RowKind::Prompt => "`prompt`",
         };
         let nearest = self.row.keys().filter(|k| !KNOWN_KEYS.contains(&k.as_str())).find_map(|found| {
@@ -429,6 +462,9 @@ impl Row<'_> {
             {
                 Some("these are demonstrations, which method = \"sft\" trains on".to_string())
             }
+            RowKind::Unpaired if self.has("chosen") && self.has("rejected") => {
+                Some("these are preferences, which method = \"dpo\" trains on".to_string())
+            }
             RowKind::Prompt if self.has("messages") => {
                 Some("a `prompt` may be a list of messages: rename `messages`".to_string())
             }
@@ -438,6 +474,7 @@ impl Row<'_> {
             let keys: &[_] = match kind {
                 RowKind::Preference | RowKind::Reward => &["prompt", "chosen", "rejected"],
                 RowKind::Supervised => &["prompt", "completion"],
+                RowKind::Unpaired => &["prompt", "completion", "label"],
                 RowKind::Prompt => &["prompt"],
             };
             let keys: Vec<_> = keys.iter().map(|key| format!("{key} = \"…\"")).collect();

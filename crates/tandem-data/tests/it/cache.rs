@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use crate::fixture::{data_path, read_records, tokenizer_with, write_tokenizer};
-use tandem_data::forest::{ForestBuilder, RowCounts, ScoredTokens};
+use tandem_data::forest::{ForestBuilder, RowCounts, ScoredTokens, UnpairedTokens};
 use tandem_data::prepare::prepare;
 use tandem_data::progress::{Progress, Silent};
 use tandem_data::record::RowKind;
@@ -59,6 +59,7 @@ fn rows_come_back_as_they_were_tokenised_and_the_second_run_maps_them() {
         ("../../../../goldens/small/pref_margin.jsonl", RowKind::Reward),
         ("sft_messages.jsonl", RowKind::Supervised),
         ("sft_completion.jsonl", RowKind::Supervised),
+        ("../../../../goldens/small/unpaired.jsonl", RowKind::Unpaired),
         ("pref_conv.jsonl", RowKind::Prompt),
         ("pref_plain.jsonl", RowKind::Prompt),
     ] {
@@ -92,6 +93,18 @@ fn rows_come_back_as_they_were_tokenised_and_the_second_run_maps_them() {
                         builder.push_ends(pair.prompt, &[pair.chosen, pair.rejected], None);
                         check_counts(&builder.finish().unwrap(), again.counts(row, share));
                     }
+                }
+                RowKind::Unpaired => {
+                    let UnpairedTokens { prompt, completion, label } = again.unpaired(row);
+                    let (prompt, completion) = (prompt.to_vec(), completion.to_vec());
+                    assert!(prompt.len() + completion.len() <= 60 && label == record.label);
+                    for share in [true, false] {
+                        assert_eq!(again.num_tokens(row, share), prompt.len() + completion.len());
+                        let mut builder = ForestBuilder::new(share);
+                        builder.push_answers(&prompt, &[&completion], 0);
+                        check_counts(&builder.finish().unwrap(), again.counts(row, share));
+                    }
+                    assert_eq!(expected, TokenRow::Unpaired { prompt, completion, label });
                 }
                 RowKind::Supervised => {
                     let ScoredTokens { tokens, scored } = again.scored(row);

@@ -254,3 +254,37 @@ fn answers_to_a_prompt_are_segments_of_their_own() {
         assert_eq!((counts.tokens, counts.scored_rows, counts.trees), found);
     }
 }
+
+/// Their sequences follow those of all completions, and their rows come first in their trees.
+#[test]
+fn scored_prompts_are_sequences_of_their_own() {
+    for share in [true, false] {
+        let mut builder = ForestBuilder::new(share);
+        builder.push_pair_and_prompt(&PairTokens {
+            prompt: &[1, 2, 3],
+            unseen: [0, 0],
+            chosen: &[4, 5],
+            rejected: &[6],
+        });
+        builder.push_pair_and_prompt(&PairTokens {
+            prompt: &[7],
+            unseen: [0, 0],
+            chosen: &[8],
+            rejected: &[8, 9],
+        });
+        let forest = builder.finish().unwrap();
+        assert_eq!(forest.num_sequences, 6);
+        let of = |sequence: u32| -> Vec<u32> {
+            forest.predictions.iter().filter(|p| p.sequence == sequence).map(|p| p.target).collect()
+        };
+        let expected: [&[u32]; 6] = [&[4, 5], &[6], &[8], &[8, 9], &[2, 3], &[]];
+        assert_eq!([0, 1, 2, 3, 4, 5].map(of), expected.map(<[u32]>::to_vec));
+        assert!(forest.predictions.is_sorted_by_key(|p| p.hidden_row));
+        for prediction in forest.predictions.iter().filter(|p| p.sequence >= 4) {
+            assert_eq!(forest.tokens[prediction.hidden_row as usize + 1], prediction.target);
+        }
+        // The builder is empty again.
+        builder.push_pair(&PairTokens { prompt: &[1], unseen: [0, 0], chosen: &[2], rejected: &[3] });
+        assert_eq!(builder.finish().unwrap().num_sequences, 2);
+    }
+}

@@ -192,16 +192,27 @@ fn a_column_that_looks_like_a_part_of_the_prompt_is_refused_unless_its_text_is_u
 }
 
 #[test]
-fn rows_for_kto_are_refused() {
+fn labelled_completions_are_rows_of_kto_and_of_nothing_else() {
     for label in [json!(true), json!(false), json!(1), json!("False")] {
         let row = json!({"prompt": "p", "completion": "c", "label": label});
         assert!(
-            refused(row, RowKind::Supervised)
-                .starts_with("f.jsonl:7: `prompt`, `completion` and `label` are rows for KTO")
+            refused(row.clone(), RowKind::Supervised)
+                .starts_with("f.jsonl:7: `prompt`, `completion` and `label` are rows for method = \"kto\"")
+        );
+        let desirable = json!([true, 1]).as_array().unwrap().contains(&label);
+        let record = parse_as(&row, RowKind::Unpaired, &Columns::default()).unwrap().records.remove(0);
+        assert_eq!(
+            (record.label, record.shape.to_string()),
+            (desirable, "prompt, completion (plain text)".into())
         );
     }
     let row = json!({"prompt": "p", "completion": "c", "label": "physics"});
     assert!(parse_as(&row, RowKind::Supervised, &Columns::default()).is_ok());
+    assert!(refused(row, RowKind::Unpaired).contains("`label` should be true or false"));
+    let row = json!({"prompt": "p", "completion": "c", "label": null});
+    assert!(refused(row, RowKind::Unpaired).contains("`prompt`, `completion` and `label`"));
+    let row = json!({"prompt": "p", "chosen": "c", "rejected": "d"});
+    assert!(refused(row, RowKind::Unpaired).contains("method = \"dpo\" trains on"));
 }
 
 #[test]
@@ -263,7 +274,7 @@ fn labelled_conversations_are_refused() {
     let messages = json!([turn("user", "q"), turn("assistant", "a")]);
     for key in ["label", "kto_tag"] {
         let error = refused(json!({"messages": messages, key: false}), RowKind::Supervised);
-        assert!(error.contains(&format!("`messages` and `{key}` are rows for KTO")), "{error}");
+        assert!(error.contains(&format!("`messages` and `{key}` are rows for method = \"kto\"")), "{error}");
     }
     // A number may be the label of a classification.
     demonstrations(json!({"messages": messages, "label": 1}));

@@ -55,7 +55,7 @@ pub(crate) fn score(
 }
 
 /// Resets the numbers of a part.
-fn begin(parts: &mut HeadParts) -> (RowsMut<'_, [f64; 4]>, RowsMut<'_, [f64; 2]>) {
+fn begin(parts: &mut HeadParts) -> (RowsMut<'_, [f64; 5]>, RowsMut<'_, [f64; 2]>) {
     let (of_rows, of_predictions) = parts.own_mut();
     of_rows.fill(Statistics::NONE);
     of_predictions.fill([NOT_HERE, 0.0]);
@@ -71,7 +71,7 @@ fn see(
     tokens: &Range<usize>,
     targets: &Targets,
     shape: &HeadShape,
-    of_rows: &RowsMut<[f64; 4]>,
+    of_rows: &RowsMut<[f64; 5]>,
     of_predictions: &RowsMut<[f64; 2]>,
 ) {
     let count = logits.rows();
@@ -133,28 +133,31 @@ struct Statistics {
     weighted: f32,
     /// Σ l.
     total: f32,
+    /// Σ exp(l − largest)².
+    squares: f32,
 }
 
 impl Statistics {
     /// Numbers of a row before the first strip.
-    const NONE: [f64; 4] = [f64::NEG_INFINITY, 0.0, 0.0, 0.0];
+    const NONE: [f64; 5] = [f64::NEG_INFINITY, 0.0, 0.0, 0.0, 0.0];
 
     /// Merges the numbers of earlier strips with this strip.
-    fn after(&self, [largest, sum, weighted, total]: [f64; 4]) -> [f64; 4] {
-        let own = [self.largest, self.sum, self.weighted, self.total].map(f64::from);
+    fn after(&self, [largest, sum, weighted, total, squares]: [f64; 5]) -> [f64; 5] {
+        let own = [self.largest, self.sum, self.weighted, self.total, self.squares].map(f64::from);
         if sum == 0.0 {
             return own;
         }
         let both = largest.max(own[0]);
         // One of the two differences from the larger is 0.
-        let shrunk = |[largest, sum, weighted]: [f64; 3]| {
+        let shrunk = |[largest, sum, weighted, squares]: [f64; 4]| {
             let below = largest - both;
             let factor = if below == 0.0 { 1.0 } else { below.exp() };
-            (factor * sum, factor * (weighted + sum * below))
+            [factor * sum, factor * (weighted + sum * below), factor * factor * squares]
         };
-        let (sum, weighted) = shrunk([largest, sum, weighted]);
-        let (own_sum, own_weighted) = shrunk([own[0], own[1], own[2]]);
-        [both, sum + own_sum, weighted + own_weighted, total + own[3]]
+        let earlier = shrunk([largest, sum, weighted, squares]);
+        let own_shrunk = shrunk([own[0], own[1], own[2], own[4]]);
+        let [sum, weighted, squares] = std::array::from_fn(|i| earlier[i] + own_shrunk[i]);
+        [both, sum, weighted, total + own[3], squares]
     }
 }
 
@@ -191,15 +194,22 @@ vector_kernel! {
                 total = total.add(logit);
             });
             let largest = largest.largest();
-            let (mut sum, mut weighted) = (V::splat(0.0), V::splat(0.0));
+            let (mut sum, mut weighted, mut squares) = (V::splat(0.0), V::splat(0.0), V::splat(0.0));
             for_lanes!(V, len, |i, n| {
                 let below = V::load(start.add(i), n).sub(V::splat(largest));
                 let e = exp(below);
                 let e = if n < V::LANES { e.keep_first(n, 0.0) } else { e };
                 sum = sum.add(e);
                 weighted = e.mul_add(below, weighted);
+                squares = e.mul_add(e, squares);
             });
-            Statistics { largest, sum: sum.sum(), weighted: weighted.sum(), total: total.sum() }
+            Statistics {
+                largest,
+                sum: sum.sum(),
+                weighted: weighted.sum(),
+                total: total.sum(),
+                squares: squares.sum(),
+            }
         }
     }
 }

@@ -40,7 +40,7 @@ fn strip_width(device: &Device, blocks: &Blocks) -> usize {
     }
 }
 
-/// Allocates the statistics of rows and predictions that a GPU updates strip by strip: 64 bytes per
+/// Allocates the statistics of rows and predictions that a GPU updates strip by strip: 72 bytes per
 /// row.
 pub(super) fn running_numbers(device: &Device, rows: Extent, predictions: usize) -> Result<Option<Tensor>> {
     // The statistics are f64, twice an f32.
@@ -232,21 +232,24 @@ pub struct HeadScores {
     pub mean_logit: Vec<f32>,
     /// log Σ exp of each row's logits, for backward `[R]`.
     pub log_sum_exp: Vec<f32>,
+    /// log Σ p² of each row's probabilities `[R]`.
+    pub log_sum_squares: Vec<f32>,
 }
 
 impl HeadScores {
     /// Clears all results and keeps their memory.
     pub fn clear(&mut self) {
-        let Self { log_prob, hit, entropy, mean_logit, log_sum_exp } = self;
+        let Self { log_prob, hit, entropy, mean_logit, log_sum_exp, log_sum_squares } = self;
         log_prob.clear();
         hit.clear();
-        [entropy, mean_logit, log_sum_exp].into_iter().for_each(Vec::clear);
+        [entropy, mean_logit, log_sum_exp, log_sum_squares].into_iter().for_each(Vec::clear);
     }
 
     pub(crate) fn resize(&mut self, rows: usize, predictions: usize) {
         self.log_prob.resize(predictions, 0.0);
         self.hit.resize(predictions, false);
-        for statistic in [&mut self.entropy, &mut self.mean_logit, &mut self.log_sum_exp] {
+        let Self { entropy, mean_logit, log_sum_exp, log_sum_squares, .. } = self;
+        for statistic in [entropy, mean_logit, log_sum_exp, log_sum_squares] {
             statistic.resize(rows, 0.0);
         }
     }
@@ -328,7 +331,7 @@ pub fn head_part(device: &Device, call: Head, parts: &mut HeadParts, budget: usi
         for block in 0..blocks.len() {
             parts.work_on(block);
             let (of_rows, of_predictions) = parts.own_mut();
-            of_rows.fill([0.0, 1.0, 0.0, 0.0]);
+            of_rows.fill([0.0, 1.0, 0.0, 0.0, 1.0]);
             of_predictions.fill([PASSED_OVER, 0.0]);
         }
     }

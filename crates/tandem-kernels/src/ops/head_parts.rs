@@ -5,8 +5,8 @@ use crate::ops::HeadScores;
 /// Id of a token that another part of the vocabulary or embedding table holds.
 pub const ELSEWHERE: u32 = u32::MAX;
 
-/// Numbers per row: largest logit m, Σ exp(l − m), Σ exp(l − m)·(l − m), Σ l.
-const OF_ROW: usize = 4;
+/// Numbers per row: largest logit m, Σ exp(l − m), Σ exp(l − m)·(l − m), Σ l, Σ exp(l − m)².
+const OF_ROW: usize = 5;
 /// Numbers per prediction: the place of the target (one of the constants below) and its logit.
 const OF_PREDICTION: usize = 2;
 
@@ -26,7 +26,7 @@ pub struct HeadParts {
     index: usize,
     rows: usize,
     predictions: usize,
-    /// For each part `[R, 4]`, then `[P, 2]`.
+    /// For each part `[R, 5]`, then `[P, 2]`.
     numbers: Vec<f64>,
 }
 
@@ -75,7 +75,7 @@ impl HeadParts {
         &mut self.numbers[self.index * len..(self.index + 1) * len]
     }
 
-    /// Returns this part's numbers of rows `[R, 4]` and of predictions `[P, 2]`.
+    /// Returns this part's numbers of rows `[R, 5]` and of predictions `[P, 2]`.
     pub(crate) fn own_mut(&mut self) -> (&mut [[f64; OF_ROW]], &mut [[f64; OF_PREDICTION]]) {
         let split = OF_ROW * self.rows;
         let (rows, predictions) = self.own_numbers_mut().split_at_mut(split);
@@ -105,18 +105,20 @@ impl HeadParts {
         for row in 0..self.rows {
             // f32::max ignores NaN, as the kernel's does; the sums carry it.
             let largest = parts().map(|(rows, _)| rows[row][0]).fold(f64::NEG_INFINITY, f64::max);
-            let (mut sum, mut weighted, mut total) = (0.0, 0.0, 0.0);
+            let (mut sum, mut weighted, mut total, mut squares) = (0.0, 0.0, 0.0, 0.0);
             for (rows, _) in parts() {
-                let [own, own_sum, own_weighted, own_total] = rows[row];
+                let [own, own_sum, own_weighted, own_total, own_squares] = rows[row];
                 let below = own - largest;
                 let factor = if below == 0.0 { 1.0 } else { below.exp() };
                 sum += factor * own_sum;
                 weighted += factor * (own_weighted + own_sum * below);
                 total += own_total;
+                squares += factor * factor * own_squares;
             }
             let of_sum = sum.ln();
             scores.log_sum_exp[row] = (largest + of_sum) as f32;
             scores.entropy[row] = (of_sum - weighted / sum) as f32;
+            scores.log_sum_squares[row] = (squares.ln() - 2.0 * of_sum) as f32;
             scores.mean_logit[row] = (total / vocabulary as f64) as f32;
             of_rows.push((largest, largest + of_sum));
         }

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::OnlineState;
+use crate::objective::RewardMean;
 
 /// Everything besides tensors that the next step depends on. Orders and permutations are functions
 /// of seed and epoch, so no generator state is needed.
@@ -32,6 +33,9 @@ pub struct Cursor {
     /// Online runs: completions that wait to be trained on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub online: Option<OnlineState>,
+    /// With the loss `bco`: the mean of the rewards so far.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rewards: Option<RewardMean>,
     /// Factor of the learning rate, where a training loop has set one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub learning_rate_factor: Option<f64>,

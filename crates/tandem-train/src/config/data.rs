@@ -85,13 +85,14 @@ keys! {
         /// saved model has it as `chat_template.jinja`.
         chat_template: Option<TemplateSource> = template().optional(),
         /// Tokens that enter the loss. `"answer"`: the completion or the assistant's turns; all of a
-        /// `text`. `"all"`: every token.
+        /// `text`. `"all"`: every token; for DPO, also the prompt's in the likelihood of its `sft` term,
+        /// as ORPO has it.
         loss_on: LossMask = choice([("answer", LossMask::Answer), ("all", LossMask::All)])
             .or(LossMask::Answer)
             .methods_because(
                 method,
-                |method| method.rows() == RowKind::Supervised,
-                "a preference loss is always on the completions; remove `loss_on`",
+                |method| method.rows() == RowKind::Supervised || method == Method::Dpo,
+                "the loss is always on the completions; remove `loss_on`",
             ),
     }
 }

@@ -81,12 +81,16 @@ const SFT_AND_DPO: &[Method] = &[Method::Sft, Method::Dpo];
 
 impl BestMetric {
     const ALL: [Self; 9] = [
-        Self { key: "eval/loss", is_lowest: true, methods: &[Method::Sft, Method::Dpo, Method::Reward] },
+        Self {
+            key: "eval/loss",
+            is_lowest: true,
+            methods: &[Method::Sft, Method::Dpo, Method::Kto, Method::Reward],
+        },
         Self { key: "eval/mean_token_accuracy", is_lowest: false, methods: SFT_AND_DPO },
         Self { key: "eval/rewards/accuracies", is_lowest: false, methods: &[Method::Dpo] },
-        Self { key: "eval/rewards/margins", is_lowest: false, methods: &[Method::Dpo] },
-        Self { key: "eval/rewards/chosen", is_lowest: false, methods: &[Method::Dpo] },
-        Self { key: "eval/logps/chosen", is_lowest: false, methods: &[Method::Dpo] },
+        Self { key: "eval/rewards/margins", is_lowest: false, methods: &[Method::Dpo, Method::Kto] },
+        Self { key: "eval/rewards/chosen", is_lowest: false, methods: &[Method::Dpo, Method::Kto] },
+        Self { key: "eval/logps/chosen", is_lowest: false, methods: &[Method::Dpo, Method::Kto] },
         Self { key: "eval/accuracy", is_lowest: false, methods: &[Method::Reward] },
         Self { key: "eval/margin", is_lowest: false, methods: &[Method::Reward] },
         Self { key: "eval/min_reward", is_lowest: false, methods: &[Method::Reward] },

@@ -17,6 +17,8 @@ pub enum Method {
     Online,
     /// Policy gradients from rewards of completions that the policy generates while it trains.
     Grpo,
+    /// Kahneman–Tversky optimisation and its family: completions that are desirable or not.
+    Kto,
 }
 
 /// Properties of a method that decide which keys apply to it.
@@ -35,7 +37,7 @@ struct Traits {
     untruncated: Option<&'static str>,
 }
 
-const TABLE: [(Method, Traits); 5] = [
+const TABLE: [(Method, Traits); 6] = [
     (
         Method::Sft,
         Traits {
@@ -89,6 +91,17 @@ const TABLE: [(Method, Traits); 5] = [
             generates: true,
             default_loss: None,
             untruncated: Some("prompts are never cut, so rows with longer prompts are dropped"),
+        },
+    ),
+    (
+        Method::Kto,
+        Traits {
+            name: "kto",
+            rows: RowKind::Unpaired,
+            has_reference: true,
+            generates: false,
+            default_loss: Some("kto"),
+            untruncated: Some("completions are cut at their end, the mismatched ones too"),
         },
     ),
 ];

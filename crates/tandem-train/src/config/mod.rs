@@ -162,6 +162,7 @@ impl Config {
         evaluation::check(&config, &places)?;
         reference::check(&config, &places)?;
         judges::check(&config.judges, &places)?;
+        objective::check(&config, &places)?;
         config.refuse_own_output(&places)?;
         let reference = config.reference.without_policy(&config.model, config.adapter.as_ref());
         Ok(Self { reference, ..config })
@@ -170,12 +171,13 @@ impl Config {
     /// Visits all keys. A section follows those that its defaults and rules depend on.
     fn visit(now: Option<&Self>, keys: &mut Keys) -> Result<Self> {
         keys! { let keys, now;
-            /// Training method: supervised fine-tuning, direct preference optimisation, a [reward
-            /// model](reward.md), [Online DPO](online.md), or [GRPO](grpo.md).
+            /// Training method: supervised fine-tuning, direct preference optimisation,
+            /// [KTO](losses.md#labelled-completions), a [reward model](reward.md), [Online
+            /// DPO](online.md), or [GRPO](grpo.md).
             method = choice(Method::all().map(|method| (method.name(), method)).collect::<Vec<_>>())
                 // The reference page lists the tables of an online run, which are all.
                 .or(Method::Online)
-                .required_if(true, "how to train: \"sft\", \"dpo\", \"reward\", \"online\" or \"grpo\""),
+                .required_if(true, "how to train: \"sft\", \"dpo\", \"kto\", \"reward\", \"online\" or \"grpo\""),
                 now.method;
             /// A folder with `config.json`, the tokenizer's files and, unless `weights` says
             /// otherwise, safetensors. Or a [GGUF file](formats.md#gguf). Or a [name of the
@@ -211,9 +213,18 @@ impl Config {
             let max_new_tokens = online.as_ref().map_or(0, |online| online.max_new_tokens);
             objective::visit(now, keys, method, algorithm, max_new_tokens)
         })?;
-        let unused = objective.reason_without_reference();
         let reference = keys.table("reference", now.map(|now| &now.reference), |now, keys| {
-            ReferenceConfig::visit(now, keys, method, unused, adapter.as_ref())
+            let unused = match objective.grpo {
+                Some(_) => {
+                    objective.betas().all(|beta| beta == 0.0).then_some("objective.beta = 0".to_owned())
+                }
+                None if objective.reference_free => Some("objective.reference_free = true".to_owned()),
+                None => {
+                    let name = objective.loss_without_reference().filter(|_| !method.generates());
+                    name.map(|name| format!("the loss {name:?}"))
+                }
+            };
+            ReferenceConfig::visit(now, keys, method, unused.as_deref(), adapter.as_ref())
         })?;
         let train = keys.table("train", now.map(|now| &now.train), |now, keys| {
             TrainConfig::visit(now, keys, method, !data.eval.is_empty())

@@ -1,14 +1,16 @@
 //! `[objective]`: losses and their strength.
 
 use tandem_data::record::RowKind;
+use tandem_data::row::LossMask;
 use toml::{Table, Value};
 
 use super::error::Result;
 use super::form::{AT_LEAST_ONE, Form, POSITIVE, boolean, choice, custom, integer, number};
 use super::keys::{Keys, keys};
 use super::reader::{Entry, nearest};
-use super::{Algorithm, Method};
-use crate::objective::losses::{LOSSES, NOT_YET, find, names};
+use super::tree::Places;
+use super::{Algorithm, Config, Method};
+use crate::objective::losses::{LOSSES, find, names};
 use crate::objective::{Divergence, ObjectiveConfig, PairLoss, Smoothing, Term};
 
 const DIVERGENCES: [(&str, Divergence); 4] = [
@@ -39,7 +41,7 @@ pub(super) fn visit(
     keys! { let keys, now;
         /// A loss by TRL's name, or a table of `loss = weight`: `sigmoid`, `sigmoid_norm`, `robust`,
         /// `hinge`, `ipo`, `exo_pair`, `nca_pair`, `bco_pair`, `sppo_hard`, `apo_zero`, `apo_down`,
-        /// `discopop`, `sft`. In online runs `ipo` is `ipo_sum`, which is not divided by lengths.
+        /// `discopop`, `dpop`, `cpo`, `simpo`, `orpo`, `aot`, `aot_unpaired`, `sft`; with method = "kto" `kto`, `bco`, `apo_zero_unpaired`. See [losses](losses.md). In online runs `ipo` is `ipo_sum`, which is not divided by lengths.
         loss = terms(method)
             .or(default.map(|loss| Term { loss, weight: 1.0 }).into_iter().collect())
             .shown("`\"sigmoid\"`; `\"sft\"` for SFT")
@@ -81,9 +83,13 @@ pub(super) fn visit(
             .only(own.is_none(), &no_effect)
             .written_if(loss.iter().any(|term| term.loss.smoothing != Smoothing::Unused)),
             now.label_smoothing;
-        /// Leave the reference out of the loss.
+        /// Leave the reference out of the loss. `cpo`, `simpo` and `orpo` have none anyway.
         reference_free = boolean()
             .or(false)
+            .only(
+                loss.iter().any(|term| term.loss.of_ratios) || loss.iter().all(|term| term.loss.name == "sft"),
+                "the losses have no reference already; remove it",
+            )
             .methods(method, Method::has_reference)
             .only(own.is_none(), &no_effect)
             .only(
@@ -118,6 +124,53 @@ pub(super) fn visit(
                 "only the loss \"discopop\" has it; remove it",
             ),
             now.discopop_tau;
+        /// Target margin of the `simpo` loss.
+        simpo_gamma = number(0.0..)
+            .or(0.5)
+            .methods(method, Method::has_reference)
+            .only(loss.iter().any(|term| term.loss.name == "simpo"), "only the loss \"simpo\" has it; remove it"),
+            now.simpo_gamma;
+        /// λ of the `dpop` loss: weight of the penalty on chosen completions that are less likely than
+        /// under the reference.
+        dpop_lambda = number(0.0..)
+            .or(50.0)
+            .methods(method, Method::has_reference)
+            .only(loss.iter().any(|term| term.loss.name == "dpop"), "only the loss \"dpop\" has it; remove it"),
+            now.dpop_lambda;
+        /// Weight of completions whose label is true. If few are, KTO's paper wants this weight times
+        /// their number between 1 and 4/3 of the same product of the others.
+        desirable_weight = number(POSITIVE).or(1.0).methods_because(
+            method,
+            |method| method == Method::Kto,
+            "only method = \"kto\" has labels; remove it",
+        ), now.desirable_weight;
+        /// Weight of completions whose label is false.
+        undesirable_weight = number(POSITIVE).or(1.0).methods_because(
+            method,
+            |method| method == Method::Kto,
+            "only method = \"kto\" has labels; remove it",
+        ), now.undesirable_weight;
+        /// LD-DPO's weight of the tokens of a completion beyond the length of the other: 1 is DPO, 0
+        /// leaves them out. An `sft` term counts every token.
+        ld_alpha = number(0.0..=1.0).optional().methods_because(
+            method,
+            |method| method == Method::Dpo,
+            "only method = \"dpo\" has it; remove it",
+        ), now.ld_alpha;
+        /// Weight pairs by the policy's likelihood of their completions (WPO).
+        use_weighting = boolean()
+            .or(false)
+            .methods_because(
+                method,
+                |method| method == Method::Dpo,
+                "only method = \"dpo\" has it; remove it",
+            )
+            .only(
+                loss.iter().all(|term| term.loss.partners.is_none()),
+                "\"aot\" and \"aot_unpaired\" compare completions of different pairs, which have no weight; remove \
+                 it, or choose another loss",
+            ),
+            now.use_weighting;
         /// Strength of the pull of the sum of a pair's two rewards towards zero.
         center_rewards_coefficient = number(POSITIVE).optional().methods_because(
             method,
@@ -133,6 +186,12 @@ pub(super) fn visit(
         label_smoothing,
         reference_free,
         discopop_tau,
+        simpo_gamma,
+        dpop_lambda,
+        desirable_weight,
+        undesirable_weight,
+        ld_alpha,
+        use_weighting,
         divergence: match f_divergence_type {
             Divergence::Alpha(_) => Divergence::Alpha(f_alpha_divergence_coef),
             other => other,
@@ -144,6 +203,21 @@ pub(super) fn visit(
         center_rewards_coefficient,
         grpo: algorithm.grpo().map(|grpo| grpo.options(max_new_tokens)),
     })
+}
+
+/// Refuses prompts in a likelihood that is no term, and an estimate over one completion.
+pub(super) fn check(config: &Config, places: &Places) -> Result<()> {
+    if config.train.batch_size == 1 && config.objective.needs_mismatched() {
+        let reason = "the loss \"kto\" estimates the divergence to the reference from other rows of the batch; set it to 2 \
+                      or more";
+        return Err(places.conflict("train.batch_size", reason));
+    }
+    if config.method != Method::Dpo || config.data.loss_on == LossMask::Answer || config.objective.has("sft")
+    {
+        return Ok(());
+    }
+    let reason = "a preference loss is always on the completions; remove `loss_on`, or add an `sft` term to `objective.loss`";
+    Err(places.conflict("data.loss_on", reason))
 }
 
 fn is_alpha(divergence: Divergence) -> bool {
@@ -196,13 +270,6 @@ fn terms<'a>(method: Method) -> Form<'a, Vec<Term>> {
 }
 
 fn loss(entry: &Entry, name: &str, method: Method) -> Result<&'static PairLoss> {
-    if NOT_YET.contains(&name) {
-        return Err(entry.conflict(format!(
-            "the loss {name:?} sorts the pairs of the whole batch and is not supported yet; \"sigmoid\" and {} \
-             others are",
-            LOSSES.len() - 1
-        )));
-    }
     // TRL's `OnlineDPOTrainer` does not divide by lengths.
     let name = if method.generates() && name == "ipo" { "ipo_sum" } else { name };
     let Some(loss) = find(name) else {
@@ -210,6 +277,18 @@ fn loss(entry: &Entry, name: &str, method: Method) -> Result<&'static PairLoss> 
         let hint = nearest(name, &names).map(|n| format!(" (did you mean {n:?}?)")).unwrap_or_default();
         return Err(entry.wrong(format!("one of {}{hint}", names.join(", "))));
     };
+    if loss.unpaired != (method.rows() == RowKind::Unpaired) && method.rows() != RowKind::Supervised {
+        return Err(entry.conflict(match loss.unpaired {
+            true => format!(
+                "{name:?} judges each completion alone; set method = \"kto\", whose rows have `prompt`, `completion` and \
+                 `label`"
+            ),
+            false => format!(
+                "{name:?} compares two completions; with method = \"{method}\" losses are {}",
+                LOSSES.iter().filter(|loss| loss.unpaired).map(|loss| format!("{:?}", loss.name)).collect::<Vec<_>>().join(" and ")
+            ),
+        }));
+    }
     if method.rows() == RowKind::Supervised && loss.name != "sft" {
         return Err(entry.conflict(format!(
             "{name:?} compares two completions; with method = \"{method}\" the only loss is \"sft\""

@@ -16,15 +16,15 @@ keys! {
     pub struct ReferenceConfig(method: Method, unused: Option<&str>, adapter: Option<&AdapterSection>) {
         /// Source of the reference's log-probabilities. `"precompute"`: computed once before
         /// training and cached on disk by content, with the weights then dropped; not for online
-        /// runs. `"base"`: the policy without its adapter. `"adapter"`: the policy's base with
+        /// runs and KTO. `"base"`: the policy without its adapter. `"adapter"`: the policy's base with
         /// another adapter. With these two, policy and reference share each layer's pass.
         /// `"model"`: a second set of weights in memory. `"sync"`: a copy of the policy, pulled
         /// towards it every `sync_steps`; with an adapter, a second adapter on the same base.
         /// `"none"`: for SFT, a reward model or a reference-free loss.
         kind: ReferenceKind = choice(ReferenceKind::NAMES)
             .unless(|kind| refuse_kind(*kind, method, unused, adapter.is_some()))
-            .or(default_kind(method, unused.is_some(), adapter.is_some()))
-            .shown("`\"precompute\"`; online `\"model\"`, with an adapter `\"base\"`"),
+            .or(default_kind(method, unused, adapter.is_some()))
+            .shown("`\"precompute\"`; online and KTO `\"model\"`, with an adapter `\"base\"`"),
         /// Model folder of the reference or its [name of the hub](hub.md), if it is not the policy's
         /// start: for `"model"` and `"precompute"`.
         model: Option<PathBuf> = path_or_name(HubPart::Model).optional().shown("the policy's start").only(
@@ -108,12 +108,12 @@ impl ReferenceKind {
     }
 }
 
-fn default_kind(method: Method, reference_free: bool, has_adapter: bool) -> ReferenceKind {
-    if !method.has_reference() || reference_free {
+fn default_kind(method: Method, unused: Option<&str>, has_adapter: bool) -> ReferenceKind {
+    if !method.has_reference() || unused.is_some() {
         return ReferenceKind::None;
     }
     // Nothing can be computed in advance for completions that are generated during training.
-    match (method.generates(), has_adapter) {
+    match (method.generates() || method == Method::Kto, has_adapter) {
         (false, _) => ReferenceKind::Precompute,
         (true, true) => ReferenceKind::Base,
         (true, false) => ReferenceKind::Model,
@@ -139,10 +139,13 @@ fn refuse_kind(
             return Some(format!("method = \"{method}\" has no reference; remove the [reference] table"));
         }
         _ if unused.is_some() => {
-            return Some(format!(
-                "{} leaves the reference unused; set kind = \"none\", or remove one of the two",
-                unused.unwrap_or_default()
-            ));
+            return unused.map(|unused| {
+                format!("{unused} leaves the reference unused; set kind = \"none\", or remove one of the two")
+            });
+        }
+        Precompute if method == Method::Kto => {
+            "prompts are scored with completions of other rows of the batch, so nothing can be computed in advance; set \
+             kind = \"model\", \"sync\" or, with an [adapter], \"base\" or \"adapter\""
         }
         Precompute if method.generates() => {
             "completions are generated while the policy trains, so nothing can be computed in advance; set kind = \

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tandem_data::columns::Columns;
 use tandem_data::order::{self, BatchSampler};
 use tandem_data::progress::Progress;
+use tandem_data::row::LossMask;
 use tandem_data::row::RowOptions;
 use tandem_data::source::{self, Source, Sources};
 use tandem_data::token_cache::TokenCache;
@@ -18,7 +19,7 @@ use crate::config::{
 };
 use crate::events::{Event, Observer};
 use crate::metrics::Split;
-use crate::recipe::{self, MicroBatcher};
+use crate::recipe::{self, MicroBatcher, RowLayout};
 use crate::{Result, TrainError};
 
 /// A config with opened and checked inputs.
@@ -174,6 +175,11 @@ impl RunInputs {
         }
         let longest = eval.iter().chain([&train]).map(|c| c.report().longest as usize).max().unwrap_or(0);
         let answer = config.online.as_ref().map_or(0, |online| online.max_new_tokens);
+        let longest = eval
+            .iter()
+            .chain([&train])
+            .map(|cache| longest_mismatched(config, cache))
+            .fold(longest, usize::max);
         let decoder = Decoder::new(spec, (longest + answer).max(1))?;
         let ModelSpecs { policy: decoder, reference: reference_decoder } =
             ModelSpecs::from_config(config, &decoder)?;
@@ -188,10 +194,17 @@ impl RunInputs {
     /// Creates the batcher of this run.
     pub fn batcher(&self, config: &Config) -> MicroBatcher {
         let in_rounds = config.compute.sharded().meets_in_walk();
-        let (size, pad) = (config.train.micro_batch, self.decoder.spec().head.pad());
+        let layout = RowLayout {
+            share_prefix: config.data.share_prefix,
+            pad: self.decoder.spec().head.pad(),
+            max_length: config.data.max_length,
+            scores_prompts: config.method == Method::Dpo && config.data.loss_on == LossMask::All,
+            has_mismatched: config.objective.needs_mismatched(),
+        };
         let recipe = recipe::for_method(config.method);
-        MicroBatcher::new(recipe, size, config.data.share_prefix, in_rounds, pad)
+        MicroBatcher::new(recipe, config.train.micro_batch, layout, in_rounds)
             .with_max_new_tokens(config.online.as_ref().map_or(0, |online| online.max_new_tokens))
+            .with_ld_alpha(config.objective.ld_alpha)
     }
 
     /// The rows of this run's steps.
@@ -256,6 +269,18 @@ fn check_vocabulary(config: &Config, cache: &TokenCache, vocab_size: usize) -> R
             config.model.display(),
         ),
     })
+}
+
+/// Tokens of the longest prompt with the longest completion of another row, which KTO may score.
+fn longest_mismatched(config: &Config, cache: &TokenCache) -> usize {
+    if !config.objective.needs_mismatched() {
+        return 0;
+    }
+    let rows = (0..cache.num_rows()).map(|row| cache.unpaired(row));
+    let [prompt, completion] = rows.fold([0; 2], |[prompt, completion], row| {
+        [prompt.max(row.prompt.len()), completion.max(row.completion.len())]
+    });
+    (prompt + completion).min(config.data.max_length)
 }
 
 /// Policy and reference must mean the same tokens.

@@ -5,7 +5,10 @@ use tandem_kernels::ops::HeadScores;
 
 use super::policy::PolicySums;
 use super::record::Record;
-use crate::objective::{Loss, PairLogProbs, PolicyLoss, PolicyStats};
+use crate::objective::{
+    Loss, ObjectiveConfig, PairLogProbs, PolicyLoss, PolicyStats, Reward, WholeBatch, log_sigmoid,
+    losses::orpo,
+};
 
 /// Which answers a forest's sequences are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +19,8 @@ pub enum Sides {
     Single,
     /// As pairs, of which rewards are all there is.
     Rewards,
+    /// Completions that are desirable or not.
+    Unpaired,
 }
 
 /// Sums over any number of micro-batches. Adding the micro-batches of a batch in any cut gives the
@@ -43,6 +48,17 @@ pub struct MetricSums {
     answers: [f64; 3],
     /// What the loss of policy gradients did.
     policy: PolicySums,
+    /// Of an SFT term: Σ −log π of the chosen completions, and their scored tokens.
+    likelihood: [f64; 2],
+    /// Of `orpo`: pairs, Σ log σ of the log odds ratio, and Σ of the log odds ratio.
+    odds: [f64; 3],
+    /// Of labelled completions: how many are desirable and how many are not.
+    labelled: [f64; 2],
+    /// The number that a loss shifts rewards by, summed over completions: an estimated divergence, or the
+    /// mean reward.
+    shift: [f64; 2],
+    /// Completions with each.
+    shifted: [f64; 2],
     /// Which kind of sequences went in, for the choice of metrics that come out.
     sides: Option<Sides>,
 }
@@ -54,19 +70,72 @@ impl MetricSums {
         self.weight += loss.weight;
     }
 
-    /// Adds a micro-batch's pairs: rewards are `beta` times the log ratio to the reference, as in
-    /// TRL.
-    pub fn add_pairs(&mut self, batch: &PairLogProbs, beta: f64) {
+    /// Adds a micro-batch's pairs: rewards are `beta` times the log ratio to the reference, or what
+    /// the losses have instead, as in TRL.
+    pub fn add_pairs(&mut self, batch: &PairLogProbs, objective: &ObjectiveConfig, beta: f64) {
+        let reward = objective.reward();
         for i in 0..batch.num_pairs() {
-            let chosen = beta * batch.log_ratio(2 * i);
-            let rejected = beta * batch.log_ratio(2 * i + 1);
+            let sides = [2 * i, 2 * i + 1];
+            let [chosen, rejected] = sides.map(|s| match reward {
+                Reward::LogRatio => beta * batch.log_ratio(s),
+                Reward::LogProb => beta * batch.policy[s],
+                Reward::MeanLogProb => beta * batch.mean_log_prob(s),
+            });
+            let log_probs = sides.map(|s| match reward {
+                Reward::LogRatio | Reward::LogProb => batch.policy[s],
+                Reward::MeanLogProb => batch.mean_log_prob(s),
+            });
             self.chosen_reward += chosen;
             self.rejected_reward += rejected;
             self.accurate += f64::from(u8::from(chosen > rejected));
-            self.chosen_log_prob += batch.policy[2 * i];
-            self.rejected_log_prob += batch.policy[2 * i + 1];
+            self.chosen_log_prob += log_probs[0];
+            self.rejected_log_prob += log_probs[1];
             self.pairs += 1.0;
+            if objective.has("sft") {
+                let (log_prob, tokens) = batch.likelihood(i);
+                self.likelihood[0] -= log_prob;
+                self.likelihood[1] += f64::from(tokens);
+            }
+            if objective.has("orpo") {
+                let odds = orpo::log_odds_ratio(sides.map(|s| batch.mean_log_prob(s)));
+                self.odds[0] += 1.0;
+                self.odds[1] += log_sigmoid(odds);
+                self.odds[2] += odds;
+            }
         }
+    }
+
+    /// Adds a micro-batch's labelled completions. The estimated divergence is 0
+    /// for a loss without one, as in TRL.
+    pub fn add_unpaired(
+        &mut self,
+        batch: &PairLogProbs,
+        whole: &WholeBatch,
+        objective: &ObjectiveConfig,
+        beta: f64,
+    ) {
+        let is_other = objective.terms.iter().any(|term| term.loss.name != "bco");
+        let divergence = is_other.then(|| whole.shift(objective, "kto").unwrap_or(0.0));
+        let shifts = [divergence, whole.shift(objective, "bco")];
+        for (i, &label) in batch.labels.iter().enumerate() {
+            let (reward, log_prob) = if label {
+                (&mut self.chosen_reward, &mut self.chosen_log_prob)
+            } else {
+                (&mut self.rejected_reward, &mut self.rejected_log_prob)
+            };
+            *reward += beta * batch.log_ratio(2 * i);
+            *log_prob += batch.policy[2 * i];
+            self.labelled[usize::from(!label)] += 1.0;
+            for (i, shift) in shifts.into_iter().enumerate().filter_map(|(i, shift)| Some((i, shift?))) {
+                self.shift[i] += shift;
+                self.shifted[i] += 1.0;
+            }
+        }
+    }
+
+    /// Sum of the rewards of labelled completions, and their number.
+    pub fn rewards(&self) -> (f64, u64) {
+        (self.chosen_reward + self.rejected_reward, (self.labelled[0] + self.labelled[1]) as u64)
     }
 
     /// Adds answers that the policy gave itself, by their log-probabilities.
@@ -113,7 +182,7 @@ impl MetricSums {
     /// Adds a micro-batch's tokens. `rows[i]` is the row of `scores` that prediction `i` was scored
     /// at ([`Forest::scored_rows`](tandem_kernels::Forest::scored_rows)). A row that predicts a
     /// token of both answers counts once for each, as in TRL, where the answers are separate
-    /// sequences.
+    /// sequences. `side` is that of a sequence, 0 for answers to learn; those without one are left out.
     ///
     /// # Panics
     /// If `scores` is not of these predictions.
@@ -122,6 +191,7 @@ impl MetricSums {
         scores: &HeadScores,
         rows: &[u32],
         predictions: &[Prediction],
+        side: &dyn Fn(u32) -> Option<usize>,
         sides: Sides,
     ) {
         assert!(
@@ -133,10 +203,7 @@ impl MetricSums {
         );
         self.sides = Some(sides);
         for ((prediction, &row), &hit) in predictions.iter().zip(rows).zip(&scores.hit) {
-            let side = match sides {
-                Sides::Pairs | Sides::Rewards => (prediction.sequence % 2) as usize,
-                Sides::Single => 0,
-            };
+            let Some(side) = side(prediction.sequence) else { continue };
             self.entropy[side] += f64::from(scores.entropy[row as usize]);
             self.mean_logit[side] += f64::from(scores.mean_logit[row as usize]);
             self.hits[side] += f64::from(u8::from(hit));
@@ -152,6 +219,7 @@ impl MetricSums {
             Some(Sides::Pairs) => 1.0,
             Some(Sides::Single) => 2.0,
             Some(Sides::Rewards) => 3.0,
+            Some(Sides::Unpaired) => 4.0,
         };
         let own = [
             self.loss,
@@ -175,6 +243,17 @@ impl MetricSums {
             self.answers[0],
             self.answers[1],
             self.answers[2],
+            self.likelihood[0],
+            self.likelihood[1],
+            self.odds[0],
+            self.odds[1],
+            self.odds[2],
+            self.labelled[0],
+            self.labelled[1],
+            self.shift[0],
+            self.shift[1],
+            self.shifted[0],
+            self.shifted[1],
             sides,
         ];
         let mut numbers = [0.0; Self::WIDTH];
@@ -201,18 +280,24 @@ impl MetricSums {
             tokens: [n[14], n[15]],
             reward_range: [n[16], n[17]],
             answers: [n[18], n[19], n[20]],
+            likelihood: [n[21], n[22]],
+            odds: [n[23], n[24], n[25]],
+            labelled: [n[26], n[27]],
+            shift: [n[28], n[29]],
+            shifted: [n[30], n[31]],
             policy: PolicySums::from_numbers(n.last_chunk().expect("they end with it")),
-            sides: match n[21] {
+            sides: match n[32] {
                 1.0 => Some(Sides::Pairs),
                 2.0 => Some(Sides::Single),
                 3.0 => Some(Sides::Rewards),
+                4.0 => Some(Sides::Unpaired),
                 _ => None,
             },
         }
     }
 
     /// Numbers in [`MetricSums::to_numbers`].
-    pub const WIDTH: usize = 22 + PolicySums::WIDTH;
+    pub const WIDTH: usize = 33 + PolicySums::WIDTH;
 
     /// Adds another's sums.
     pub fn merge(&mut self, other: &Self) {
@@ -235,9 +320,12 @@ impl MetricSums {
             self.hits[side] += other.hits[side];
             self.tokens[side] += other.tokens[side];
         }
-        for (mine, theirs) in self.answers.iter_mut().zip(other.answers) {
-            *mine += theirs;
-        }
+        add(&mut self.answers, other.answers);
+        add(&mut self.likelihood, other.likelihood);
+        add(&mut self.odds, other.odds);
+        add(&mut self.labelled, other.labelled);
+        add(&mut self.shift, other.shift);
+        add(&mut self.shifted, other.shifted);
         self.policy.merge(&other.policy);
         self.reward_range = match (self.sides, other.sides) {
             (Some(Sides::Rewards), Some(Sides::Rewards)) => {
@@ -283,6 +371,14 @@ impl MetricSums {
             record.set("logps/rejected", self.rejected_log_prob / self.pairs);
         }
         self.policy.report(record);
+        self.report_unpaired(record);
+        if self.likelihood[1] > 0.0 {
+            record.set("nll_loss", self.likelihood[0] / self.likelihood[1]);
+        }
+        if self.odds[0] > 0.0 {
+            record.set("log_odds_ratio", self.odds[1] / self.odds[0]);
+            record.set("log_odds_chosen", self.odds[2] / self.odds[0]);
+        }
         self.kl().into_iter().for_each(|kl| record.set("objective/kl", kl));
         if self.answers[0] > 0.0 {
             record.set("objective/entropy", -self.answers[1] / self.answers[0]);
@@ -290,20 +386,59 @@ impl MetricSums {
         let Some(sides) = self.sides else { return };
         // TRL answers 0 where no token was scored.
         let mean = |sum: f64, count: f64| if count > 0.0 { sum / count } else { 0.0 };
+        if sides == Sides::Unpaired {
+            for (name, side) in [("logits/chosen", 0), ("logits/rejected", 1)] {
+                if self.tokens[side] > 0.0 {
+                    record.set(name, self.mean_logit[side] / self.tokens[side]);
+                }
+            }
+        }
         if sides == Sides::Pairs {
             record.set("logits/chosen", mean(self.mean_logit[0], self.tokens[0]));
             record.set("logits/rejected", mean(self.mean_logit[1], self.tokens[1]));
         }
         record.set("entropy", mean(self.entropy[0] + self.entropy[1], self.tokens[0] + self.tokens[1]));
+        if sides == Sides::Unpaired {
+            return;
+        }
         // Of the chosen answers only.
         record.set("mean_token_accuracy", mean(self.hits[0], self.tokens[0]));
     }
+}
+
+impl MetricSums {
+    /// Writes the metrics of labelled completions; as in TRL, those of a side that the batch lacks are
+    /// left out.
+    fn report_unpaired(&self, record: &mut Record) {
+        for (name, i) in [("kl", 0), ("delta", 1)] {
+            if self.shifted[i] > 0.0 {
+                record.set(name, self.shift[i] / self.shifted[i]);
+            }
+        }
+        let [chosen, rejected] = self.labelled;
+        if chosen > 0.0 {
+            record.set("rewards/chosen", self.chosen_reward / chosen);
+            record.set("logps/chosen", self.chosen_log_prob / chosen);
+        }
+        if rejected > 0.0 {
+            record.set("rewards/rejected", self.rejected_reward / rejected);
+            record.set("logps/rejected", self.rejected_log_prob / rejected);
+        }
+        if chosen > 0.0 && rejected > 0.0 {
+            record.set("rewards/margins", self.chosen_reward / chosen - self.rejected_reward / rejected);
+        }
+    }
+}
+
+fn add<const N: usize>(sums: &mut [f64; N], others: [f64; N]) {
+    sums.iter_mut().zip(others).for_each(|(sum, other)| *sum += other);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::metrics::Split;
+    use crate::objective::tests::config;
 
     fn prediction(hidden_row: u32, sequence: u32) -> Prediction {
         Prediction { hidden_row, target: 0, sequence }
@@ -323,10 +458,11 @@ mod tests {
             entropy: vec![1.0, 2.0, 4.0, 8.0],
             mean_logit: vec![0.5, 1.0, -2.0, 3.0],
             log_sum_exp: vec![0.0; 4],
+            log_sum_squares: vec![0.0; 4],
         };
         let predictions =
             [prediction(3, 0), prediction(3, 1), prediction(4, 1), prediction(9, 2), prediction(12, 3)];
-        sums.add_tokens(&scores, &[0, 0, 1, 2, 3], &predictions, Sides::Pairs);
+        sums.add_tokens(&scores, &[0, 0, 1, 2, 3], &predictions, &|s| Some(s as usize % 2), Sides::Pairs);
     }
 
     #[test]
@@ -360,9 +496,10 @@ mod tests {
             entropy: vec![1.0, 3.0],
             mean_logit: vec![0.0; 2],
             log_sum_exp: vec![0.0; 2],
+            log_sum_squares: vec![0.0; 2],
         };
         let mut sums = MetricSums::default();
-        sums.add_tokens(&scores, &[0, 1], &[prediction(0, 0), prediction(1, 1)], Sides::Single);
+        sums.add_tokens(&scores, &[0, 1], &[prediction(0, 0), prediction(1, 1)], &|_| Some(0), Sides::Single);
         sums.add_loss(&Loss { sum: 6.0, weight: 2.0, ..Loss::default() });
         let record = report(&sums);
         assert_eq!(record.get("loss"), Some(3.0));
@@ -378,9 +515,10 @@ mod tests {
             reference: Some(&[-6.0, -8.0, -5.0, -5.0]),
             answer_tokens: &[1; 4],
             scored_tokens: &[1; 4],
+            ..PairLogProbs::default()
         };
         let mut sums = MetricSums::default();
-        sums.add_pairs(&pairs, 0.5);
+        sums.add_pairs(&pairs, &config(&[("sigmoid", 1.0)]), 0.5);
         let record = report(&sums);
         assert_eq!(record.get("rewards/chosen"), Some(0.5));
         assert_eq!(record.get("rewards/rejected"), Some(-0.25));
@@ -412,11 +550,12 @@ mod tests {
         let policy = [-1.0, -2.0, -4.0, -8.0, -16.0, -32.0];
         let pairs = |policy| {
             let ones = &[1; 6][..<[f64]>::len(policy)];
-            PairLogProbs { policy, reference: None, answer_tokens: ones, scored_tokens: ones }
+            PairLogProbs { policy, answer_tokens: ones, scored_tokens: ones, ..PairLogProbs::default() }
         };
-        whole.add_pairs(&pairs(&policy), 1.0);
-        first.add_pairs(&pairs(&policy[..2]), 1.0);
-        second.add_pairs(&pairs(&policy[2..]), 1.0);
+        let config = config(&[("cpo", 1.0), ("sft", 1.0)]);
+        whole.add_pairs(&pairs(&policy), &config, 1.0);
+        first.add_pairs(&pairs(&policy[..2]), &config, 1.0);
+        second.add_pairs(&pairs(&policy[2..]), &config, 1.0);
         tokens(&mut whole);
         tokens(&mut second);
         let loss = |sum, weight| Loss { sum, weight, ..Loss::default() };

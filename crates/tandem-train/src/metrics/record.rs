@@ -30,6 +30,10 @@ impl Split {
 /// | `rewards/chosen`, `rewards/rejected` | mean of β (log π − log π_ref) |
 /// | `rewards/margins`, `rewards/accuracies` | mean of their difference; share of pairs where it is positive |
 /// | `logps/chosen`, `logps/rejected` | mean summed log-probability of the answers, nats |
+/// | `kl` | of KTO: the batch's estimated divergence to the reference, which rewards are compared with |
+/// | `delta` | of `bco`: mean reward so far |
+/// | `nll_loss` | of a mix with `sft`: mean over chosen tokens of −log π |
+/// | `log_odds_ratio`, `log_odds_chosen` | of `orpo`: means of log σ of the log odds ratio, and of that |
 /// | `logits/chosen`, `logits/rejected` | mean over answer tokens of the mean over the vocabulary |
 /// | `entropy` | mean over answer tokens, nats |
 /// | `mean_token_accuracy` | share of chosen answer tokens with the largest logit |

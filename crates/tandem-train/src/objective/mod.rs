@@ -6,7 +6,8 @@
 //!
 //! Values and derivatives are *sums* over the given pairs; the caller divides by the pairs of the
 //! global batch. Cutting a batch into micro-batches therefore does not change the loss. The `sft`
-//! term is a mean over tokens and needs [`BatchTotals`] before the first forward pass.
+//! term is a mean over tokens and needs [`BatchTotals`] before the first forward pass. Losses that
+//! compare the pairs of a batch need the log-probabilities of all of it: [`WholeBatch`].
 //!
 //! A new loss is one file in `losses` and its two lines in the list there.
 
@@ -17,11 +18,13 @@ mod nash_md;
 mod reward;
 mod xpo;
 
+use serde::{Deserialize, Serialize};
+
 pub use divergence::Divergence;
 pub use grpo::{
     GrpoOptions, ImportanceSampling, PolicyAnswer, PolicyLoss, PolicyStats, PolicyTokens, grpo_loss,
 };
-pub use losses::{PairLoss, Smoothing, register};
+pub use losses::{PairLoss, Partners, Reward, Smoothing, register};
 pub use nash_md::{TokenLogProbs, nash_md_loss};
 pub use reward::reward_loss;
 pub use xpo::add_exploration;
@@ -44,6 +47,18 @@ pub struct ObjectiveConfig {
     pub reference_free: bool,
     /// Temperature of `discopop`'s blend, positive.
     pub discopop_tau: f64,
+    /// Target margin of `simpo`, at least 0.
+    pub simpo_gamma: f64,
+    /// Weight of `dpop`'s penalty, at least 0.
+    pub dpop_lambda: f64,
+    /// Weight of desirable completions, positive.
+    pub desirable_weight: f64,
+    /// Weight of undesirable completions, positive.
+    pub undesirable_weight: f64,
+    /// LD-DPO's weight of the tokens of a completion beyond the length of the other, in `[0, 1]`.
+    pub ld_alpha: Option<f64>,
+    /// Weight pairs by their likelihood under the policy: WPO.
+    pub use_weighting: bool,
     /// Which divergence to the reference.
     pub divergence: Divergence,
     /// How strongly the policy is pulled away from the reference's own answers: XPO's α, else 0.
@@ -55,17 +70,39 @@ pub struct ObjectiveConfig {
 }
 
 impl ObjectiveConfig {
-    /// Returns the key that leaves the reference out of the loss, if one does.
-    pub fn reason_without_reference(&self) -> Option<&'static str> {
-        match self.grpo {
-            Some(_) => (self.betas().all(|beta| beta == 0.0)).then_some("objective.beta = 0"),
-            None => self.reference_free.then_some("objective.reference_free = true"),
-        }
-    }
-
     /// All values of beta, in order.
     pub fn betas(&self) -> impl Iterator<Item = f64> {
         std::iter::once(self.beta).chain(self.next_betas.iter().copied())
+    }
+
+    /// The name of a loss without a reference, if no loss compares with one.
+    pub fn loss_without_reference(&self) -> Option<&'static str> {
+        let is_without = |term: &&Term| term.loss.reward != Reward::LogRatio;
+        let without = self.terms.iter().find(is_without)?;
+        self.terms.iter().all(|term| !term.loss.of_ratios).then_some(without.loss.name)
+    }
+
+    /// Reward of a completion in the metrics.
+    pub fn reward(&self) -> Reward {
+        match self.loss_without_reference() {
+            Some(name) => losses::find(name).map_or(Reward::LogRatio, |loss| loss.reward),
+            None => Reward::LogRatio,
+        }
+    }
+
+    /// Returns whether a loss needs the log-probabilities of the whole batch.
+    pub fn needs_whole_batch(&self) -> bool {
+        self.terms.iter().any(|term| term.loss.partners.is_some())
+    }
+
+    /// Returns whether a loss needs completions of other rows with a row's prompt.
+    pub fn needs_mismatched(&self) -> bool {
+        self.terms.iter().any(|term| term.loss.mismatched)
+    }
+
+    /// Returns whether a loss of that name is a term.
+    pub fn has(&self, name: &str) -> bool {
+        self.terms.iter().any(|term| term.loss.name == name)
     }
 
     /// Beta in a 0-based step.
@@ -86,7 +123,7 @@ pub struct Term {
 }
 
 /// Log-probabilities of `B` pairs.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct PairLogProbs<'a> {
     /// Policy `[2B]`, pair by pair: chosen, rejected.
     pub policy: &'a [f64],
@@ -98,6 +135,23 @@ pub struct PairLogProbs<'a> {
     /// answer without a prompt starts the text: its first token has nothing before it to predict
     /// it.
     pub scored_tokens: &'a [u32],
+    /// Likelihood of the chosen answers, for `sft`, where it is not `policy` and `scored_tokens`.
+    pub likelihood: Option<Likelihood<'a>>,
+    /// WPO's weight of each pair `[B]`; `None` is 1.
+    pub weights: Option<&'a [f64]>,
+    /// Number of pairs of the whole batch before these.
+    pub first_pair: usize,
+    /// Whether the first answer of each pair is desirable `[B]`; empty where answers are compared.
+    pub labels: &'a [bool],
+}
+
+/// Likelihood of chosen answers, each token counted alike.
+#[derive(Clone, Copy, Debug)]
+pub struct Likelihood<'a> {
+    /// `log π` `[B]`, nats.
+    pub log_prob: &'a [f64],
+    /// Tokens `[B]`.
+    pub tokens: &'a [u32],
 }
 
 impl PairLogProbs<'_> {
@@ -120,6 +174,19 @@ impl PairLogProbs<'_> {
         n / 2
     }
 
+    /// `log π` of the chosen answer of pair `i`, each token counted alike, and its tokens.
+    pub fn likelihood(&self, i: usize) -> (f64, u32) {
+        match self.likelihood {
+            Some(Likelihood { log_prob, tokens }) => (log_prob[i], tokens[i]),
+            None => (self.policy[2 * i], self.scored_tokens[2 * i]),
+        }
+    }
+
+    /// `log π(y|x)` of sequence `s` per scored token.
+    pub fn mean_log_prob(&self, s: usize) -> f64 {
+        self.policy[s] / f64::from(self.scored_tokens[s].max(1))
+    }
+
     /// `log π(y|x) − log π_ref(y|x)` of sequence `s`.
     pub fn log_ratio(&self, s: usize) -> f64 {
         self.policy[s] - self.reference.map_or(0.0, |r| r[s])
@@ -135,6 +202,80 @@ pub struct BatchTotals {
     pub chosen_tokens: u64,
 }
 
+/// Mean of the rewards of a run's completions, for `bco`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RewardMean {
+    /// The mean; 0 before there is one.
+    pub mean: f64,
+    /// Completions.
+    pub count: u64,
+}
+
+impl RewardMean {
+    /// Adds `count` rewards by their sum.
+    #[must_use]
+    pub fn with(self, sum: f64, count: u64) -> Self {
+        let all = self.count + count;
+        if count == 0 {
+            return self;
+        }
+        let (own, share) = (sum / count as f64, count as f64 / all as f64);
+        Self { mean: self.mean + (own - self.mean) * share, count: all }
+    }
+}
+
+/// Rewards before a batch, and how the batch's own are made.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BatchRewards {
+    /// Mean of the rewards so far.
+    pub so_far: RewardMean,
+    /// Strength of the pull towards the reference in this step.
+    pub beta: f64,
+    /// Whether the batch's own rewards belong to the mean: those of training do.
+    pub learns: bool,
+}
+
+/// What losses need of the whole batch.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct WholeBatch {
+    /// Counts.
+    pub totals: BatchTotals,
+    /// Rewards of the batches before.
+    pub rewards: BatchRewards,
+    /// Of each term, [`Pair::partners`] per pair; empty for losses of one pair alone.
+    partners: Vec<Vec<[f64; 2]>>,
+}
+
+impl From<BatchTotals> for WholeBatch {
+    fn from(totals: BatchTotals) -> Self {
+        Self { totals, ..Self::default() }
+    }
+}
+
+impl WholeBatch {
+    /// Adds what the losses need of the log-probabilities of the batch's pairs: `policy` and
+    /// `reference` of `batch`.
+    pub fn complete(&mut self, config: &ObjectiveConfig, batch: &PairLogProbs) {
+        let of_term = |term: &Term| {
+            term.loss.partners.map(|partners| partners(batch, &self.rewards)).unwrap_or_default()
+        };
+        self.partners = config.terms.iter().map(of_term).collect();
+    }
+
+    /// The number that the loss of a name shifts every reward by: KTO's divergence, BCO's mean. `None`
+    /// if it is no term.
+    pub fn shift(&self, config: &ObjectiveConfig, name: &str) -> Option<f64> {
+        let term = config.terms.iter().position(|term| term.loss.name == name)?;
+        Some(self.partners.get(term)?.first()?[0])
+    }
+
+    /// Partners of a pair of the batch under a term.
+    fn partners(&self, term: usize, pair: usize) -> [f64; 2] {
+        self.partners.get(term).and_then(|pairs| pairs.get(pair)).copied().unwrap_or_default()
+    }
+}
+
 /// A loss over part of a batch, and its derivative. Sums: divide both by the global batch's weight.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Loss {
@@ -146,6 +287,9 @@ pub struct Loss {
     pub d_log_prob: Vec<f64>,
     /// Additional derivative per prediction, for token-level losses; else empty.
     pub d_token: Vec<f64>,
+    /// Derivative by [`Likelihood::log_prob`] where it is given, per pair, then per sequence; else
+    /// empty.
+    pub d_likelihood: Vec<f64>,
 }
 
 impl Loss {
@@ -155,12 +299,21 @@ impl Loss {
     }
 
     /// Scatters from pair members to the forest's sequences; contributions of several pairs add up.
-    pub fn spread(&mut self, pairs: &[[u32; 2]], num_sequences: usize) {
-        let mut of_sequence = vec![0.0; num_sequences];
-        for (&sequence, derivative) in pairs.iter().flatten().zip(&self.d_log_prob) {
-            of_sequence[sequence as usize] += derivative;
+    /// `prompts` are the sequences of the prompts that belong to the likelihood, if any.
+    pub fn spread(&mut self, pairs: &[[u32; 2]], prompts: &[u32], num_sequences: usize) {
+        let scatter = |sequences: &mut dyn Iterator<Item = u32>, derivatives: &[f64]| {
+            let mut of_sequence = vec![0.0; num_sequences];
+            for (sequence, derivative) in sequences.zip(derivatives) {
+                of_sequence[sequence as usize] += derivative;
+            }
+            of_sequence
+        };
+        self.d_log_prob = scatter(&mut pairs.iter().flatten().copied(), &self.d_log_prob);
+        if !self.d_likelihood.is_empty() {
+            let own = &self.d_likelihood;
+            let (chosen, both) = (pairs.iter().map(|pair| pair[0]), [&own[..], &own[..]].concat());
+            self.d_likelihood = scatter(&mut chosen.chain(prompts.iter().copied()), &both);
         }
-        self.d_log_prob = of_sequence;
     }
 
     fn reset(&mut self) {
@@ -168,23 +321,25 @@ impl Loss {
         self.weight = 0.0;
         self.d_log_prob.clear();
         self.d_token.clear();
+        self.d_likelihood.clear();
     }
 }
 
 /// Computes the configured preference loss of a micro-batch into `out`, whose buffers are reused.
 ///
-/// `totals` counts the whole global batch that `batch` belongs to.
+/// `whole` is the global batch that `batch` belongs to.
 ///
 /// # Panics
 /// The slices of `batch` differ in length.
 pub fn preference_loss(
     batch: &PairLogProbs,
-    totals: &BatchTotals,
+    whole: &WholeBatch,
     config: &ObjectiveConfig,
     beta: f64,
     out: &mut Loss,
 ) {
     out.reset();
+    let totals = &whole.totals;
     let pairs_per_token = totals.pairs as f64 / totals.chosen_tokens.max(1) as f64;
     for i in 0..batch.num_pairs() {
         let (chosen, rejected) = (2 * i, 2 * i + 1);
@@ -196,12 +351,27 @@ pub fn preference_loss(
             chosen_tokens: f64::from(batch.answer_tokens[chosen].max(1)),
             rejected_tokens: f64::from(batch.answer_tokens[rejected].max(1)),
             chosen_log_prob: batch.policy[chosen],
+            likelihood: batch.likelihood(i).0,
+            rejected_log_prob: batch.policy[rejected],
+            chosen_scored: f64::from(batch.scored_tokens[chosen].max(1)),
+            rejected_scored: f64::from(batch.scored_tokens[rejected].max(1)),
             pairs_per_token,
+            partners: [0.0; 2],
+            label: batch.labels.get(i).copied().unwrap_or(true),
             beta,
         };
-        let value = weighted(config, &pair, [chosen_slope, rejected_slope]);
-        out.sum += value.loss;
-        out.d_log_prob.extend([value.d_chosen, value.d_rejected]);
+        let partners = |term| whole.partners(term, batch.first_pair + i);
+        let (value, mut likelihood) = weighted(config, &pair, [chosen_slope, rejected_slope], partners);
+        let weight = batch.weights.map_or(1.0, |weights| weights[i]);
+        let [loss, mut chosen, rejected] = [value.loss, value.d_chosen, value.d_rejected].map(|x| weight * x);
+        likelihood *= weight;
+        if batch.likelihood.is_some() {
+            out.d_likelihood.push(likelihood);
+        } else {
+            chosen += likelihood;
+        }
+        out.sum += loss;
+        out.d_log_prob.extend([chosen, rejected]);
         out.weight += 1.0;
     }
 }
@@ -231,7 +401,15 @@ pub fn exact_at_start(config: &ObjectiveConfig) -> Option<f64> {
     if config.terms.is_empty() || config.exploration != 0.0 {
         return None;
     }
-    if config.reference_free || config.terms.iter().any(|t| !t.loss.of_ratios && t.weight != 0.0) {
+    // A value for each label.
+    if config.desirable_weight != config.undesirable_weight {
+        return None;
+    }
+    // WPO's weights are of the log-probabilities themselves.
+    if config.use_weighting
+        || config.reference_free
+        || config.terms.iter().any(|t| !t.loss.of_ratios && t.weight != 0.0)
+    {
         return None;
     }
     let agree = Pair {
@@ -240,23 +418,40 @@ pub fn exact_at_start(config: &ObjectiveConfig) -> Option<f64> {
         chosen_tokens: 1.0,
         rejected_tokens: 1.0,
         chosen_log_prob: 0.0,
+        likelihood: 0.0,
+        rejected_log_prob: 0.0,
+        chosen_scored: 1.0,
+        rejected_scored: 1.0,
         pairs_per_token: 1.0,
+        partners: [0.0; 2],
+        label: true,
         beta: config.beta,
     };
-    Some(weighted(config, &agree, [1.0, 1.0]).loss)
+    Some(weighted(config, &agree, [1.0, 1.0], |_| [0.0; 2]).0.loss)
 }
 
-/// `slopes` are the derivatives of the ratios by the log-probabilities: chosen, rejected.
-fn weighted(config: &ObjectiveConfig, pair: &Pair, slopes: [f64; 2]) -> Value {
-    let mut total = Value::default();
-    for term in &config.terms {
-        let value = (term.loss.value)(pair, config);
+/// The weighted sum of all terms, and its derivative by [`Pair::likelihood`]. `slopes` are the
+/// derivatives of the ratios by the log-probabilities: chosen, rejected. `partners` are those of a term.
+fn weighted(
+    config: &ObjectiveConfig,
+    pair: &Pair,
+    slopes: [f64; 2],
+    partners: impl Fn(usize) -> [f64; 2],
+) -> (Value, f64) {
+    let (mut total, mut likelihood) = (Value::default(), 0.0);
+    for (index, term) in config.terms.iter().enumerate() {
+        let value = (term.loss.value)(&Pair { partners: partners(index), ..*pair }, config);
+        if term.loss.of_likelihood {
+            total.loss += term.weight * value.loss;
+            likelihood += term.weight * value.d_chosen;
+            continue;
+        }
         let [chosen, rejected] = if term.loss.of_ratios { slopes } else { [1.0, 1.0] };
         total.loss += term.weight * value.loss;
         total.d_chosen += term.weight * value.d_chosen * chosen;
         total.d_rejected += term.weight * value.d_rejected * rejected;
     }
-    total
+    (total, likelihood)
 }
 
 /// Inputs of a loss for one pair.
@@ -273,9 +468,21 @@ pub struct Pair {
     pub rejected_tokens: f64,
     /// `log π` of the chosen answer.
     pub chosen_log_prob: f64,
+    /// `log π` of the chosen answer, each token counted alike: all of the text for some runs.
+    pub likelihood: f64,
+    /// `log π` of the rejected answer.
+    pub rejected_log_prob: f64,
+    /// Scored tokens of the chosen answer, at least 1.
+    pub chosen_scored: f64,
+    /// Scored tokens of the rejected answer, at least 1.
+    pub rejected_scored: f64,
     /// Pairs of the global batch over its scored chosen tokens: turns a sum over tokens into a mean
     /// over tokens after the division by pairs.
     pub pairs_per_token: f64,
+    /// Two numbers that the loss computes from the whole batch: [`PairLoss::partners`].
+    pub partners: [f64; 2],
+    /// Whether the chosen answer is desirable, for losses of labelled completions.
+    pub label: bool,
     /// Strength of the pull towards the reference in this step.
     pub beta: f64,
 }
@@ -284,6 +491,11 @@ impl Pair {
     /// `chosen_ratio − rejected_ratio`.
     fn delta(&self) -> f64 {
         self.chosen_ratio - self.rejected_ratio
+    }
+
+    /// Mean log-probability of the tokens of the chosen and of the rejected answer.
+    fn mean_log_probs(&self) -> [f64; 2] {
+        [self.chosen_log_prob / self.chosen_scored, self.rejected_log_prob / self.rejected_scored]
     }
 }
 
@@ -313,9 +525,9 @@ fn sigmoid(x: f64) -> f64 {
 }
 
 /// ln σ(x) without overflow or cancellation.
-fn log_sigmoid(x: f64) -> f64 {
+pub(crate) fn log_sigmoid(x: f64) -> f64 {
     x.min(0.0) - (-x.abs()).exp().ln_1p()
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -15,7 +15,7 @@ fn floats(value: &Json) -> Vec<f64> {
     value.as_array().expect("a list").iter().map(|x| x.as_f64().expect("a number")).collect()
 }
 
-pub(super) fn config(terms: &[(&str, f64)]) -> ObjectiveConfig {
+pub(crate) fn config(terms: &[(&str, f64)]) -> ObjectiveConfig {
     let terms = terms
         .iter()
         .map(|&(name, weight)| Term { loss: losses::find(name).expect("a known loss"), weight })
@@ -31,6 +31,12 @@ pub(super) fn config(terms: &[(&str, f64)]) -> ObjectiveConfig {
         label_smoothing: 0.0,
         reference_free: false,
         discopop_tau: 0.05,
+        simpo_gamma: 0.5,
+        dpop_lambda: 50.0,
+        desirable_weight: 1.0,
+        undesirable_weight: 1.0,
+        ld_alpha: None,
+        use_weighting: false,
         divergence: Divergence::ReverseKl,
     }
 }
@@ -53,10 +59,23 @@ fn totals(tokens: &[u32]) -> BatchTotals {
     BatchTotals { pairs: tokens.len() as u64 / 2, chosen_tokens }
 }
 
+fn whole(pairs: &PairLogProbs, tokens: &[u32], config: &ObjectiveConfig) -> WholeBatch {
+    let mut whole = WholeBatch::from(totals(tokens));
+    whole.rewards.beta = config.beta;
+    whole.complete(config, pairs);
+    whole
+}
+
 fn loss_of(policy: &[f64], reference: Option<&[f64]>, tokens: &[u32], config: &ObjectiveConfig) -> Loss {
-    let pairs = PairLogProbs { policy, reference, answer_tokens: tokens, scored_tokens: tokens };
+    let pairs = PairLogProbs {
+        policy,
+        reference,
+        answer_tokens: tokens,
+        scored_tokens: tokens,
+        ..PairLogProbs::default()
+    };
     let mut loss = Loss::default();
-    preference_loss(&pairs, &totals(tokens), config, config.beta, &mut loss);
+    preference_loss(&pairs, &whole(&pairs, tokens, config), config, config.beta, &mut loss);
     loss
 }
 
@@ -105,8 +124,9 @@ fn losses_and_reward_metrics_equal_trl() {
                 reference: Some(&reference),
                 answer_tokens: &tokens,
                 scored_tokens: &tokens,
+                ..PairLogProbs::default()
             };
-            sums.add_pairs(&pairs, config.beta);
+            sums.add_pairs(&pairs, &config, config.beta);
             let mut record = Record::new(1, Split::Train);
             sums.report(&mut record);
             // A reward is the mean of beta times such a difference.
@@ -140,6 +160,25 @@ fn sigmoid_with_smoothing_and_without_reference_equals_mitchell_pair_by_pair() {
             let one =
                 loss_of(&policy[pair.clone()], reference.map(|r| &r[pair.clone()]), &tokens[pair], &config);
             assert_near(one.sum, expected, &format!("{} pair {i}", case["name"]));
+        }
+    }
+}
+
+/// Values of the paper's equation in float64: `goldens/offline_golden.py`.
+#[test]
+fn dpop_equals_its_equation_pair_by_pair() {
+    let file: Json =
+        serde_json::from_str(include_str!("../../../../goldens/small/offline.json")).expect("JSON");
+    let golden = &file["dpop"];
+    let (policy, reference) = (floats(&golden["policy"]), floats(&golden["reference"]));
+    for case in golden["cases"].as_array().expect("cases") {
+        let mut config = config(&[("dpop", 1.0)]);
+        config.beta = case["beta"].as_f64().expect("beta");
+        config.dpop_lambda = case["lambda"].as_f64().expect("lambda");
+        let loss = loss_of(&policy, Some(&reference), &[1; 8], &config);
+        assert_within(loss.mean(), case["loss"].as_f64().expect("loss"), 1e-12, "loss");
+        for (found, expected) in loss.d_log_prob.iter().zip(floats(&case["gradient"])) {
+            assert_within(found / loss.weight, expected, 1e-12, "derivative");
         }
     }
 }
@@ -238,7 +277,9 @@ fn derivatives_under_every_divergence_equal_central_differences() {
 #[test]
 fn a_batch_may_be_cut_anywhere() {
     let (policy, reference, tokens) = batch(3);
-    let config = config(&[("sigmoid", 0.8), ("bco_pair", 0.2), ("sft", 1.0)]);
+    let config = config(&[("sigmoid", 0.8), ("aot", 0.3), ("aot_unpaired", 0.2), ("sft", 1.0)]);
+    let all = PairLogProbs { policy: &policy, reference: Some(&reference), ..PairLogProbs::default() };
+    let of_batch = self::whole(&all, &tokens, &config);
     let whole = loss_of(&policy, Some(&reference), &tokens, &config);
     for cut in (2..policy.len()).step_by(2) {
         let (mut sum, mut weight, mut gradient, mut part) = (0.0, 0.0, Vec::new(), Loss::default());
@@ -247,9 +288,11 @@ fn a_batch_may_be_cut_anywhere() {
                 policy: &policy[range.clone()],
                 reference: Some(&reference[range.clone()]),
                 answer_tokens: &tokens[range.clone()],
-                scored_tokens: &tokens[range],
+                scored_tokens: &tokens[range.clone()],
+                first_pair: range.start / 2,
+                ..PairLogProbs::default()
             };
-            preference_loss(&pairs, &totals(&tokens), &config, config.beta, &mut part);
+            preference_loss(&pairs, &of_batch, &config, config.beta, &mut part);
             sum += part.sum;
             weight += part.weight;
             gradient.extend_from_slice(&part.d_log_prob);
@@ -290,6 +333,12 @@ fn the_value_at_the_start_is_exact() {
         ("apo_zero", 1.0),
         ("apo_down", 1.0),
         ("discopop", 0.5 * 2f64.ln() + 0.5),
+        ("dpop", 2f64.ln()),
+        ("aot", 2f64.ln()),
+        ("aot_unpaired", 2f64.ln()),
+        ("kto", 0.5),
+        ("apo_zero_unpaired", 0.5),
+        ("bco", 2f64.ln()),
     ];
     let (policy, _, tokens) = batch(11);
     for (name, value) in expected {

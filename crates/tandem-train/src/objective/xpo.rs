@@ -38,11 +38,12 @@ mod tests {
                 reference: Some(&of_reference),
                 answer_tokens: &[2; 4],
                 scored_tokens: &[2; 4],
+                ..PairLogProbs::default()
             };
             let mut out = Loss::default();
             let totals = BatchTotals { pairs: 2, chosen_tokens: 4 };
-            preference_loss(&batch, &totals, &config, config.beta, &mut out);
-            out.spread(&pairs, 4);
+            preference_loss(&batch, &totals.into(), &config, config.beta, &mut out);
+            out.spread(&pairs, &[], 4);
             add_exploration(&policy, &[1, 3], config.exploration, &mut out);
             assert!((out.mean() - mean).abs() < 1e-12 * mean, "{name}: {}", out.mean());
             let found: Vec<f64> = out.d_log_prob.iter().map(|d| d / out.weight).collect();

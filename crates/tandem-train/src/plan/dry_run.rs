@@ -13,7 +13,7 @@ use crate::inputs::{ModelSpecs, RunInputs};
 use crate::parallel::{DeviceMesh, Partition, StagedExecutor};
 use crate::placement::{MemoryPlacement, PassCapacities};
 use crate::plan::PlanInputs;
-use crate::recipe::MicroBatch;
+use crate::recipe::{BatchPart, MicroBatch};
 use crate::reference::{Reference, RowScores, kept, layer_executor, share_base};
 use crate::step::{StepOptions, TrainState, TrainStep};
 use crate::weights::SharedReference;
@@ -89,7 +89,7 @@ pub fn calls(
     let mut batcher = prepared.batcher(config);
     let mut batches = prepared.batches(config);
     let share = batcher.share(&prepared.train, batches.rows(0), data_rank, data_size);
-    let build = &mut |rows: &[u32]| batcher.build(&prepared.train, rows);
+    let build = &mut |part: BatchPart<'_>| batcher.build(&prepared.train, part);
     let (mut scorer, mut learner) = load(
         config,
         &PlanInputs::new(prepared),

@@ -22,7 +22,7 @@ pub fn needs(config: &Config, prepared: &RunInputs) -> Result<MemoryRequirements
         let rows: Vec<u32> = (0..cache.num_rows() as u32).collect();
         let share = batcher.share(cache, &rows, 0, 1);
         let mut batches =
-            share.own_micro_batches.iter().map(|&index| batcher.build(cache, share.rows_of(index)));
+            share.own_micro_batches.iter().map(|&index| batcher.build(cache, share.part(index)));
         dry_run::reference_pass(config, &outline, &placement, &mut DeviceMesh::alone(), &mut batches, false)?;
         phases.push(PhasePlan::new("reference", &placement, 0.0));
     }

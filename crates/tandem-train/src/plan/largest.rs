@@ -8,10 +8,10 @@ use tandem_model::BatchCapacity;
 
 use super::survey::PassShape;
 use crate::Result;
-use crate::recipe::MicroBatcher;
+use crate::recipe::{BatchPart, MicroBatcher};
 
-/// A micro-batch: counts, rows and data set.
-type Found<'a> = Option<(RowCounts, &'a TokenCache, Vec<u32>)>;
+/// A micro-batch: counts, data set, and the row before its rows with them.
+type Found<'a> = Option<(RowCounts, &'a TokenCache, (u32, Vec<u32>))>;
 
 /// The largest micro-batches so far.
 #[derive(Default)]
@@ -25,13 +25,13 @@ pub(super) struct Largest<'a> {
 }
 
 impl<'a> Largest<'a> {
-    pub(super) fn consider(&mut self, counts: RowCounts, cache: &'a TokenCache, rows: &[u32]) {
+    pub(super) fn consider(&mut self, counts: RowCounts, cache: &'a TokenCache, part: BatchPart<'_>) {
         let BatchCapacity { tokens, scored } = self.room;
         self.room =
             BatchCapacity { tokens: tokens.max(counts.tokens), scored: scored.max(counts.scored_rows) };
         let keep = |best: &mut Found<'a>, size: fn(&RowCounts) -> usize| {
             if best.as_ref().is_none_or(|(other, ..)| size(&counts) > size(other)) {
-                *best = Some((counts, cache, rows.to_vec()));
+                *best = Some((counts, cache, (part.before, part.rows.to_vec())));
             }
         };
         keep(&mut self.of_trees[counts.trees.min(MANY_TREES)], |counts| counts.tokens);
@@ -49,8 +49,11 @@ impl<'a> Largest<'a> {
         counts: &[RowCounts],
     ) {
         let rows: Vec<u32> = (0..counts.len() as u32).collect();
+        let mixed = batcher.mixes_rows().then(|| batcher.counts(cache, rows[..].into()));
+        let counts = mixed.as_deref().unwrap_or(counts);
         for range in batcher.cut(cache, &rows) {
-            self.consider(counts[range.clone()].iter().copied().sum(), cache, &rows[range]);
+            let sum = counts[range.clone()].iter().copied().sum();
+            self.consider(sum, cache, BatchPart::new(&rows, range));
         }
     }
 
@@ -66,7 +69,9 @@ impl<'a> Largest<'a> {
         let mut all: Vec<_> = front.collect();
         all.reverse();
         all.extend(scored.into_iter().chain(unscored));
-        let build = |(_, cache, rows): (RowCounts, &'a TokenCache, Vec<u32>)| batcher.build(cache, &rows);
+        let build = |(_, cache, (before, rows)): (RowCounts, &'a TokenCache, (u32, Vec<u32>))| {
+            batcher.build(cache, BatchPart { rows: &rows, before })
+        };
         Ok(PassShape { room, largest: all.into_iter().map(build).collect::<Result<_>>()? })
     }
 }

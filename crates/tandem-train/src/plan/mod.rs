@@ -406,7 +406,7 @@ fn step(
         own_micro_batches: (0..turns.own).collect(),
         ..RankBatch::uniform(batch, turns.all.max(1))
     };
-    scorer.step(learner, mesh, &share, &mut |_: &[u32]| Ok(batch.clone()), &StepOptions::dry())?;
+    scorer.step(learner, mesh, &share, &mut |_| Ok(batch.clone()), &StepOptions::dry())?;
     Ok(())
 }
 

@@ -124,5 +124,5 @@ fn cut_to(rows: &[ScoredPrompt], most: usize, share_prefix: bool) -> Vec<ScoredP
 
 fn build(batcher: &mut MicroBatcher, rows: &[ScoredPrompt]) -> Result<MicroBatch> {
     let numbers: Vec<u32> = (0..rows.len() as u32).collect();
-    batcher.build(Rows::Ranked(rows), &numbers)
+    batcher.build(Rows::Ranked(rows), &numbers[..])
 }

@@ -12,7 +12,7 @@ use super::largest::Largest;
 use crate::config::{Config, MicroBatchSize, Order, ReferenceKind};
 use crate::inputs::RunInputs;
 use crate::placement::PassCapacities;
-use crate::recipe::{self, AssumedRow, MicroBatch, deal};
+use crate::recipe::{self, AssumedRow, BatchPart, MicroBatch, deal};
 use crate::samples::Sampler;
 use crate::{Result, TrainError};
 
@@ -204,8 +204,9 @@ fn look(config: &Config, prepared: &RunInputs) -> Result<BatchStatistics> {
     let total = config.train.length.total_steps(prepared.train.num_rows(), config.train.batch_size);
     let per_epoch = batches.steps_per_epoch();
     let of_rows = |cache: &TokenCache| -> Vec<RowCounts> {
-        (0..cache.num_rows()).map(|row| cache.counts(row, config.data.share_prefix)).collect()
+        batcher.counts(cache, BatchPart::from(&(0..cache.num_rows() as u32).collect::<Vec<_>>()[..]))
     };
+    let mixes_rows = batcher.mixes_rows();
     let (counts, of_eval) = (of_rows(&prepared.train), prepared.eval.as_ref().map(of_rows));
     let (mut steps, mut sequence_tokens, mut num_rows) = (Vec::new(), 0, 0);
     let measured = total.min(per_epoch.max(LOOK_AHEAD));
@@ -217,10 +218,15 @@ fn look(config: &Config, prepared: &RunInputs) -> Result<BatchStatistics> {
     for step in 0..looked_at {
         let rows = batches.rows(step);
         let mut tokens = Vec::new();
+        let mixed = mixes_rows.then(|| batcher.counts(&prepared.train, rows.into()));
         for cut in batcher.cut(&prepared.train, rows) {
-            let rows = &rows[cut];
-            let counts: RowCounts = rows.iter().map(|&row| counts[row as usize]).sum();
-            of_train.consider(counts, &prepared.train, rows);
+            let part = BatchPart::new(rows, cut.clone());
+            let rows = part.rows;
+            let counts: RowCounts = match &mixed {
+                Some(mixed) => mixed[cut].iter().copied().sum(),
+                None => rows.iter().map(|&row| counts[row as usize]).sum(),
+            };
+            of_train.consider(counts, &prepared.train, part);
             tokens.push(counts.tokens);
             if step < measured {
                 sequence_tokens += counts.sequence_tokens;
@@ -241,7 +247,7 @@ fn look(config: &Config, prepared: &RunInputs) -> Result<BatchStatistics> {
         let (step, cut) = typical(&steps[..measured as usize]);
         let rows = batches.rows(step as u64);
         let cut = batcher.cut(&prepared.train, rows)[cut].clone();
-        batcher.build(&prepared.train, &rows[cut])?
+        batcher.build(&prepared.train, BatchPart::new(rows, cut))?
     };
     let per_step = |count: f64| count / measured as f64;
     Ok(BatchStatistics {

@@ -1,6 +1,6 @@
 //! The part of a batch that is computed at once.
 
-use tandem_data::forest::ForestBuilder;
+use tandem_data::forest::{ForestBuilder, RowCounts};
 use tandem_data::order::cut;
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::Forest;
@@ -25,14 +25,49 @@ impl<'a> From<&'a TokenCache> for Rows<'a> {
     }
 }
 
-impl Rows<'_> {
-    /// Tokens that a row adds to a forest.
-    fn num_tokens(self, row: u32, share_prefix: bool) -> usize {
-        match self {
-            Self::Cached(cache) => cache.num_tokens(row as usize, share_prefix),
-            Self::Ranked(ranked) => ranked[row as usize].counts(share_prefix).tokens,
-        }
+/// Rows of a micro-batch.
+#[derive(Clone, Copy, Debug)]
+pub struct BatchPart<'a> {
+    /// The rows, in order.
+    pub rows: &'a [u32],
+    /// The batch's row before the first of them; its last row, where they are its first.
+    pub before: u32,
+}
+
+impl<'a> From<&'a [u32]> for BatchPart<'a> {
+    /// Takes the rows of a whole batch.
+    fn from(rows: &'a [u32]) -> Self {
+        Self::new(rows, 0..rows.len())
     }
+}
+
+impl<'a> BatchPart<'a> {
+    /// Takes a range of a batch's rows.
+    pub fn new(batch: &'a [u32], range: std::ops::Range<usize>) -> Self {
+        let before = if range.start == 0 { batch.len() } else { range.start };
+        let before = before.checked_sub(1).map_or(0, |index| batch[index]);
+        Self { rows: &batch[range], before }
+    }
+
+    /// Iterates over each row after the row before it.
+    fn with_before(self) -> impl Iterator<Item = [u32; 2]> + 'a {
+        std::iter::once(self.before).chain(self.rows.iter().copied()).zip(self.rows).map(|(b, &row)| [b, row])
+    }
+}
+
+/// What rows add to a forest, beside their tokens.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RowLayout {
+    /// Compute a common prefix once.
+    pub share_prefix: bool,
+    /// Token that the ends of a reward model's texts stand before.
+    pub pad: Option<u32>,
+    /// Longest text in tokens.
+    pub max_length: usize,
+    /// DPO only: score prompts, which then belong to the likelihood of the chosen completions.
+    pub scores_prompts: bool,
+    /// KTO only: score the completion of the row before with each prompt.
+    pub has_mismatched: bool,
 }
 
 /// A part of a batch, as a forest.
@@ -58,6 +93,15 @@ pub struct MicroBatch {
     pub scored_tokens: Vec<u32>,
     /// Tokens of each answer; but for DPO the scored tokens.
     pub answer_tokens: Vec<u32>,
+    /// The sequences of the pairs' prompts that belong to the likelihood of the chosen answers, one a
+    /// pair. None but where `data.loss_on` is `"all"`.
+    pub prompts: Vec<u32>,
+    /// LD-DPO only: weight of each prediction in its sequence's log-probability.
+    pub token_weights: Vec<f32>,
+    /// Pairs of the whole batch before this part's.
+    pub first_pair: usize,
+    /// KTO only: whether the completion of each pair's first sequence is desirable.
+    pub labels: Vec<bool>,
     /// Reward models only: required reward margin per pair.
     pub margins: Vec<f32>,
     /// Tokens as a padding trainer counts them, without its padding: every answer with its own copy
@@ -74,6 +118,8 @@ pub struct RankBatch {
     pub cuts: Vec<std::ops::Range<usize>>,
     /// Counts over the whole batch.
     pub totals: BatchTotals,
+    /// Pairs of each micro-batch.
+    pub pairs: Vec<usize>,
     /// Tokens of the whole batch, as in [`MicroBatch::sequence_tokens`].
     pub sequence_tokens: u64,
     /// The micro-batches that this rank computes, by their place among all, in the order in which
@@ -81,6 +127,25 @@ pub struct RankBatch {
     pub own_micro_batches: Vec<usize>,
     /// How many the rank that has most of them computes.
     pub rounds: usize,
+}
+
+impl MicroBatch {
+    /// Gives the weight `alpha` to tokens of a pair's completion beyond the length of the other
+    /// (arXiv 2409.06411), and 1 to the others.
+    fn weight_tokens(&mut self, alpha: f32) {
+        let mut shared = vec![u32::MAX; self.scored_tokens.len()];
+        for pair in self.pairs.iter().map(|pair| pair.map(|sequence| sequence as usize)) {
+            let shorter = pair.map(|sequence| self.scored_tokens[sequence]).into_iter().min();
+            pair.into_iter().for_each(|sequence| shared[sequence] = shorter.unwrap_or_default());
+        }
+        let mut seen = vec![0; self.scored_tokens.len()];
+        self.token_weights.clear();
+        self.token_weights.extend(self.forest.predictions.iter().map(|prediction| {
+            let sequence = prediction.sequence as usize;
+            seen[sequence] += 1;
+            if seen[sequence] <= shared[sequence] { 1.0 } else { alpha }
+        }));
+    }
 }
 
 impl RankBatch {
@@ -92,10 +157,21 @@ impl RankBatch {
             rows: batch.rows.repeat(count),
             cuts: (0..count).map(|index| index * rows..(index + 1) * rows).collect(),
             totals: BatchTotals { pairs: times * rows as u64, chosen_tokens: times * chosen },
+            pairs: vec![batch.pairs.len(); count],
             sequence_tokens: times * batch.sequence_tokens,
             own_micro_batches: (0..count).collect(),
             rounds: count,
         }
+    }
+
+    /// Pairs of the micro-batches before one.
+    pub fn pairs_before(&self, index: usize) -> usize {
+        self.pairs[..index].iter().sum()
+    }
+
+    /// A micro-batch's part of the batch.
+    pub fn part(&self, index: usize) -> BatchPart<'_> {
+        BatchPart::new(&self.rows, self.cuts[index].clone())
     }
 
     /// The rows of a micro-batch.
@@ -109,26 +185,24 @@ impl RankBatch {
 pub struct MicroBatcher {
     recipe: &'static dyn Recipe,
     size: MicroBatchSize,
-    share_prefix: bool,
+    layout: RowLayout,
     in_rounds: bool,
-    pad: Option<u32>,
     max_new_tokens: usize,
+    ld_alpha: Option<f64>,
     builder: ForestBuilder,
 }
 
 impl MicroBatcher {
     /// Creates the batcher of a recipe. `in_rounds` is for ranks that meet in the walk, so that
-    /// each has to wait for the others in every micro-batch. `pad` is the token that the ends of a
-    /// reward model's texts stand before.
+    /// each has to wait for the others in every micro-batch.
     pub fn new(
         recipe: &'static dyn Recipe,
         size: MicroBatchSize,
-        share_prefix: bool,
+        layout: RowLayout,
         in_rounds: bool,
-        pad: Option<u32>,
     ) -> Self {
-        let builder = ForestBuilder::new(share_prefix);
-        Self { recipe, size, share_prefix, in_rounds, pad, max_new_tokens: 0, builder }
+        let builder = ForestBuilder::new(layout.share_prefix);
+        Self { recipe, size, layout, in_rounds, max_new_tokens: 0, ld_alpha: None, builder }
     }
 
     /// Sets the limit under which the responses of [`Rows::Ranked`] are generated.
@@ -137,27 +211,53 @@ impl MicroBatcher {
         Self { max_new_tokens, ..self }
     }
 
+    /// Sets LD-DPO's weight of the tokens of a completion beyond the length of the other.
+    #[must_use]
+    pub fn with_ld_alpha(self, ld_alpha: Option<f64>) -> Self {
+        Self { ld_alpha, ..self }
+    }
+
     /// The micro-batches of a batch, as ranges of its rows.
     pub fn cut<'a>(&self, of: impl Into<Rows<'a>>, rows: &[u32]) -> Vec<std::ops::Range<usize>> {
-        let of = of.into();
-        let lengths: Vec<usize> = rows.iter().map(|&row| of.num_tokens(row, self.share_prefix)).collect();
+        let lengths: Vec<usize> = self.counts(of, rows.into()).iter().map(|counts| counts.tokens).collect();
         cut(&lengths, self.size.into())
+    }
+
+    /// Counts what each row adds to a forest.
+    pub fn counts<'a>(&self, of: impl Into<Rows<'a>>, part: BatchPart<'_>) -> Vec<RowCounts> {
+        let of = of.into();
+        let of_row = |rows: [u32; 2]| match of {
+            Rows::Cached(cache) => self.recipe.counts(cache, rows.map(|row| row as usize), &self.layout),
+            Rows::Ranked(ranked) => ranked[rows[1] as usize].counts(self.layout.share_prefix),
+        };
+        part.with_before().map(of_row).collect()
+    }
+
+    /// Returns whether what a row adds depends on the row before it in the batch.
+    pub fn mixes_rows(&self) -> bool {
+        self.recipe.mixes_rows() && self.layout.has_mismatched
     }
 
     /// Builds the forest of some rows.
     ///
     /// # Errors
     /// A row cannot form a forest: the cache is not the verified one.
-    pub fn build<'a>(&mut self, of: impl Into<Rows<'a>>, rows: &[u32]) -> Result<MicroBatch> {
+    pub fn build<'a, 'b>(
+        &mut self,
+        of: impl Into<Rows<'a>>,
+        part: impl Into<BatchPart<'b>>,
+    ) -> Result<MicroBatch> {
+        let part = part.into();
+        let rows = part.rows;
         let mut micro = MicroBatch { rows: rows.to_vec(), ..MicroBatch::default() };
         match of.into() {
-            Rows::Cached(cache) => rows.iter().for_each(|&row| {
-                let row = row as usize;
-                micro.sequence_tokens += self.recipe.row(cache, row).num_sequence_tokens() as u64;
-                self.recipe.add_row(cache, row, self.pad, &mut self.builder, &mut micro);
+            Rows::Cached(cache) => part.with_before().for_each(|rows| {
+                let rows = rows.map(|row| row as usize);
+                micro.sequence_tokens += self.recipe.row(cache, rows[1]).num_sequence_tokens() as u64;
+                self.recipe.add_row(cache, rows, &self.layout, &mut self.builder, &mut micro);
             }),
             Rows::Ranked(ranked) => {
-                let (share_prefix, limit) = (self.share_prefix, self.max_new_tokens);
+                let (share_prefix, limit) = (self.layout.share_prefix, self.max_new_tokens);
                 let add = |&row: &u32| {
                     ranked[row as usize].add_to(share_prefix, limit, &mut self.builder, &mut micro);
                 };
@@ -165,12 +265,19 @@ impl MicroBatcher {
             }
         }
         micro.forest = self.builder.finish()?;
+        if self.layout.scores_prompts {
+            let (first, count) = (2 * micro.pairs.len() as u32, micro.pairs.len() as u32);
+            micro.prompts = (first..first + count).collect();
+        }
         micro.scored_tokens = vec![0; micro.forest.num_sequences as usize];
         for prediction in &micro.forest.predictions {
             micro.scored_tokens[prediction.sequence as usize] += 1;
         }
         if micro.answer_tokens.is_empty() {
             micro.answer_tokens.clone_from(&micro.scored_tokens);
+        }
+        if let Some(alpha) = self.ld_alpha {
+            micro.weight_tokens(alpha as f32);
         }
         Ok(micro)
     }
@@ -187,14 +294,16 @@ impl MicroBatcher {
         let of = of.into();
         let cuts = self.cut(of, rows);
         let (totals, sequence_tokens) = self.count(of, rows);
-        let tokens = |cut: &std::ops::Range<usize>| -> usize {
-            rows[cut.clone()].iter().map(|&row| of.num_tokens(row, self.share_prefix)).sum()
+        let pairs = cuts.iter().map(|cut| self.count(of, &rows[cut.clone()]).0.pairs as usize).collect();
+        let counts = self.counts(of, rows.into());
+        let tokens = |cut: &std::ops::Range<usize>| {
+            counts[cut.clone()].iter().map(|counts| counts.tokens).sum::<usize>()
         };
         let tokens: Vec<_> = cuts.iter().map(tokens).collect();
         let mut dealt = deal(&tokens, num_ranks, self.in_rounds);
         let rounds = dealt.iter().map(Vec::len).max().unwrap_or(0);
         let own_micro_batches = std::mem::take(&mut dealt[rank]);
-        RankBatch { rows: rows.to_vec(), cuts, totals, sequence_tokens, own_micro_batches, rounds }
+        RankBatch { rows: rows.to_vec(), cuts, totals, pairs, sequence_tokens, own_micro_batches, rounds }
     }
 
     /// Counts over rows, without building their forests.
@@ -204,12 +313,13 @@ impl MicroBatcher {
             let (pairs, chosen, tokens) = match of {
                 Rows::Ranked(ranked) => {
                     let ranked = &ranked[row as usize];
-                    let sequence_tokens = ranked.counts(self.share_prefix).sequence_tokens as usize;
+                    let sequence_tokens = ranked.counts(self.layout.share_prefix).sequence_tokens as usize;
                     (ranked.weight(), ranked.num_counted_tokens(), sequence_tokens)
                 }
                 Rows::Cached(cache) => {
                     let row = self.recipe.row(cache, row as usize);
-                    (1, row.num_chosen_tokens(), row.num_sequence_tokens())
+                    let prompt = if self.layout.scores_prompts { row.num_scored_of_prompt() } else { 0 };
+                    (1, prompt + row.num_chosen_tokens(), row.num_sequence_tokens())
                 }
             };
             totals.pairs += pairs as u64;
@@ -239,7 +349,7 @@ pub(crate) fn deal(tokens: &[usize], num_ranks: usize, in_rounds: bool) -> Vec<V
 
 #[cfg(test)]
 mod tests {
-    use super::{MicroBatcher, Rows, deal};
+    use super::{MicroBatcher, RowLayout, Rows, deal};
     use crate::config::{Method, MicroBatchSize};
     use crate::recipe::{ScoredPrompt, for_method};
 
@@ -248,8 +358,9 @@ mod tests {
     fn generated_responses_have_the_length_that_generation_allowed() {
         for share_prefix in [true, false] {
             let size = MicroBatchSize::Rows(4);
-            let mut batcher = MicroBatcher::new(for_method(Method::Online), size, share_prefix, false, None)
-                .with_max_new_tokens(9);
+            let layout = RowLayout { share_prefix, ..RowLayout::default() };
+            let mut batcher =
+                MicroBatcher::new(for_method(Method::Online), size, layout, false).with_max_new_tokens(9);
             let ranked = |prompt: &[u32]| ScoredPrompt {
                 prompt: prompt.to_vec(),
                 answers: vec![vec![4, 5], vec![6]],
@@ -257,7 +368,7 @@ mod tests {
                 ..ScoredPrompt::default()
             };
             let rows = [ranked(&[1, 2, 3]), ranked(&[1])];
-            let forest = batcher.build(Rows::Ranked(&rows), &[0, 1]).unwrap().forest;
+            let forest = batcher.build(Rows::Ranked(&rows), &[0, 1][..]).unwrap().forest;
             let [first, second] = if share_prefix { [6, 4] } else { [9, 5] };
             assert_eq!(forest.lengths, [vec![12; first], vec![10; second]].concat());
         }

@@ -11,8 +11,9 @@ mod micro_batch;
 mod online;
 mod reward;
 mod sft;
+mod unpaired;
 
-use tandem_data::forest::{ForestBuilder, PairTokens, ScoredTokens};
+use tandem_data::forest::{ForestBuilder, PairTokens, RowCounts, ScoredTokens, UnpairedTokens};
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_kernels::ops::HeadScores;
@@ -21,11 +22,11 @@ use tandem_model::{ModelFolder, Result as ModelResult};
 use crate::Result;
 use crate::config::{Config, Method};
 use crate::metrics::{MetricSums, Sides};
-use crate::objective::{BatchTotals, Loss, ObjectiveConfig};
+use crate::objective::{Loss, ObjectiveConfig, WholeBatch};
 
 pub(crate) use log_probs::SequenceLogProbs;
 pub(crate) use micro_batch::deal;
-pub use micro_batch::{MicroBatch, MicroBatcher, RankBatch, Rows};
+pub use micro_batch::{BatchPart, MicroBatch, MicroBatcher, RankBatch, RowLayout, Rows};
 pub use online::ScoredPrompt;
 
 /// A kind of training.
@@ -53,13 +54,23 @@ pub trait Recipe: Send + Sync {
         "there is nothing to evaluate on: set data.eval to a file of held-out rows"
     }
 
-    /// Adds a row to a forest, and its labels to the micro-batch. `pad` is the token before which
-    /// the texts of a reward model end.
+    /// Returns whether what a row adds to a forest depends on the row before it in the batch.
+    fn mixes_rows(&self) -> bool {
+        false
+    }
+
+    /// Counts what the second of two rows adds to a forest; the first is the batch's row before it.
+    fn counts(&self, cache: &TokenCache, rows: [usize; 2], layout: &RowLayout) -> RowCounts {
+        cache.counts(rows[1], layout.share_prefix)
+    }
+
+    /// Adds the second of two rows to a forest, and its labels to the micro-batch; the first is the
+    /// batch's row before it.
     fn add_row(
         &self,
         cache: &TokenCache,
-        row: usize,
-        pad: Option<u32>,
+        rows: [usize; 2],
+        layout: &RowLayout,
         forest: &mut ForestBuilder,
         micro: &mut MicroBatch,
     );
@@ -96,6 +107,7 @@ pub fn for_method(method: Method) -> &'static dyn Recipe {
         Method::Dpo => &dpo::Dpo,
         Method::Reward => &reward::Reward,
         Method::Online | Method::Grpo => &online::Online,
+        Method::Kto => &unpaired::Unpaired,
     }
 }
 
@@ -105,6 +117,8 @@ pub enum DatasetRow<'a> {
     Scored(ScoredTokens<'a>),
     /// A prompt with a chosen and a rejected response.
     Pair(PairTokens<'a>),
+    /// A completion with a label.
+    Unpaired(UnpairedTokens<'a>),
     /// A prompt alone.
     Prompt(&'a [u32]),
 }
@@ -115,7 +129,16 @@ impl DatasetRow<'_> {
         match self {
             Self::Scored(row) => row.tokens.len(),
             Self::Pair(pair) => pair.lengths().iter().sum(),
+            Self::Unpaired(row) => row.prompt.len() + row.completion.len(),
             Self::Prompt(tokens) => tokens.len(),
+        }
+    }
+
+    /// Tokens of a pair's prompt that can be scored: all that chosen sees but the first.
+    fn num_scored_of_prompt(&self) -> usize {
+        match self {
+            Self::Pair(pair) => pair.prompts()[0].len().saturating_sub(1),
+            Self::Scored(_) | Self::Unpaired(_) | Self::Prompt(_) => 0,
         }
     }
 
@@ -124,6 +147,7 @@ impl DatasetRow<'_> {
         match self {
             Self::Scored(row) => row.num_scored(),
             Self::Pair(pair) => pair.num_scored()[0],
+            Self::Unpaired(row) => row.completion.len().saturating_sub(usize::from(row.prompt.is_empty())),
             Self::Prompt(_) => 0,
         }
     }
@@ -144,16 +168,25 @@ pub struct ScoredBatch<'a> {
 impl ScoredBatch<'_> {
     /// Adds the metrics of single tokens.
     fn add_tokens(&self, sides: Sides, sums: &mut MetricSums) {
+        let side = |sequence: u32| match sides {
+            Sides::Single => 0,
+            Sides::Pairs | Sides::Rewards | Sides::Unpaired => (sequence % 2) as usize,
+        };
+        self.add_tokens_of(&|sequence| Some(side(sequence)), sides, sums);
+    }
+
+    /// Adds the metrics of single tokens of the sequences that have a side.
+    fn add_tokens_of(&self, side: &dyn Fn(u32) -> Option<usize>, sides: Sides, sums: &mut MetricSums) {
         let forest = &self.micro.forest;
         let (_, rows) = forest.scored_rows();
-        sums.add_tokens(self.scores, &rows, &forest.predictions, sides);
+        sums.add_tokens(self.scores, &rows, &forest.predictions, side, sides);
     }
 }
 
 /// Inputs of a loss beside the batch's scores.
 pub struct LossTerms<'a> {
-    /// Counts over the whole batch.
-    pub totals: &'a BatchTotals,
+    /// The whole batch.
+    pub whole: &'a WholeBatch,
     /// The configured losses.
     pub objective: &'a ObjectiveConfig,
     /// Strength of the pull towards the reference.

@@ -9,7 +9,7 @@ use tandem_judge::{Candidate, Judge, JudgeError, Prompt, PromptWithCompletions, 
 use tandem_model::{ModelFolder, Result as ModelResult};
 
 use super::dpo::pair_loss;
-use super::{AssumedRow, DatasetRow, LossTerms, MicroBatch, Recipe, ScoredBatch, chain, grpo};
+use super::{AssumedRow, DatasetRow, LossTerms, MicroBatch, Recipe, RowLayout, ScoredBatch, chain, grpo};
 use crate::Result;
 use crate::config::{Algorithm, Config, JudgeKind, Pairs};
 use crate::metrics::{MetricSums, Sides};
@@ -68,8 +68,8 @@ impl Recipe for Online {
     fn add_row(
         &self,
         _cache: &TokenCache,
-        _row: usize,
-        _pad: Option<u32>,
+        _rows: [usize; 2],
+        _layout: &RowLayout,
         _forest: &mut ForestBuilder,
         _micro: &mut MicroBatch,
     ) {
@@ -79,7 +79,7 @@ impl Recipe for Online {
     fn loss(&self, batch: &ScoredBatch<'_>, terms: &LossTerms<'_>, out: &mut Loss) -> u64 {
         if let Some(options) = &terms.objective.grpo {
             grpo::loss(batch, options, terms.beta, out);
-            return options.divisor(terms.totals.pairs as f64, terms.totals.chosen_tokens as f64) as u64;
+            return options.divisor(terms.whole.totals.pairs as f64, terms.whole.totals.chosen_tokens as f64) as u64;
         }
         let advantages = &batch.micro.advantages;
         if advantages.is_empty() {
@@ -88,14 +88,14 @@ impl Recipe for Online {
         let sequence: Vec<u32> = batch.micro.forest.predictions.iter().map(|p| p.sequence).collect();
         let (policy, reference) = (&batch.scores.log_prob, &batch.reference_scores.log_prob);
         nash_md_loss(&TokenLogProbs { sequence: &sequence, policy, reference }, advantages, terms.beta, out);
-        terms.totals.pairs
+        terms.whole.totals.pairs
     }
 
     fn add_metrics(&self, batch: &ScoredBatch<'_>, terms: &LossTerms<'_>, sums: &mut MetricSums) {
         if let Some(options) = &terms.objective.grpo {
             return grpo::add_metrics(batch, options, terms.beta, sums);
         }
-        sums.add_pairs(&batch.log_probs.pairs(), terms.beta);
+        sums.add_pairs(&batch.log_probs.pairs(), terms.objective, terms.beta);
         batch.add_tokens(Sides::Single, sums);
         sums.add_answers(&batch.log_probs.policy, batch.log_probs.reference.as_deref());
     }

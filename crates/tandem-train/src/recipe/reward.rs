@@ -5,7 +5,7 @@ use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_model::{ModelFolder, Result as ModelResult};
 
-use super::{AssumedRow, DatasetRow, LossTerms, MicroBatch, Recipe, ScoredBatch};
+use super::{AssumedRow, DatasetRow, LossTerms, MicroBatch, Recipe, RowLayout, ScoredBatch};
 use crate::config::Config;
 use crate::metrics::MetricSums;
 use crate::objective::{Loss, reward_loss};
@@ -34,23 +34,23 @@ impl Recipe for Reward {
     fn add_row(
         &self,
         cache: &TokenCache,
-        row: usize,
-        pad: Option<u32>,
+        [_, row]: [usize; 2],
+        layout: &RowLayout,
         forest: &mut ForestBuilder,
         micro: &mut MicroBatch,
     ) {
         let pair = cache.pair(row);
         micro.margins.push(cache.margin(row));
-        forest.push_ends(pair.prompt, &[pair.chosen, pair.rejected], pad);
+        forest.push_ends(pair.prompt, &[pair.chosen, pair.rejected], layout.pad);
     }
 
     fn loss(&self, batch: &ScoredBatch<'_>, terms: &LossTerms<'_>, out: &mut Loss) -> u64 {
         let centring = terms.objective.center_rewards_coefficient;
         reward_loss(&batch.log_probs.policy, &batch.micro.margins, centring, out);
-        terms.totals.pairs
+        terms.whole.totals.pairs
     }
 
-    fn add_metrics(&self, batch: &ScoredBatch<'_>, _: &LossTerms<'_>, sums: &mut MetricSums) {
+    fn add_metrics(&self, batch: &ScoredBatch<'_>, _terms: &LossTerms<'_>, sums: &mut MetricSums) {
         sums.add_rewards(&batch.log_probs.policy);
     }
 

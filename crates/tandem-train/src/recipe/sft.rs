@@ -3,7 +3,7 @@
 use tandem_data::forest::{ForestBuilder, ScoredTokens};
 use tandem_data::token_cache::TokenCache;
 
-use super::{AssumedRow, DatasetRow, LossTerms, MicroBatch, Recipe, ScoredBatch};
+use super::{AssumedRow, DatasetRow, LossTerms, MicroBatch, Recipe, RowLayout, ScoredBatch};
 use crate::config::Config;
 use crate::metrics::{MetricSums, Sides};
 use crate::objective::{Loss, likelihood_loss};
@@ -18,8 +18,8 @@ impl Recipe for Sft {
     fn add_row(
         &self,
         cache: &TokenCache,
-        row: usize,
-        _pad: Option<u32>,
+        [_, row]: [usize; 2],
+        _layout: &RowLayout,
         forest: &mut ForestBuilder,
         _micro: &mut MicroBatch,
     ) {
@@ -28,10 +28,10 @@ impl Recipe for Sft {
 
     fn loss(&self, batch: &ScoredBatch<'_>, terms: &LossTerms<'_>, out: &mut Loss) -> u64 {
         likelihood_loss(&batch.log_probs.policy, &batch.micro.scored_tokens, out);
-        terms.totals.chosen_tokens
+        terms.whole.totals.chosen_tokens
     }
 
-    fn add_metrics(&self, batch: &ScoredBatch<'_>, _: &LossTerms<'_>, sums: &mut MetricSums) {
+    fn add_metrics(&self, batch: &ScoredBatch<'_>, _terms: &LossTerms<'_>, sums: &mut MetricSums) {
         batch.add_tokens(Sides::Single, sums);
     }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use tandem_comm::ProcessGroup;
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{DType, Device, Forest, MemoryKind, ops};
+use tandem_kernels::{DType, Device, MemoryKind, ops};
 use tandem_model::{Decoder, FlatWeights, LayerExecutor, PolicyAndReferenceScores, WeightSource};
 
 use crate::Result;
@@ -97,7 +97,7 @@ impl Reference {
                 let weights = self.weights().expect("it has some");
                 executor.forward(weights, &batch.forest, PolicyAndReferenceScores::one(scores), false)?;
                 weights.release_all();
-                Ok(executor.is_last().then(|| sequence_log_probs(&batch.forest, scores)))
+                Ok(executor.is_last().then(|| batch.sequence_log_probs(scores)))
             }
         }
     }
@@ -145,15 +145,6 @@ impl Reference {
         weights.release_all();
         Ok(())
     }
-}
-
-/// Sums token log-probabilities into their sequences, in f64 and in the order of the token axis.
-pub(crate) fn sequence_log_probs(forest: &Forest, scores: &HeadScores) -> Vec<f64> {
-    let mut sums = vec![0.0; forest.num_sequences as usize];
-    for (prediction, &log_prob) in forest.predictions.iter().zip(&scores.log_prob) {
-        sums[prediction.sequence as usize] += f64::from(log_prob);
-    }
-    sums
 }
 
 /// The policy as it starts, and the configured reference, ready for the splits that will be scored:

@@ -82,6 +82,9 @@ impl Precompute<'_> {
                 // Else the policy would differ from itself in the first step, where another machine
                 // or version left the scores.
                 key.update(self.placement.device.arithmetic().as_bytes());
+                if let Some(alpha) = self.config.objective.ld_alpha {
+                    key.update(&alpha.to_le_bytes());
+                }
                 self.for_split(mesh, weights, split, cache, &key.finalize()).map(Some)
             }
             _ => Ok(None),
@@ -115,7 +118,7 @@ impl Precompute<'_> {
         let mut batcher = prepared.batcher(config);
         let rows: Vec<u32> = (0..cache.num_rows() as u32).collect();
         let share = batcher.share(cache, &rows, data.rank(), data.size());
-        let batches = share.own_micro_batches.iter().map(|&index| batcher.build(cache, share.rows_of(index)));
+        let batches = share.own_micro_batches.iter().map(|&index| batcher.build(cache, share.part(index)));
         let total = cache.num_rows() as u64;
         let progress = |done| observer.event(&Event::Reference { split, done, total });
         let idle =

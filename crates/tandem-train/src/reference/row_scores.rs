@@ -11,7 +11,6 @@ use tandem_model::{PolicyAndReferenceScores, WeightSource};
 
 use crate::parallel::StagedExecutor;
 use crate::recipe::MicroBatch;
-use crate::reference::sequence_log_probs;
 use crate::{Result, TrainError};
 
 /// Summed log-probabilities of the answers of each row: `[chosen, rejected]`.
@@ -83,7 +82,7 @@ impl RowScores {
             executor.forward(weights, &batch.forest, PolicyAndReferenceScores::one(&mut scores), false)?;
             weights.release_all();
             if executor.is_last() {
-                let sums = sequence_log_probs(&batch.forest, &scores);
+                let sums = batch.sequence_log_probs(&scores);
                 for (&row, pair) in batch.rows.iter().zip(sums.chunks_exact(2)) {
                     rows[row as usize] = [pair[0], pair[1]];
                 }

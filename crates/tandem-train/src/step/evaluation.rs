@@ -23,7 +23,7 @@ pub(crate) fn evaluation_record(
     let rows: Vec<u32> = (0..cache.num_rows() as u32).collect();
     let (data_rank, data_size) = (mesh.data().rank(), mesh.data().size());
     let share = batcher.share(cache, &rows, data_rank, data_size);
-    let sums = scorer.evaluate(mesh, &share, &mut |rows| batcher.build(cache, rows))?;
+    let sums = scorer.evaluate(mesh, &share, &mut |part| batcher.build(cache, part))?;
     let mut record = Record::new(step, Split::Eval);
     sums.report(&mut record);
     record.set_count("num_rows", cache.num_rows() as u64);

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! zero gradients
+//! for losses over the whole batch: forward of each micro-batch, exchange of log-probabilities
 //! for each micro-batch: forward (reference, policy, loss), backward
 //! reduce gradients over ranks
 //! clip
@@ -17,6 +18,7 @@ mod learner;
 mod passes;
 mod phase;
 mod stats;
+mod whole_batch;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,12 +32,12 @@ use crate::Result;
 use crate::config::{Config, ShardedState};
 use crate::draw::draw;
 use crate::metrics::{MetricSums, Split};
-use crate::objective::{Loss, ObjectiveConfig};
+use crate::objective::{Loss, ObjectiveConfig, RewardMean};
 use crate::optimizer::clip_coefficient;
 use crate::parallel::DeviceMesh;
 use crate::parallel::pipeline::{PipelineAction, schedule_1f1b};
 use crate::placement::MemoryPlacement;
-use crate::recipe::{self, MicroBatch, RankBatch, Recipe};
+use crate::recipe::{self, BatchPart, MicroBatch, RankBatch, Recipe};
 use crate::reference::Reference;
 use crate::weights::Policy;
 use phase::StepPhase;
@@ -62,6 +64,8 @@ pub struct TrainStep {
     pub policy: Policy,
     /// The reference.
     pub reference: Reference,
+    /// Mean of the rewards so far, for `bco`.
+    pub rewards: RewardMean,
     /// Progress report of the passes.
     pub progress: Progress,
     sharded: ShardedState,
@@ -110,7 +114,7 @@ pub struct StepOutcome {
 }
 
 /// Builds the micro-batch of some rows.
-pub(crate) type Build<'a> = &'a mut dyn FnMut(&[u32]) -> Result<MicroBatch>;
+pub(crate) type Build<'a> = &'a mut dyn FnMut(BatchPart<'_>) -> Result<MicroBatch>;
 
 impl TrainStep {
     /// Creates a scorer from the config; buffers grow with the first batch.
@@ -130,6 +134,7 @@ impl TrainStep {
             objective: config.objective.clone(),
             policy,
             reference,
+            rewards: RewardMean::default(),
             progress: Progress::default(),
             sharded: config.compute.sharded(),
             seed: config.seed,
@@ -175,7 +180,12 @@ impl TrainStep {
         stats.exchange(mesh.world())?;
         let gradients = learner.gradients.reduce(mesh)?;
         let grad_norm = if stats.is_in_range() { gradients.norm(mesh)? } else { f64::INFINITY };
-        Ok(stats.outcome(share, grad_norm, self.placement.device.is_meta()))
+        let outcome = stats.outcome(share, grad_norm, self.placement.device.is_meta());
+        if outcome.updated && self.objective.has("bco") {
+            let (sum, count) = outcome.sums.rewards();
+            self.rewards = self.rewards.with(sum, count);
+        }
+        Ok(outcome)
     }
 
     /// Goes forward and backward with this rank's micro-batches, in the order of its pipeline
@@ -191,6 +201,8 @@ impl TrainStep {
         let StepOptions { beta, update, .. } = *options;
         let seed = self.seed;
         let key = |index: usize| draw(&[seed, update, index as u64]);
+        let mut whole =
+            self.whole_batch(Split::Train, mesh, share, &mut *build, beta, &|index| Some(key(index)))?;
         let mut stats = StepStats::new(share.cuts.len());
         let (mut under_way, mut last) = (VecDeque::new(), None);
         let rounds = self.rounds(share);
@@ -202,18 +214,12 @@ impl TrainStep {
                 PipelineAction::Forward(round) => match share.own_micro_batches.get(round) {
                     Some(&index) => {
                         self.enter(StepPhase::Data);
-                        let micro = build(share.rows_of(index))?;
+                        let mut micro = build(share.part(index))?;
+                        micro.first_pair = share.pairs_before(index);
                         let dropout = Some(key(index));
                         let derivative = Some(&mut learner.d_log_prob);
-                        let passed = self.forward(
-                            Split::Train,
-                            &micro,
-                            &share.totals,
-                            mesh,
-                            beta,
-                            derivative,
-                            dropout,
-                        )?;
+                        let passed =
+                            self.forward(Split::Train, &micro, &mut whole, mesh, beta, derivative, dropout)?;
                         under_way.push_back((index, micro, passed));
                     }
                     None => {
@@ -228,7 +234,7 @@ impl TrainStep {
                         self.backward(learner, &micro, saved, mesh, key(index))?;
                         self.policy.release_all();
                         // Only now: a GPU has its work and does not wait for the metrics.
-                        let report = self.report(&micro, compared, &share.totals, beta);
+                        let report = self.report(&micro, compared, &whole, beta);
                         stats.set(index, &report, mesh.is_reporting_rank());
                         last = Some((index, report));
                     }
@@ -279,6 +285,7 @@ impl TrainStep {
         build: Build<'_>,
     ) -> Result<MetricSums> {
         let beta = self.objective.beta;
+        let mut whole = self.whole_batch(Split::Eval, mesh, share, &mut *build, beta, &|_| None)?;
         let mut stats = StepStats::new(share.cuts.len());
         for round in 0..self.rounds(share) {
             let Some(&index) = share.own_micro_batches.get(round) else {
@@ -286,9 +293,10 @@ impl TrainStep {
                 self.policy.release_all();
                 continue;
             };
-            let micro = build(share.rows_of(index))?;
-            let (_, compared) = self.forward(Split::Eval, &micro, &share.totals, mesh, beta, None, None)?;
-            let report = self.report(&micro, compared, &share.totals, beta);
+            let mut micro = build(share.part(index))?;
+            micro.first_pair = share.pairs_before(index);
+            let (_, compared) = self.forward(Split::Eval, &micro, &mut whole, mesh, beta, None, None)?;
+            let report = self.report(&micro, compared, &whole, beta);
             self.policy.release_all();
             stats.set(index, &report, mesh.is_reporting_rank());
         }

@@ -1,6 +1,5 @@
 //! Forward and backward pass of one micro-batch, and of a rank that has none.
 
-use tandem_kernels::Forest;
 use tandem_model::{LayerExecutor, PolicyAndReferenceScores, SavedActivations};
 
 use super::phase::StepPhase;
@@ -8,10 +7,9 @@ use super::stats::MicroBatchStats;
 use super::{TrainState, TrainStep};
 use crate::Result;
 use crate::metrics::Split;
-use crate::objective::{BatchTotals, Loss};
+use crate::objective::{Loss, WholeBatch};
 use crate::parallel::{DeviceMesh, StagedExecutor};
 use crate::recipe::{LossTerms, MicroBatch, ScoredBatch, SequenceLogProbs};
-use crate::reference::sequence_log_probs;
 
 impl TrainStep {
     /// Goes forward with the ranks that have more micro-batches than this one, where ranks meet in
@@ -31,57 +29,72 @@ impl TrainStep {
 
     /// Computes reference, policy and loss of one micro-batch; the last stage has the loss, and
     /// what it compared. If backward follows, the derivative of the loss by each prediction's
-    /// log-probability is written to `derivative`.
+    /// log-probability is written to `derivative`. A `whole` of this micro-batch alone is completed.
     pub(super) fn forward(
         &mut self,
         split: Split,
         micro: &MicroBatch,
-        totals: &BatchTotals,
+        whole: &mut WholeBatch,
         mesh: &DeviceMesh,
         beta: f64,
         derivative: Option<&mut Vec<f32>>,
         dropout: Option<u64>,
     ) -> Result<(SavedActivations, Option<SequenceLogProbs>)> {
-        let Self {
-            placement, decoder, dtype, checkpointing, policy, reference, scores, loss, progress, ..
-        } = self;
+        let (saved, compared) = self.score(split, micro, mesh, derivative.is_some(), dropout)?;
+        let Some(compared) = compared else { return Ok((saved, None)) };
+        if split == Split::Train {
+            StepPhase::Loss.enter(&self.progress, &self.placement.device);
+        }
+        if micro.pairs.len() as u64 == whole.totals.pairs {
+            whole.complete(&self.objective, &compared.pairs());
+        }
+        let Self { scores, reference_scores, loss, .. } = self;
+        let batch = ScoredBatch { micro, log_probs: &compared, scores, reference_scores };
+        let terms = LossTerms { whole, objective: &self.objective, beta };
+        let weight = self.recipe.loss(&batch, &terms, loss);
+        if let Some(derivative) = derivative {
+            scale_derivative(loss, micro, weight, derivative);
+        }
+        Ok((saved, Some(compared)))
+    }
+
+    /// Computes the log-probabilities of one micro-batch under reference and policy, which the last
+    /// stage has; `keeps` states whether backward follows.
+    pub(super) fn score(
+        &mut self,
+        split: Split,
+        micro: &MicroBatch,
+        mesh: &DeviceMesh,
+        keeps: bool,
+        dropout: Option<u64>,
+    ) -> Result<(SavedActivations, Option<SequenceLogProbs>)> {
+        let Self { placement, decoder, dtype, checkpointing, policy, reference, scores, progress, .. } = self;
         let of_reference = &mut self.reference_scores;
         let executor = LayerExecutor {
             split: mesh.split(),
             host: placement.activations(),
-            room: if derivative.is_some() { placement.rooms.train } else { placement.rooms.evaluation },
+            room: if keeps { placement.rooms.train } else { placement.rooms.evaluation },
             ..LayerExecutor::new(decoder, &placement.device, *dtype, *checkpointing)
         };
         let executor = StagedExecutor { executor, stages: mesh.stages() };
         let forest = &micro.forest;
         let is_shared = reference.is_shared();
         let reference = reference.log_probs(&executor, split, micro, of_reference)?;
-        let enter = |phase: StepPhase| {
-            if split == Split::Train {
-                phase.enter(progress, &placement.device);
-            }
-        };
-        enter(StepPhase::Forward);
+        if split == Split::Train {
+            StepPhase::Forward.enter(progress, &placement.device);
+        }
         let executor =
             StagedExecutor { executor: LayerExecutor { dropout, ..executor.executor }, ..executor };
         let streams = PolicyAndReferenceScores {
             policy: &mut *scores,
             reference: is_shared.then_some(&mut *of_reference),
         };
-        let saved = executor.forward(policy, forest, streams, derivative.is_some())?;
+        let saved = executor.forward(policy, forest, streams, keeps)?;
         if !executor.is_last() {
             return Ok((saved, None));
         }
-        enter(StepPhase::Loss);
-        let reference = if is_shared { Some(sequence_log_probs(forest, of_reference)) } else { reference };
-        let compared = SequenceLogProbs::new(sequence_log_probs(forest, scores), reference, micro);
-        let batch = ScoredBatch { micro, log_probs: &compared, scores, reference_scores: of_reference };
-        let terms = LossTerms { totals, objective: &self.objective, beta };
-        let weight = self.recipe.loss(&batch, &terms, loss);
-        if let Some(derivative) = derivative {
-            scale_derivative(loss, forest, weight, derivative);
-        }
-        Ok((saved, Some(compared)))
+        let reference = if is_shared { Some(micro.sequence_log_probs(of_reference)) } else { reference };
+        Ok((saved, Some(SequenceLogProbs::new(scores, reference, micro, &self.objective))))
     }
 
     /// Computes the gradients of a micro-batch that went forward.
@@ -113,7 +126,7 @@ impl TrainStep {
         &self,
         micro: &MicroBatch,
         compared: Option<SequenceLogProbs>,
-        totals: &BatchTotals,
+        whole: &WholeBatch,
         beta: f64,
     ) -> MicroBatchStats {
         let mut report = MicroBatchStats { in_range: true, ..MicroBatchStats::default() };
@@ -121,7 +134,7 @@ impl TrainStep {
         report.sums.add_loss(&self.loss);
         let (scores, reference_scores) = (&self.scores, &self.reference_scores);
         let batch = ScoredBatch { micro, log_probs: &compared, scores, reference_scores };
-        let terms = LossTerms { totals, objective: &self.objective, beta };
+        let terms = LossTerms { whole, objective: &self.objective, beta };
         self.recipe.add_metrics(&batch, &terms, &mut report.sums);
         let SequenceLogProbs { policy, reference, .. } = compared;
         report.log_ratio = reference.map_or(0.0, |r| policy.iter().zip(r).map(|(p, r)| p - r).sum());
@@ -133,14 +146,14 @@ impl TrainStep {
 /// Writes the derivative of the loss by each prediction's log-probability. The loss is a mean over
 /// the whole batch, of weight `weight`, so the derivative is divided here, before anything is
 /// summed.
-fn scale_derivative(loss: &Loss, forest: &Forest, weight: u64, derivative: &mut Vec<f32>) {
+fn scale_derivative(loss: &Loss, micro: &MicroBatch, weight: u64, derivative: &mut Vec<f32>) {
     let scale = 1.0 / weight as f64;
-    let of = |sequence: u32| loss.d_log_prob[sequence as usize];
     derivative.clear();
-    if loss.d_token.is_empty() {
-        derivative.extend(forest.predictions.iter().map(|p| (of(p.sequence) * scale) as f32));
-    } else {
-        let both = forest.predictions.iter().zip(&loss.d_token);
-        derivative.extend(both.map(|(p, own)| ((of(p.sequence) + own) * scale) as f32));
-    }
+    derivative.extend(micro.forest.predictions.iter().enumerate().map(|(i, prediction)| {
+        let sequence = prediction.sequence as usize;
+        let token_weight = micro.token_weights.get(i).map_or(1.0, |&weight| f64::from(weight));
+        let likelihood = loss.d_likelihood.get(sequence).copied().unwrap_or(0.0);
+        let own = loss.d_token.get(i).copied().unwrap_or(0.0);
+        ((loss.d_log_prob[sequence] * token_weight + likelihood + own) * scale) as f32
+    }));
 }

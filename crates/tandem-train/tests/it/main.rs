@@ -3,6 +3,7 @@
 #[path = "../../../../goldens/formula.rs"]
 mod formula;
 mod golden_grpo;
+mod golden_offline;
 mod golden_online;
 mod golden_train;
 mod plan;

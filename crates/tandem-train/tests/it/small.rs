@@ -80,6 +80,7 @@ impl Small {
         let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens/small");
         let data = match self.method {
             "sft" => "sft_completion.jsonl",
+            "kto" => "unpaired.jsonl",
             "online" => "../online/prompts_conv.jsonl",
             _ => "pref_conv.jsonl",
         };

@@ -42,13 +42,13 @@ fn mistakes_name_file_line_and_setting() {
 fn methods_that_cannot_be_had_are_refused() {
     let shop = shop();
     let factory = shop.read("llama_factory_dpo.yaml");
-    shop.write("kto.yaml", &factory.replace("stage: dpo", "stage: kto"));
-    shop.run(&["init", "x.toml", "--from", "kto.yaml"])
+    shop.write("ppo.yaml", &factory.replace("stage: dpo", "stage: ppo"));
+    shop.run(&["init", "x.toml", "--from", "ppo.yaml"])
         .expect(2)
-        .says(&["kto.yaml:6: `stage`: \"kto\" cannot be had"]);
+        .says(&["ppo.yaml:6: `stage`: \"ppo\" cannot be had"]);
     let axolotl = shop.read("axolotl_dpo_lora.yaml");
-    shop.write("orpo.yaml", &axolotl.replace("rl: dpo", "rl: orpo"));
-    shop.run(&["init", "x.toml", "--from", "orpo.yaml"]).expect(2).says(&["`rl`: \"orpo\" cannot be had"]);
+    shop.write("grpo.yaml", &axolotl.replace("rl: dpo", "rl: grpo"));
+    shop.run(&["init", "x.toml", "--from", "grpo.yaml"]).expect(2).says(&["`rl`: \"grpo\" cannot be had"]);
     shop.write("names.yaml", &factory.replace("pairs_small", "elsewhere"));
     shop.run(&["init", "x.toml", "--from", "names.yaml"])
         .expect(2)

@@ -11,6 +11,9 @@ namespace {
 // Logits of a thread; 16 bytes at a time.
 constexpr int GROUPS = 8;
 
+// Numbers of a row: as in `ops/head_parts.rs`.
+constexpr int NUMBERS = 5;
+
 // What is known of a target: as in `ops/head_parts.rs`.
 constexpr double NOT_HERE = 0, PASSED_OVER = 1, FIRST = 2;
 
@@ -79,10 +82,10 @@ __device__ __forceinline__ void shape_row(const float *bias, const Columns<THREA
 }
 
 // Brings what is known of a row up to a strip, whose numbers are given; `row` has m, Σ exp(l − m),
-// Σ exp(l − m)·(l − m), Σ l.
-__device__ __forceinline__ void merge(double (&row)[4], bool is_first, const double (&own)[4]) {
+// Σ exp(l − m)·(l − m), Σ l, Σ exp(l − m)².
+__device__ __forceinline__ void merge(double (&row)[NUMBERS], bool is_first, const double (&own)[NUMBERS]) {
     if (is_first || row[1] == 0) {
-        for (int i = 0; i < 4; i++) row[i] = own[i];
+        for (int i = 0; i < NUMBERS; i++) row[i] = own[i];
         return;
     }
     const double both = row[0] > own[0] ? row[0] : own[0];
@@ -93,6 +96,7 @@ __device__ __forceinline__ void merge(double (&row)[4], bool is_first, const dou
     row[2] = factor * (row[2] + row[1] * below) + own_factor * (own[2] + own[1] * own_below);
     row[1] = factor * row[1] + own_factor * own[1];
     row[3] += own[3];
+    row[4] = factor * factor * row[4] + own_factor * own_factor * own[4];
 }
 
 // Of a row's strip of logits, the first of which is token `first`: merges their numbers into those
@@ -104,10 +108,10 @@ __device__ __forceinline__ void statistics(const float *__restrict__ logits, lon
                                            const uint32_t *__restrict__ starts, const uint32_t *__restrict__ targets,
                                            double *of_rows, double *of_predictions) {
     constexpr int WARPS = THREADS / WARP;
-    SHARED(float, of_warps, 4 * WARPS);
+    SHARED(float, of_warps, NUMBERS * WARPS);
     const int row = first_row + blockIdx.x, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     logits += size_t(blockIdx.x) * stride;
-    of_rows += size_t(4) * row;
+    of_rows += size_t(NUMBERS) * row;
     const Columns<THREADS> columns(logits, bias, count);
     float l[GROUPS][4];
     load_row(logits, columns, l);
@@ -118,7 +122,7 @@ __device__ __forceinline__ void statistics(const float *__restrict__ logits, lon
     const int first_target = start < end ? int(targets[start]) - first : -1;
     const float first_logit = first_target >= 0 && first_target < count ? logits[first_target] : 0.0f;
     // A lane for each number.
-    const double known = first != 0 && threadIdx.x < 4 ? of_rows[threadIdx.x] : 0;
+    const double known = first != 0 && threadIdx.x < NUMBERS ? of_rows[threadIdx.x] : 0;
     shape_row(bias, columns, shape, l);
     // What is no number is passed over here, and shows in the sums.
     float largest = -INFINITY;
@@ -135,7 +139,7 @@ __device__ __forceinline__ void statistics(const float *__restrict__ logits, lon
     __syncthreads();
 #pragma unroll
     for (int w = 0; w < WARPS; w++) largest = fmaxf(largest, of_warps[w]);
-    float sum = 0, weighted = 0, total = 0;
+    float sum = 0, weighted = 0, total = 0, squares = 0;
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
         if (!columns.has(group, 0)) break;
@@ -143,11 +147,14 @@ __device__ __forceinline__ void statistics(const float *__restrict__ logits, lon
         for (int i = 0; i < 4; i++) {
             if (!columns.has(group, i)) continue;
             const float below = __fsub_rn(l[group][i], largest), e = expf(below);
-            sum += e, weighted = fmaf(e, below, weighted), total += l[group][i];
+            sum += e, weighted = fmaf(e, below, weighted), total += l[group][i], squares = fmaf(e, e, squares);
         }
     }
-    sum = warp_sum(sum), weighted = warp_sum(weighted), total = warp_sum(total);
-    if (lane == 0) of_warps[WARPS + warp] = sum, of_warps[2 * WARPS + warp] = weighted, of_warps[3 * WARPS + warp] = total;
+    sum = warp_sum(sum), weighted = warp_sum(weighted), total = warp_sum(total), squares = warp_sum(squares);
+    if (lane == 0) {
+        of_warps[WARPS + warp] = sum, of_warps[2 * WARPS + warp] = weighted, of_warps[3 * WARPS + warp] = total;
+        of_warps[4 * WARPS + warp] = squares;
+    }
     __syncthreads();
     for (uint32_t i = start; i < end; i++) {
         // The same for all threads.
@@ -174,17 +181,17 @@ __device__ __forceinline__ void statistics(const float *__restrict__ logits, lon
         }
     }
     if (warp != 0) return;
-    double row_numbers[4], own[4] = {largest, 0, 0, 0};
+    double row_numbers[NUMBERS], own[NUMBERS] = {largest, 0, 0, 0, 0};
 #pragma unroll
-    for (int i = 0; i < 4; i++) row_numbers[i] = __shfl_sync(ALL, known, i);
+    for (int i = 0; i < NUMBERS; i++) row_numbers[i] = __shfl_sync(ALL, known, i);
     if (lane != 0) return;
 #pragma unroll
     for (int w = 0; w < WARPS; w++) {
 #pragma unroll
-        for (int i = 1; i < 4; i++) own[i] += of_warps[i * WARPS + w];
+        for (int i = 1; i < NUMBERS; i++) own[i] += of_warps[i * WARPS + w];
     }
     merge(row_numbers, first == 0, own);
-    for (int i = 0; i < 4; i++) of_rows[i] = row_numbers[i];
+    for (int i = 0; i < NUMBERS; i++) of_rows[i] = row_numbers[i];
 }
 
 // The gradient of `Σ d · log_prob` with respect to the raw logits of a row's strip, in their place;

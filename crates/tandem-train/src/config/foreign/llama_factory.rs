@@ -113,10 +113,12 @@ pub(super) const NAMES: &[Name] = &[
     ),
     not_needed(&["quantization_device_map"], "`compute.format` says all about frozen weights"),
     part(&["pref_loss"], Part::Loss, "it is `objective.loss` here"),
+    key(&["kto_chosen_weight"], "objective.desirable_weight", number),
+    key(&["kto_rejected_weight"], "objective.undesirable_weight", number),
     key(&["pref_beta"], "objective.beta", number),
     part(&["pref_ftx"], Part::SftWeight, "write a table: `objective.loss = { sigmoid = 1, sft = 0.5 }`"),
     missing(
-        &["pref_bco_weight", "kto_chosen_weight", "kto_rejected_weight", "ppo_epochs", "ppo_target"],
+        &["pref_bco_weight", "ppo_epochs", "ppo_target"],
         "the losses are those of docs/config.md, `objective.loss`",
     ),
     key(&["ref_model_adapters", "ref_adapters"], "reference.adapter", text),

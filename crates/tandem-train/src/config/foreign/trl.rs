@@ -594,8 +594,16 @@ pub(super) const NAMES: &[Name] = &[
     }),
     key(&["f_alpha_divergence_coef"], "objective.f_alpha_divergence_coef", number),
     key(&["discopop_tau"], "objective.discopop_tau", number),
+    key(&["simpo_gamma"], "objective.simpo_gamma", number),
+    missing(
+        &["cpo_alpha"],
+        "write a table: `objective.loss = { cpo = 1, sft = 1 }`, or `{ simpo = 1, sft = 1 }`",
+    ),
     key(&["center_rewards_coefficient"], "objective.center_rewards_coefficient", number),
-    missing(&["ld_alpha", "use_weighting"], "the losses are those of docs/config.md, `objective.loss`"),
+    key(&["desirable_weight"], "objective.desirable_weight", number),
+    key(&["undesirable_weight"], "objective.undesirable_weight", number),
+    key(&["ld_alpha"], "objective.ld_alpha", number),
+    key(&["use_weighting"], "objective.use_weighting", flag),
     key_but(
         &["precompute_ref_log_probs"],
         "reference.kind",

@@ -256,9 +256,10 @@ fn missing_keys_say_what_to_give() {
 fn what_is_not_there_yet_is_refused_and_never_ignored() {
     let cases = [
         ("compute.devices=cuda:0,1,0", "GPU 0 is named twice"),
+        ("objective.loss=kto", "set method = \"kto\""),
+        ("objective.ld_alpha=1.5", "ld_alpha"),
+        ("data.loss_on=all", "add an `sft` term"),
         ("compute.devices=cuda:64", "numbers of GPUs, which count from 0, below 64"),
-        ("objective.loss=aot", "is not supported yet"),
-        ("objective.loss={sigmoid = 1, aot_unpaired = 1}", "is not supported yet"),
     ];
     for (set, expected) in cases {
         let text = refusal(EXAMPLE, &[set]);

@@ -32,7 +32,7 @@ pub(crate) fn robust_loss(pair: &Pair, config: &ObjectiveConfig) -> Value {
 }
 
 /// `−(1 − ε) ln σ(x) − ε ln σ(−x)` and its derivative.
-fn smoothed(x: f64, e: f64) -> (f64, f64) {
+pub(super) fn smoothed(x: f64, e: f64) -> (f64, f64) {
     let loss = -(1.0 - e) * log_sigmoid(x) - e * log_sigmoid(-x);
     (loss, -(1.0 - e) * sigmoid(-x) + e * sigmoid(x))
 }

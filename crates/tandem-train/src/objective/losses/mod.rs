@@ -1,18 +1,28 @@
 //! Losses of one pair by TRL's names: one file each, one line in [`LOSSES`].
 
+mod aot;
 mod apo;
+mod bco;
+mod cpo;
 mod discopop;
+mod dpop;
 mod exo;
 mod hinge;
 mod ipo;
+mod kto;
 mod logistic;
+pub(crate) mod orpo;
 mod pointwise;
 mod sft;
+mod simpo;
 mod sppo;
 
 use std::sync::{PoisonError, RwLock};
 
-use super::{ObjectiveConfig, Pair, Value};
+use super::{BatchRewards, ObjectiveConfig, Pair, PairLogProbs, Value};
+
+/// Computes two numbers for each pair of a batch from the log-probabilities of all.
+pub type Partners = fn(&PairLogProbs, &BatchRewards) -> Vec<[f64; 2]>;
 
 /// A loss on one pair.
 pub struct PairLoss {
@@ -28,6 +38,30 @@ pub struct PairLoss {
     /// Whether a [`Divergence`](crate::objective::Divergence) other than the reverse KL may be chosen; not for
     /// losses derived from each ratio alone.
     pub any_divergence: bool,
+    /// Reward in the metrics.
+    pub reward: Reward,
+    /// Whether the loss is of the chosen completion's likelihood, every token of it counted alike.
+    pub of_likelihood: bool,
+    /// Whether the loss is of labelled completions: the first of each pair, and the second is a
+    /// mismatched one.
+    pub unpaired: bool,
+    /// Whether the loss needs the mismatched completions.
+    pub mismatched: bool,
+    /// Computes two numbers for each pair from the log-probabilities of the whole batch:
+    /// [`Pair::partners`].
+    pub partners: Option<Partners>,
+}
+
+/// Reward of a completion in the metrics, divided by β.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reward {
+    /// The log ratio to the reference.
+    LogRatio,
+    /// The log-probability: the loss has no reference.
+    LogProb,
+    /// The log-probability divided by the completion's tokens: the loss has no reference. `logps` in the
+    /// metrics are divided, too, as in TRL.
+    MeanLogProb,
 }
 
 /// Meaning of `label_smoothing` for a loss.
@@ -46,7 +80,28 @@ pub enum Smoothing {
 impl PairLoss {
     /// A loss of the ratios to the reference, without label smoothing, under the reverse KL.
     pub const fn new(name: &'static str, value: fn(&Pair, &ObjectiveConfig) -> Value) -> Self {
-        Self { name, value, smoothing: Smoothing::Unused, of_ratios: true, any_divergence: false }
+        Self {
+            name,
+            value,
+            smoothing: Smoothing::Unused,
+            of_ratios: true,
+            any_divergence: false,
+            reward: Reward::LogRatio,
+            of_likelihood: false,
+            unpaired: false,
+            mismatched: false,
+            partners: None,
+        }
+    }
+
+    /// A loss of the policy's log-probabilities alone.
+    const fn without_reference(
+        name: &'static str,
+        value: fn(&Pair, &ObjectiveConfig) -> Value,
+        smoothing: Smoothing,
+        reward: Reward,
+    ) -> Self {
+        Self { smoothing, of_ratios: false, reward, ..Self::new(name, value) }
     }
 }
 
@@ -84,12 +139,30 @@ pub(crate) static LOSSES: &[PairLoss] = &[
     PairLoss::new("apo_zero", apo::apo_zero_loss),
     PairLoss::new("apo_down", apo::apo_down_loss),
     loss("discopop", discopop::discopop_loss, Smoothing::Unused),
-    PairLoss { of_ratios: false, ..loss("sft", sft::sft_loss, Smoothing::Unused) },
+    PairLoss::new("dpop", dpop::dpop_loss),
+    PairLoss::without_reference("cpo", cpo::cpo_loss, Smoothing::Any, Reward::LogProb),
+    PairLoss::without_reference("simpo", simpo::simpo_loss, Smoothing::Any, Reward::MeanLogProb),
+    PairLoss::without_reference("orpo", orpo::orpo_loss, Smoothing::Unused, Reward::MeanLogProb),
+    PairLoss {
+        smoothing: Smoothing::Any,
+        partners: Some(aot::aot_partners),
+        ..PairLoss::new("aot", aot::aot_loss)
+    },
+    PairLoss {
+        smoothing: Smoothing::Any,
+        partners: Some(aot::aot_unpaired_partners),
+        ..PairLoss::new("aot_unpaired", aot::aot_unpaired_loss)
+    },
+    PairLoss {
+        unpaired: true,
+        mismatched: true,
+        partners: Some(kto::mean_of_mismatched),
+        ..PairLoss::new("kto", kto::kto_loss)
+    },
+    PairLoss { unpaired: true, partners: Some(bco::mean_reward), ..PairLoss::new("bco", bco::bco_loss) },
+    PairLoss { unpaired: true, ..PairLoss::new("apo_zero_unpaired", kto::apo_zero_unpaired_loss) },
+    PairLoss { of_ratios: false, of_likelihood: true, ..loss("sft", sft::sft_loss, Smoothing::Unused) },
 ];
-
-/// Losses of TRL that sort the batch's pairs against each other, so that a micro-batch alone does
-/// not define them.
-pub(crate) const NOT_YET: [&str; 2] = ["aot", "aot_unpaired"];
 
 /// Losses of the program that uses this library.
 static OWN: RwLock<Vec<&'static PairLoss>> = RwLock::new(Vec::new());

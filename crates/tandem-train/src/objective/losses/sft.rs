@@ -6,9 +6,5 @@ use crate::objective::{ObjectiveConfig, Pair, Value};
 /// takes the mean within each accumulation step, so its value depends on how a batch is cut; for
 /// one step both agree.
 pub(crate) fn sft_loss(pair: &Pair, _: &ObjectiveConfig) -> Value {
-    Value {
-        loss: -pair.chosen_log_prob * pair.pairs_per_token,
-        d_chosen: -pair.pairs_per_token,
-        d_rejected: 0.0,
-    }
+    Value { loss: -pair.likelihood * pair.pairs_per_token, d_chosen: -pair.pairs_per_token, d_rejected: 0.0 }
 }

@@ -177,6 +177,7 @@ impl TrainerBuilder<'_> {
             snapshot::restore(&checkpoint, &data_hash, decoder, policy, optimizer, follower)?;
             scorer.refresh()?;
             cursor = checkpoint.cursor().clone();
+            scorer.rewards = cursor.rewards.unwrap_or_default();
             resumed_from = Some(checkpoint.path().to_path_buf());
             resume::warn_of_changes(config, earlier.as_ref(), observer);
         }

@@ -361,6 +361,7 @@ impl Trainer {
             online.finish_pending(&mut self.mesh, stop)?;
             self.cursor.online = Some(online.state().clone());
         }
+        self.cursor.rewards = Some(self.scorer.rewards).filter(|rewards| rewards.count > 0);
         let per_epoch = self.steps_per_epoch();
         self.cursor.epoch = self.cursor.step / per_epoch;
         let within = self.cursor.step % per_epoch / self.config.steps_per_batch();

@@ -9,7 +9,7 @@ use crate::events::{Event, Observer};
 use crate::metrics::{Record, Split};
 use crate::objective::exact_at_start;
 use crate::online::{Online, RoundTimings, TrainingBatch};
-use crate::recipe::{Rows, ScoredPrompt};
+use crate::recipe::{BatchPart, Rows, ScoredPrompt};
 use crate::step::{StepOptions, StepOutcome};
 use crate::{Result, TrainError, size};
 
@@ -54,7 +54,7 @@ impl Trainer {
         let outcome = if share.totals.pairs == 0 {
             StepOutcome::default()
         } else {
-            let build = &mut |rows: &[u32]| batcher.build(of, rows);
+            let build = &mut |part: BatchPart<'_>| batcher.build(of, part);
             scorer.forward_backward(learner, mesh, &share, build, &options)?
         };
         // Background generation reads the current weights: wait for it before they are updated.

@@ -60,6 +60,18 @@ fn dpo_on_a_few_meshes() {
     same_on(&few, 5, "dpo", &["reference.kind=model"]);
 }
 
+/// Sorted values, tokens' weights and pairs' weights are of the whole batch or of a pair, wherever it is.
+#[test]
+fn losses_over_the_whole_batch_on_a_few_meshes() {
+    let few = [(3, "ddp", 1), (4, "zero2", 2), (8, "zero3", 4)];
+    let few = few.map(|(ranks, sharding, replicate)| Mesh::data(ranks, sharding, replicate));
+    let mix = "objective.loss={ aot = 1, aot_unpaired = 0.5, sft = 0.1 }";
+    same_on(&few, 3, "dpo", &["reference.kind=model", mix, "objective.ld_alpha=0.5"]);
+    same_on(&few[..2], 3, "dpo", &["objective.use_weighting=true", "objective.ld_alpha=0.5"]);
+    same_on(&few, 3, "kto", &["objective.undesirable_weight=2.0"]);
+    same_on(&few[..2], 3, "kto", &["objective.loss={ bco = 1, apo_zero_unpaired = 0.5 }"]);
+}
+
 #[test]
 #[ignore = "long: runs in .ci/nightly"]
 fn sft_on_every_mesh() {

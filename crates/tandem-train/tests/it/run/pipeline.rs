@@ -65,7 +65,7 @@ fn same_as_one_stage(small: &Small, common: &[String], slices: usize, ways: &[(u
 #[test]
 fn every_family_trains_as_on_one_rank() {
     for (family, overrides) in [
-        ("llama", &["reference.kind=model"][..]),
+        ("llama", &["reference.kind=model", "objective.loss={ sigmoid = 1, aot = 1 }"][..]),
         ("qwen3, tied", &["reference.kind=model", "train.optimizer=rmsprop"]),
         ("phi", &["reference.kind=precompute", "compute.checkpointing=block"]),
         ("gpt2", &["reference.kind=model", "compute.checkpointing=selective", "compute.dtype=bf16"]),
@@ -103,6 +103,14 @@ fn any_number_of_micro_batches_goes_through_the_stages() {
         let ways = [(2, 2, "ddp"), (4, 2, "zero3"), (9, 3, "zero3")];
         same_as_one_stage(&small, &common, 1, &ways);
     }
+}
+
+#[test]
+fn kto_trains_as_on_one_rank() {
+    let small = Small::new("kto");
+    let common =
+        [model(&small, "llama", 4), held_out(&small, "unpaired.jsonl"), "train.eval_every=3".to_owned()];
+    same_as_one_stage(&small, &common, 1, &[(4, 2, "zero1"), (6, 3, "zero3")]);
 }
 
 #[test]
@@ -358,8 +366,9 @@ fn stages_send_what_the_documentation_says() {
             let rows = prepared.batches(&config).rows(0).to_vec();
             let mut batcher = prepared.batcher(&config);
             let cuts = batcher.cut(&prepared.train, &rows).into_iter();
-            let tokens: usize =
-                cuts.map(|cut| batcher.build(&prepared.train, &rows[cut]).unwrap().forest.num_tokens()).sum();
+            let tokens: usize = cuts
+                .map(|cut| batcher.build(&prepared.train, &rows[cut][..]).unwrap().forest.num_tokens())
+                .sum();
             let decoder = &prepared.decoder;
             let stream = 4 * tokens * decoder.spec().hidden_size;
             let table = 8 * decoder.layout(LayerId::Embedding).len;

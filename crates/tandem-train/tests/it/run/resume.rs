@@ -35,6 +35,12 @@ fn dpo_in_bf16_with_rmsprop_resumes_bit_for_bit() {
     );
 }
 
+/// BCO's mean of rewards is part of the checkpoint.
+#[test]
+fn labelled_completions_resume_bit_for_bit() {
+    resumed_equals_unstopped("kto", &["objective.loss={ bco = 1, kto = 0.5 }"]);
+}
+
 #[test]
 fn sft_resumes_bit_for_bit() {
     resumed_equals_unstopped("sft", &[]);

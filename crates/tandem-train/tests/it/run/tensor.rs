@@ -440,7 +440,7 @@ fn slices_send_what_the_documentation_says() {
         let config = small.config("run", &settings);
         let prepared = RunInputs::open(&config, &mut Silent).unwrap();
         let rows = prepared.batches(&config).rows(0).to_vec();
-        let forest = prepared.batcher(&config).build(&prepared.train, &rows).unwrap().forest;
+        let forest = prepared.batcher(&config).build(&prepared.train, &rows[..]).unwrap().forest;
         let (t, r) = (forest.num_tokens(), forest.scored_rows().0.len());
         let (layers, width) = (prepared.decoder.spec().num_layers, prepared.decoder.spec().hidden_size);
         let summed = (4 * layers - 1) * t + 4 * r;

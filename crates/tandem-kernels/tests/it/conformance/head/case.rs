@@ -223,6 +223,7 @@ impl Case {
             log_prob: Matrix::zeros(1, self.rows.len()),
             entropy: Matrix::zeros(1, rows),
             mean_logit: Matrix::zeros(1, rows),
+            log_sum_squares: Matrix::zeros(1, rows),
             hit: vec![false; self.rows.len()],
         };
         let mut dh = Matrix::zeros(rows, self.hidden.cols);
@@ -241,6 +242,7 @@ impl Case {
             let logits: Vec<f64> = raw.iter().map(|&l| cap.map_or(l, |cap| cap * (l / cap).tanh())).collect();
             let lse = logits.iter().map(|l| l.exp()).sum::<f64>().ln();
             scores.entropy.data[r] = -logits.iter().map(|l| (l - lse).exp() * (l - lse)).sum::<f64>();
+            scores.log_sum_squares.data[r] = logits.iter().map(|l| (2.0 * (l - lse)).exp()).sum::<f64>().ln();
             scores.mean_logit.data[r] = logits.iter().sum::<f64>() / vocabulary as f64;
             let mut d = vec![0.0; vocabulary];
             for (i, _) in self.rows.iter().enumerate().filter(|(_, row)| **row as usize == r) {
@@ -276,6 +278,7 @@ pub struct Scores {
     pub log_prob: Matrix,
     pub entropy: Matrix,
     pub mean_logit: Matrix,
+    pub log_sum_squares: Matrix,
     pub hit: Vec<bool>,
 }
 
@@ -285,6 +288,8 @@ impl Scores {
     pub fn assert_are(&self, found: &HeadScores, what: &str) {
         row(&found.log_prob).assert_close(&self.log_prob, F32, &format!("log_prob {what}"));
         row(&found.entropy).assert_close(&self.entropy, F32, &format!("entropy {what}"));
+        let squares = row(&found.log_sum_squares);
+        squares.assert_close(&self.log_sum_squares, F32, &format!("log_sum_squares {what}"));
         // The mean cancels: compare beside the logits, which are of the order of 1.
         assert_eq!(found.mean_logit.len(), self.mean_logit.data.len(), "mean logit {what}");
         for (found, expected) in found.mean_logit.iter().zip(&self.mean_logit.data) {

@@ -198,7 +198,7 @@ impl Translator<'_> {
                         return Err(self.lacking("learning_rate", "it, which Axolotl needs too"));
                     }
                     (_, Method::Sft) => 2e-5,
-                    (_, Method::Dpo) => 1e-6,
+                    (_, Method::Dpo | Method::Kto) => 1e-6,
                     (_, Method::Reward) => 1e-4,
                     (_, Method::Online) => 5e-7,
                     (_, Method::Grpo) => 1e-6,

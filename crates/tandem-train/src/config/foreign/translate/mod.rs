@@ -404,8 +404,14 @@ impl<'a> Translator<'a> {
             "sft" => Method::Sft,
             "dpo" => Method::Dpo,
             "rm" | "reward" => Method::Reward,
+            "kto" => Method::Kto,
             "ipo" => {
                 self.parts.insert(Part::Loss, Given { value: "ipo".into(), ..given.clone() });
+                Method::Dpo
+            }
+            // Their trainers add the likelihood of the chosen completions.
+            "orpo" | "simpo" => {
+                self.parts.insert(Part::Loss, Given { value: vec![name, "sft"].into(), ..given.clone() });
                 Method::Dpo
             }
             "pt" => {
@@ -416,7 +422,7 @@ impl<'a> Translator<'a> {
             "grpo" => Method::Grpo,
             _ => {
                 return Err(given.conflict(format!(
-                    "{name:?} cannot be had; methods here are \"sft\", \"dpo\", \"reward\", \"online\" and \"grpo\""
+                    "{name:?} cannot be had; methods here are \"sft\", \"dpo\", \"kto\", \"reward\", \"online\" and \"grpo\""
                 )));
             }
         })
@@ -443,6 +449,11 @@ impl<'a> Translator<'a> {
         }
         if has(&["max_new_tokens", "reward_model_path", "missing_eos_penalty"]) {
             return Ok(Method::Online);
+        }
+        if has(&["desirable_weight", "undesirable_weight"])
+            || matches!(loss, Some("kto" | "apo_zero_unpaired"))
+        {
+            return Ok(Method::Kto);
         }
         if has(&["center_rewards_coefficient"]) {
             return Ok(Method::Reward);
@@ -472,12 +483,13 @@ impl<'a> Translator<'a> {
             document.path.iter().rev().find_map(|part| {
                 let part = part.to_str()?.to_ascii_lowercase();
                 let words: Vec<_> = part.split(|c: char| !c.is_alphanumeric()).collect();
-                ["dpo", "sft", "reward"].into_iter().find(|name| words.contains(name))
+                ["dpo", "sft", "kto", "reward"].into_iter().find(|name| words.contains(name))
             })
         });
         match named {
             Some("dpo") => Ok(Method::Dpo),
             Some("sft") => Ok(Method::Sft),
+            Some("kto") => Ok(Method::Kto),
             Some(_) => Ok(Method::Reward),
             None if self.is_launcher_alone() => Err(self.lacking(
                 "method",

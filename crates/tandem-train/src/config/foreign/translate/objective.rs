@@ -26,7 +26,7 @@ impl Translator<'_> {
             Some(given) => {
                 as_texts(&given.value).ok_or_else(|| given.wrong("a loss, or a list of losses"))?
             }
-            None => vec!["sigmoid".to_owned()],
+            None => vec![self.method.default_loss().unwrap_or("sigmoid").to_owned()],
         };
         for name in &names {
             if find(name).is_none() {
