@@ -9,7 +9,7 @@ use super::evaluation::EvaluationConfig;
 use super::form::{AT_LEAST_ONE, COUNT, Form, POSITIVE, boolean, choice, custom, integer, number};
 use super::keys::{Keys, group, keys};
 use super::reader::Entry;
-use super::types::Shape;
+use super::schedule::{self, Shape, Span};
 
 keys! {
     /// Batches, steps, optimiser, evaluation and checkpoints.
@@ -30,10 +30,10 @@ keys! {
         /// bytes, codes of bitsandbytes' dynamic maps with a scale for each 256 elements. See
         /// [ranks.md](ranks.md#optimiser-states-in-fewer-bits).
         optimizer_state: StateForm = choice(StateForm::NAMES).or(StateForm::F32),
-        /// Learning rate after the warm-up: decay to 0 (`"linear"`, `"cosine"`) or `"constant"`.
-        schedule: Shape = choice(Shape::NAMES).or(Shape::Linear),
+        /// Learning rate after the warm-up.
+        schedule: Shape = group(|now, keys: &mut Keys| Shape::visit(now, keys, learning_rate)),
         /// Rise of the learning rate before the schedule.
-        warmup: Warmup = group(Warmup::visit),
+        warmup: Span = group(schedule::warmup),
         /// Largest norm of the gradient over all parameters; 0 never clips.
         max_grad_norm: Option<f64> = number(0.0..).zero_is_none().or(Some(1.0)),
         /// Weight decay. Biases and norms have none.
@@ -127,30 +127,6 @@ impl Length {
             Self::Steps(steps) => steps,
             Self::Epochs(epochs) => (epochs * num_rows.div_ceil(batch_size).max(1) as f64).ceil() as u64,
         }
-    }
-}
-
-/// Warm-up before the schedule.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Warmup {
-    /// Steps.
-    Steps(u64),
-    /// A share of all steps, rounded up.
-    Ratio(f64),
-}
-
-impl Warmup {
-    fn visit(now: Option<&Self>, keys: &mut Keys) -> Result<Self> {
-        let is_ratio = keys.has_second("warmup_steps", "warmup_ratio")?;
-        keys! { let keys, now;
-            /// Steps of linear rise from 0.
-            warmup_steps = integer(COUNT).maybe().or((!is_ratio).then_some(0)),
-                if let Self::Steps(steps) = *now { Some(steps) } else { None };
-            /// Instead: a share of all steps, rounded up.
-            warmup_ratio = number(0.0..=1.0).optional(),
-                if let Self::Ratio(ratio) = *now { Some(ratio) } else { None };
-        }
-        Ok(warmup_ratio.map_or(Self::Steps(warmup_steps.unwrap_or_default()), Self::Ratio))
     }
 }
 

@@ -122,7 +122,7 @@ pub(super) const NAMES: &[Name] = &[
             "adam_beta3",
             "adam_epsilon2",
         ],
-        "there is one learning rate, and the schedules of `train.schedule` end at 0",
+        "the schedules are those of `train.schedule`; \"cosine_with_min_lr\" ends at `train.min_lr_rate` of the peak",
     ),
     part(
         &["saves_per_epoch"],

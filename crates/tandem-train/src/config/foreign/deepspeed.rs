@@ -96,7 +96,7 @@ pub(super) const NAMES: &[Name] = &[
     part(
         &["scheduler.type"],
         Part::Schedule,
-        "it is `train.schedule` here: \"linear\", \"cosine\" or \"constant\"",
+        "it is `train.schedule` here: \"linear\" for WarmupDecayLR, \"cosine\" for WarmupCosineLR, \"constant\" for WarmupLR",
     ),
     part(&["scheduler.params.warmup_num_steps"], Part::WarmupSteps, "it is `train.warmup_steps` here"),
     part(&["scheduler.params.warmup_max_lr"], Part::LearningRate, "it is `train.learning_rate` here"),

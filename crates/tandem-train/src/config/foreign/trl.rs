@@ -205,9 +205,14 @@ pub(super) const NAMES: &[Name] = &[
     part(
         &["lr_scheduler_type", "lr_scheduler", "scheduler"],
         Part::Schedule,
-        "it is `train.schedule` here: \"linear\", \"cosine\" or \"constant\"",
+        "it is `train.schedule` here, by the same names; the warm-up is `train.warmup_steps`",
     ),
-    missing(&["lr_scheduler_kwargs"], "the schedules of `train.schedule` end at 0 and have no options"),
+    part(
+        &["lr_scheduler_kwargs"],
+        Part::ScheduleOptions,
+        "they are keys here: `train.min_lr_rate`, `train.num_cycles`, `train.lr_end`, `train.power`, \
+         `train.timescale`, `train.decay_steps` and `train.decay_type`",
+    ),
     part(
         &["warmup_steps"],
         Part::WarmupSteps,
