@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
-"""Writes learning rates of transformers' schedules to goldens/optimizers/schedules.json.
+"""Writes learning rates of transformers' schedules to goldens/optimizers/schedules.json, and weights that optimisers
+have moved over 50 steps to goldens/optimizers/updates.json.
 
-Versions used: torch 2.15.0, transformers 5.24.0; CPU.
+Versions used: torch 2.15.0, transformers 5.24.0, lion-pytorch 0.2.5; CPU, f32. Gradients and weights are a formula of
+step and element, which the test has too. Optimisers take one tensor at a time (foreach=False): their order of
+operations is that of their documentation.
 """
 
 import json
@@ -9,6 +12,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from lion_pytorch import Lion
 from transformers import get_scheduler
 
 FOLDER = Path(__file__).parent / "optimizers"
@@ -53,6 +57,49 @@ def schedules() -> list:
     return runs
 
 
+ELEMENTS = 37
+STEPS = 50
+KEPT = (1, 2, 10, 50)
+RATE = 0.01
+# (name, class, options)
+OPTIMIZERS = [
+    ("adamw", torch.optim.AdamW, {"weight_decay": 0.1, "foreach": False}),
+    ("adamw", torch.optim.AdamW, {"betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": 0.0, "foreach": False}),
+    ("rmsprop", torch.optim.RMSprop, {"alpha": 0.99, "weight_decay": 0.1, "foreach": False}),
+    ("lion", Lion, {"betas": [0.9, 0.99], "weight_decay": 0.1}),
+    ("lion", Lion, {"betas": [0.95, 0.98], "weight_decay": 0.0}),
+    ("sgd", torch.optim.SGD, {"weight_decay": 0.1, "foreach": False}),
+    ("sgd", torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.1, "foreach": False}),
+    ("sgd", torch.optim.SGD, {"momentum": 0.9, "dampening": 0.2, "weight_decay": 0.0, "foreach": False}),
+    ("sgd", torch.optim.SGD, {"momentum": 0.95, "nesterov": True, "weight_decay": 0.1, "foreach": False}),
+]
+
+
+def numbers(step: int, scale: float) -> torch.Tensor:
+    """Multiples of 2**-15 in [-1, 1), exact in f32, times a power of two."""
+    bits = [(step * 7919 + i * 104729 + 12345) * 2654435761 % 2**32 >> 16 for i in range(ELEMENTS)]
+    return torch.tensor([(b - 32768) / 32768 * scale for b in bits], dtype=torch.float32)
+
+
+def updates() -> list:
+    runs = []
+    for name, kind, options in OPTIMIZERS:
+        weights = torch.nn.Parameter(numbers(0, 2.0))
+        optimizer = kind([weights], lr=RATE, **options)
+        kept = {}
+        for step in range(1, STEPS + 1):
+            # The rate moves, as under a schedule.
+            for group in optimizer.param_groups:
+                group["lr"] = RATE * (1 - step / 100)
+            weights.grad = numbers(step, 0.5)
+            optimizer.step()
+            if step in KEPT:
+                kept[step] = weights.detach().view(torch.int32).tolist()
+        options = {key: value for key, value in options.items() if key != "foreach"}
+        runs.append({"name": name, "options": options, "weights": kept})
+    return runs
+
+
 def write(name: str, runs: list) -> None:
     FOLDER.mkdir(exist_ok=True)
     about = {"torch": torch.__version__, "transformers": transformers.__version__}
@@ -62,3 +109,4 @@ def write(name: str, runs: list) -> None:
 
 if __name__ == "__main__":
     write("schedules.json", schedules())
+    write("updates.json", updates())

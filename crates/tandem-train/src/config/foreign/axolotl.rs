@@ -107,14 +107,15 @@ pub(super) const NAMES: &[Name] = &[
     part(
         &["optimizer"],
         Part::Optimizer,
-        "it is `train.optimizer` here: \"adamw\" or \"rmsprop\"; for 8-bit states set `train.optimizer_state` to \
+        "it is `train.optimizer` here: \"adamw\", \"rmsprop\", \"lion\" or \"sgd\"; for 8-bit states set `train.optimizer_state` to \
          \"8bit\"",
     ),
     missing(
+        &["embedding_lr", "embedding_lr_scale", "lr_groups"],
+        "give them as `train.groups`, with a `learning_rate_factor` for patterns of parameters",
+    ),
+    missing(
         &[
-            "embedding_lr",
-            "embedding_lr_scale",
-            "lr_groups",
             "lr_quadratic_warmup",
             "lr_div_factor",
             "cosine_min_lr_ratio",
@@ -190,9 +191,12 @@ pub(super) const NAMES: &[Name] = &[
             "peft_trainable_token_indices",
             "peft_ensure_weight_tying",
             "relora_steps",
-            "unfrozen_parameters",
         ],
-        "adapters here have one rank, one scale and one learning rate for all modules (docs/adapters.md)",
+        "adapters here have one rank and one scale for all modules (docs/adapters.md)",
+    ),
+    missing(
+        &["unfrozen_parameters"],
+        "the other way round: give tables `train.groups` with `frozen = true` and the parameters that stay",
     ),
     not_needed(
         &[

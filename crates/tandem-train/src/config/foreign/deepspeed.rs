@@ -84,7 +84,11 @@ pub(super) const NAMES: &[Name] = &[
         ],
         "bf16 has the range of f32, so no loss is scaled",
     ),
-    part(&["optimizer.type"], Part::Optimizer, "it is `train.optimizer` here: \"adamw\" or \"rmsprop\""),
+    part(
+        &["optimizer.type"],
+        Part::Optimizer,
+        "it is `train.optimizer` here: \"adamw\", \"rmsprop\", \"lion\" or \"sgd\"",
+    ),
     part(&["optimizer.params.lr"], Part::LearningRate, "it is `train.learning_rate` here"),
     part(&["optimizer.params.betas"], Part::Betas, "it is `train.betas` here"),
     key(&["optimizer.params.eps"], "train.eps", number_or_auto),

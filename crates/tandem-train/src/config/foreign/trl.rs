@@ -222,7 +222,7 @@ pub(super) const NAMES: &[Name] = &[
     part(
         &["optim"],
         Part::Optimizer,
-        "it is `train.optimizer` here: \"adamw\" or \"rmsprop\"; for 8-bit states set `train.optimizer_state` to \
+        "it is `train.optimizer` here: \"adamw\", \"rmsprop\", \"lion\" or \"sgd\"; for 8-bit states set `train.optimizer_state` to \
          \"8bit\"",
     ),
     missing(
@@ -429,10 +429,12 @@ pub(super) const NAMES: &[Name] = &[
             "arrow_config",
             "kasa_config",
             "ensure_weight_tying",
-            "loraplus_lr_ratio",
-            "loraplus_lr_embedding",
         ],
-        "adapters here have one rank, one scale and one learning rate for all modules (docs/adapters.md)",
+        "adapters here have one rank and one scale for all modules (docs/adapters.md)",
+    ),
+    missing(
+        &["loraplus_lr_ratio", "loraplus_lr_embedding"],
+        "give them as `train.groups`, with a `learning_rate_factor` for the parameters \"lora_B\" or \"lora_embedding\"",
     ),
     // Quantised weights.
     part(&["load_in_4bit"], Part::Load4Bit, "write `compute.format = \"nf4\"`, with a table `[adapter]`"),

@@ -7,10 +7,10 @@ use crate::config::error::Result;
 use crate::config::foreign::Program;
 use crate::config::foreign::name::Part;
 use crate::config::foreign::values::{as_number, is_off};
-use crate::config::{BestMetric, Method, Shape};
+use crate::config::{BestMetric, Method, Optimizer, Shape};
 
 /// Names of optimisers that are ours.
-const OPTIMIZERS: [(&[&str], &str, Option<&str>); 4] = [
+const OPTIMIZERS: [(&[&str], &str, Option<&str>); 7] = [
     (
         &[
             "adamw",
@@ -36,6 +36,9 @@ const OPTIMIZERS: [(&[&str], &str, Option<&str>); 4] = [
     ),
     (&["rmsprop", "rmsprop_bnb", "rmsprop_bnb_32bit", "RMSprop"], "rmsprop", None),
     (&["rmsprop_bnb_8bit"], "rmsprop", Some("8bit")),
+    (&["lion", "lion_32bit", "paged_lion_32bit", "Lion"], "lion", None),
+    (&["lion_8bit", "paged_lion_8bit"], "lion", Some("8bit")),
+    (&["sgd", "SGD"], "sgd", None),
 ];
 
 impl Translator<'_> {
@@ -204,7 +207,10 @@ impl Translator<'_> {
                 }
                 None => self.missing(
                     &given,
-                    "optimisers are \"adamw\" and \"rmsprop\"; this run has adamw, so compare its rate",
+                    format!(
+                        "optimisers are {}; this run has adamw, so compare its rate",
+                        Optimizer::NAMES.map(|name| format!("{name:?}")).join(", ")
+                    ),
                 ),
             }
         } else if self.program == Program::Mitchell && self.draft.get("train.optimizer").is_none() {
