@@ -36,6 +36,7 @@ pub mod io;
 pub mod layers;
 pub mod layout;
 pub mod lora;
+mod names;
 mod random;
 pub mod spec;
 pub mod weights;
@@ -51,6 +52,7 @@ pub use layers::{
 };
 pub use layout::{LayerId, LayerLayout, ParamKind, ParamSpec, PipelineStage, TensorParallelShard};
 pub use lora::{Adapter, AdapterConfig, AdapterKind, Targets};
+pub use names::trained_names;
 pub use spec::{Config, DecoderSpec};
 pub use weights::{
     AdapterWeights, FlatLayer, FlatWeights, GradientSink, LayerGradients, LayerWeights, PackedLayer,

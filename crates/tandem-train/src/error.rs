@@ -34,6 +34,14 @@ pub enum TrainError {
         /// Leftover of an earlier run.
         found: Vec<&'static str>,
     },
+    /// A group of parameters does not fit the model.
+    #[error("train.groups: parameters = {parameters:?}: {reason}")]
+    Group {
+        /// Pattern of the group.
+        parameters: String,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
     /// Another process is running in the folder.
     #[error("{} is in use by another run ({holder}): wait for it, stop it, or choose another `output`", path.display())]
     LockedRunDir {
@@ -237,6 +245,7 @@ impl TrainError {
             Self::Config(error) if !error.is_mistake() => Fault::Own,
             Self::Config(_)
             | Self::UsedRunDir { .. }
+            | Self::Group { .. }
             | Self::LockedRunDir { .. }
             | Self::ForeignFile { .. }
             | Self::BrokenCheckpoint { .. }

@@ -47,7 +47,6 @@ use thread_pool::ThreadPool;
 pub(crate) use double_quant::TABLE as NESTED_TABLE;
 pub(crate) use int8::LARGEST as INT8_LARGEST;
 pub(crate) use nf4::NUMBERS as NF4_NUMBERS;
-pub(crate) use optimizer::{AdamStep, RmsStep};
 
 /// A CPU device: threads, memory and instructions.
 pub struct Cpu {

@@ -2,11 +2,11 @@
 
 use super::driver::{Arg, Grid};
 use super::{Cuda, args, driver, source};
-use crate::cpu::{AdamStep, RmsStep};
 use crate::numerics::squares::BlockSquares;
 use crate::numerics::states::{RowColumns, StochasticRounding};
-use crate::ops::{AdamW, Gradient, RmsProp, SQUARES_BLOCK, Update};
-use crate::{DType, Result, STATE_BLOCK, StatesMut, ViewMut};
+use crate::ops::optimizer::{Numbers, Rule};
+use crate::ops::{Gradient, SQUARES_BLOCK, Update};
+use crate::{DType, KernelError, Result, STATE_BLOCK, StatesMut, ViewMut};
 
 pub(super) static SOURCE: driver::Source = source!("optimizer.cu", not fused);
 
@@ -16,46 +16,51 @@ const THREADS: u32 = 256;
 /// Elements per block of threads: one block of states per warp.
 const BLOCK: usize = THREADS as usize / 32 * STATE_BLOCK;
 
-/// Kernels by the formats of the first and the second moment.
-const ADAMW: [[&str; 3]; 3] = [
-    ["adamw_f32_f32", "adamw_f32_bf16", "adamw_f32_8bit"],
-    ["adamw_bf16_f32", "adamw_bf16_bf16", "adamw_bf16_8bit"],
-    ["adamw_8bit_f32", "adamw_8bit_bf16", "adamw_8bit_8bit"],
+/// Kernels of steps: a rule and the formats of its states.
+const KERNELS: [&str; 19] = [
+    "adamw_f32_f32",
+    "adamw_f32_bf16",
+    "adamw_f32_8bit",
+    "adamw_bf16_f32",
+    "adamw_bf16_bf16",
+    "adamw_bf16_8bit",
+    "adamw_8bit_f32",
+    "adamw_8bit_bf16",
+    "adamw_8bit_8bit",
+    "rmsprop_f32",
+    "rmsprop_bf16",
+    "rmsprop_8bit",
+    "lion_f32",
+    "lion_bf16",
+    "lion_8bit",
+    "sgd",
+    "momentum_f32",
+    "momentum_bf16",
+    "momentum_8bit",
 ];
 
-/// Kernels by the format of the second moment.
-const RMSPROP: [&str; 3] = ["rmsprop_f32", "rmsprop_bf16", "rmsprop_8bit"];
-
-pub(crate) fn adamw(cuda: &Cuda, config: &AdamW, update: Update, m: StatesMut, v: StatesMut) -> Result<()> {
+/// Takes one step of a rule on all elements. The kernel is named after the rule and the formats of its
+/// states.
+pub(crate) fn step<R: Rule>(
+    cuda: &Cuda,
+    numbers: &Numbers,
+    update: Update,
+    states: Vec<StatesMut>,
+) -> Result<()> {
     let Update { grad, grad_scale, master, copy } = update;
-    let (len, s) = (grad.len(), AdamStep::new(config, grad_scale));
-    let ((m_form, m), (v_form, v)) = (kept(m), kept(v));
-    let args = [
-        &gradient(grad)[..],
-        args![s.grad_scale],
-        &weights(&master, copy),
-        &m,
-        &v,
-        args![s.decay, s.one_minus_beta1, s.beta2, s.one_minus_beta2, s.root_correction2, s.eps],
-        args![s.minus_step_size, len],
-    ];
+    let (len, mut name) = (grad.len(), R::NAME.to_owned());
+    let mut args = [&gradient(grad)[..], args![grad_scale], &weights(&master, copy)].concat();
+    for states in states {
+        let (form, stored) = kept(states);
+        name = format!("{name}_{form}");
+        args.extend(stored);
+    }
+    args.extend(numbers.map(Arg::from));
+    args.push(len.into());
+    let kernel = KERNELS.into_iter().find(|kernel| *kernel == name);
+    let kernel = kernel.ok_or_else(|| KernelError::invalid(R::NAME, format!("there is no kernel {name}")))?;
     // SAFETY: the operands are those of the kernel, and of one length.
-    unsafe { cuda.launch(&SOURCE, ADAMW[m_form][v_form], grid(len), &args.concat()) }
-}
-
-pub(crate) fn rmsprop(cuda: &Cuda, config: &RmsProp, update: Update, v: StatesMut) -> Result<()> {
-    let Update { grad, grad_scale, master, copy } = update;
-    let (len, s) = (grad.len(), RmsStep::new(config, grad_scale));
-    let (form, v) = kept(v);
-    let args = [
-        &gradient(grad)[..],
-        args![s.grad_scale],
-        &weights(&master, copy),
-        &v,
-        args![s.weight_decay, s.alpha, s.one_minus_alpha, s.eps, s.minus_learning_rate, len],
-    ];
-    // SAFETY: as above.
-    unsafe { cuda.launch(&SOURCE, RMSPROP[form], grid(len), &args.concat()) }
+    unsafe { cuda.launch(&SOURCE, kernel, grid(len), &args) }
 }
 
 /// Computes Σ x² per block; `sums` has room for the numbers of each. Waits.
@@ -104,20 +109,20 @@ fn weights(master: &ViewMut, copy: Option<ViewMut>) -> [Arg; 3] {
     [master.into(), of(DType::F32), of(DType::Bf16)]
 }
 
-/// Returns the index of the states' format; values, scales, and key, index and columns of
-/// stochastic rounding.
-fn kept(states: StatesMut) -> (usize, [Arg; 7]) {
+/// Returns the name of the states' format; values, scales, and key, index and columns of stochastic
+/// rounding.
+fn kept(states: StatesMut) -> (&'static str, [Arg; 7]) {
     let (none, zero) = (Arg::address(0), || Arg::from(0u32));
     match states {
-        StatesMut::F32(view) => (0, [(&view).into(), none, zero(), zero(), zero(), zero(), zero()]),
+        StatesMut::F32(view) => ("f32", [(&view).into(), none, zero(), zero(), zero(), zero(), zero()]),
         StatesMut::Bf16(view, StochasticRounding { key, first, columns }) => {
             let RowColumns { width, stride, skipped } = columns;
             let [key, first, width, stride, skipped] = [key, first, width, stride, skipped].map(Arg::from);
-            (1, [(&view).into(), none, key, first, width, stride, skipped])
+            ("bf16", [(&view).into(), none, key, first, width, stride, skipped])
         }
         StatesMut::EightBit(codes) => {
             let (codes, scales) = codes.into_tensors();
-            (2, [(&codes).into(), (&scales).into(), zero(), zero(), zero(), zero(), zero()])
+            ("8bit", [(&codes).into(), (&scales).into(), zero(), zero(), zero(), zero(), zero()])
         }
     }
 }

@@ -25,7 +25,7 @@ mod linear;
 mod logits;
 mod low_rank;
 mod norm;
-mod optimizer;
+pub(crate) mod optimizer;
 mod pack;
 mod rope;
 mod sampling;
@@ -69,8 +69,8 @@ pub use norm::{
     rms_norm_backward,
 };
 pub use optimizer::{
-    AdamW, Gradient, RmsProp, SQUARES_BLOCK, Update, adamw, block_squares, copy_states, rmsprop,
-    sum_of_squares,
+    AdamW, Gradient, Lion, Momentum, RmsProp, SQUARES_BLOCK, Sgd, Update, adamw, block_squares, copy_states,
+    lion, rmsprop, sgd, sum_of_squares,
 };
 pub(crate) use pack::rows_of_block;
 pub use pack::{pack, unpack};

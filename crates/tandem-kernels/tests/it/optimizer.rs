@@ -1,7 +1,9 @@
 //! Optimiser steps against f64 and against numbers that torch printed; the sum of squares; bits
 //! over thread counts.
 
-use crate::support::{ADAMW, F32_ROUNDOFF, Matrix, Place, RMSPROP, assert_close, devices, numbers, vector};
+use crate::support::{
+    ADAMW, F32_ROUNDOFF, LION, Matrix, Place, RMSPROP, SGD, assert_close, devices, numbers, vector,
+};
 use tandem_kernels::{DType, Device, MemoryKind, bf16, ops};
 
 /// One element, a prime, more than a vector, more than a block and a bit.
@@ -83,6 +85,93 @@ fn rmsprop_follows_its_formula() {
                 let rounded: Vec<f64> =
                     found.iter().map(|w| f64::from(bf16::from_f32(*w).to_f32())).collect();
                 assert_close(&format!("{what}, copy"), &copy.read(&device), &rounded, |_| 0.0);
+            }
+        }
+    }
+}
+
+#[test]
+fn lion_follows_its_formula() {
+    for (isa, device) in devices(2) {
+        for len in LENGTHS {
+            let what = format!("{} {len}", isa.name());
+            let (mut master, mut m) = (vector(&device, &numbers(1, len)), vector(&device, &vec![0.0; len]));
+            let [mut w64, mut m64] = [master.values.clone(), vec![0.0; len]];
+            for step in 1..=3 {
+                let grad = vector(&device, &numbers(10 + step, len));
+                let update = ops::Update::new(grad.view(), 2.0, master.view_mut(), None);
+                ops::lion(&device, &LION, update, m.view_mut()).unwrap();
+                let old = w64.clone();
+                for i in 0..len {
+                    let g = 2.0 * grad.values[i];
+                    let direction = 0.9 * m64[i] + 0.1 * g;
+                    let sign = if direction == 0.0 { 0.0 } else { direction.signum() };
+                    m64[i] = 0.99 * m64[i] + 0.01 * g;
+                    w64[i] = w64[i] * (1.0 - 1e-3 * 0.01) - 1e-3 * sign;
+                }
+                let found = master.read(&device);
+                assert_close(&what, &found, &w64, |i| step as f64 * tolerance(old[i], w64[i]));
+                assert_close(&what, &m.read(&device), &m64, |i| 1e-6 * m64[i].abs() + 1e-8);
+            }
+        }
+    }
+}
+
+/// A zero gradient has no direction: only the decay moves a weight.
+#[test]
+fn lion_does_not_move_without_a_gradient() {
+    for (isa, device) in devices(1) {
+        let (grad, mut m) = (vector(&device, &[0.0, -0.0, 1.0]), vector(&device, &[0.0; 3]));
+        let mut master = vector(&device, &[1.0; 3]);
+        let config = ops::Lion { weight_decay: 0.0, learning_rate: 0.25, ..LION };
+        ops::lion(
+            &device,
+            &config,
+            ops::Update::new(grad.view(), 1.0, master.view_mut(), None),
+            m.view_mut(),
+        )
+        .unwrap();
+        assert_eq!(master.read(&device), [1.0, 1.0, 0.75], "{}", isa.name());
+    }
+}
+
+#[test]
+fn sgd_follows_its_formula() {
+    let with = |momentum, dampening, nesterov| Some((momentum, dampening, nesterov));
+    let cases = [None, with(0.9, 0.0, false), with(0.9, 0.25, false), with(0.95, 0.0, true)];
+    for (isa, device) in devices(2) {
+        for (len, case) in LENGTHS.into_iter().flat_map(|len| cases.map(|case| (len, case))) {
+            let what = format!("{} {len} {case:?}", isa.name());
+            let (mut master, mut buffer) =
+                (vector(&device, &numbers(1, len)), vector(&device, &vec![0.0; len]));
+            let [mut w64, mut b64] = [master.values.clone(), vec![0.0; len]];
+            for step in 1..=3 {
+                let grad = vector(&device, &numbers(10 + step, len));
+                let momentum = case.map(|(momentum, dampening, nesterov)| ops::Momentum {
+                    momentum,
+                    dampening,
+                    nesterov,
+                    step,
+                });
+                let update = ops::Update::new(grad.view(), 0.5, master.view_mut(), None);
+                let states = momentum.map(|_| buffer.view_mut().into());
+                ops::sgd(&device, &ops::Sgd { momentum, ..SGD }, update, states).unwrap();
+                let old = w64.clone();
+                for i in 0..len {
+                    let g = 0.5 * grad.values[i] + 0.02 * w64[i];
+                    let direction = match case {
+                        None => g,
+                        Some((momentum, dampening, nesterov)) => {
+                            let entering = if step == 1 { 1.0 } else { 1.0 - dampening };
+                            b64[i] = momentum * b64[i] + entering * g;
+                            if nesterov { g + momentum * b64[i] } else { b64[i] }
+                        }
+                    };
+                    w64[i] -= 1e-3 * direction;
+                }
+                let found = master.read(&device);
+                assert_close(&what, &found, &w64, |i| step as f64 * tolerance(old[i], w64[i]));
+                assert_close(&what, &buffer.read(&device), &b64, |i| 1e-6 * b64[i].abs() + 1e-6);
             }
         }
     }

@@ -14,4 +14,5 @@ pub use files::AdapterFiles;
 pub use init::init_layer;
 pub use merge::Merged;
 pub use peft::PeftFolder;
+pub(crate) use pieces::pieces;
 pub use save::save_adapter;

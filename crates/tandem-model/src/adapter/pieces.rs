@@ -17,7 +17,7 @@ pub(super) fn adapter_name(family: &Family, name: &str) -> String {
 ///
 /// # Panics
 /// If the decoder has no adapter.
-pub(super) fn pieces(family: &Family, decoder: &Decoder, layer: LayerId) -> Vec<HfTensor> {
+pub(crate) fn pieces(family: &Family, decoder: &Decoder, layer: LayerId) -> Vec<HfTensor> {
     let adapter = decoder.adapter().expect("a decoder with an adapter");
     let layout = decoder.trained(layer);
     let mut all = Vec::new();

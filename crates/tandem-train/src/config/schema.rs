@@ -132,6 +132,17 @@ fn in_words(words: &str) -> Value {
             let number = json!({ "type": "number", "minimum": 0, "exclusiveMaximum": 1 });
             json!({ "type": "array", "items": number, "minItems": 2, "maxItems": 2 })
         }
+        "list of groups" => {
+            let number = json!({ "type": "number", "minimum": 0 });
+            json!({ "type": "array", "items": {
+                "type": "object", "additionalProperties": false,
+                "properties": {
+                    "parameters": text, "learning_rate_factor": number, "weight_decay": number,
+                    "frozen": { "type": "boolean" },
+                },
+                "required": ["parameters"],
+            } })
+        }
         "path or list" => {
             let weight = json!({ "type": "number", "exclusiveMinimum": 0, "maximum": 10_000 });
             let table = json!({

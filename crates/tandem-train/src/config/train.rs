@@ -1,15 +1,15 @@
 //! `[train]`: batches, steps, optimiser, evaluation and checkpoints.
 
 use tandem_kernels::StateForm;
-use toml::Value;
 
 use super::Method;
 use super::error::Result;
 use super::evaluation::EvaluationConfig;
-use super::form::{AT_LEAST_ONE, COUNT, Form, POSITIVE, boolean, choice, custom, integer, number};
+use super::form::{AT_LEAST_ONE, COUNT, POSITIVE, boolean, choice, integer, number};
+use super::groups::{self, ParameterGroup};
 use super::keys::{Keys, group, keys};
-use super::reader::Entry;
-use super::types::Shape;
+use super::optimizer::Optimizer;
+use super::schedule::{self, Shape, Span};
 
 keys! {
     /// Batches, steps, optimiser, evaluation and checkpoints.
@@ -25,24 +25,29 @@ keys! {
         learning_rate: f64 = number(0.0..).required("the peak learning rate, for example 1e-6 for full DPO"),
         /// The optimiser and its constants.
         optimizer: Optimizer = group(Optimizer::visit),
-        /// Storage of AdamW's two states and of RMSprop's one; updates compute in f32. `"f32"`: 4
-        /// bytes per parameter. `"bf16"`: 2 bytes, with stochastic rounding. `"8bit"`: 1 + 1/64
+        /// Storage of the optimiser's states (AdamW has two, RMSprop, Lion and SGD with momentum one);
+        /// updates compute in f32. `"f32"`: 4 bytes per parameter. `"bf16"`: 2 bytes, with stochastic rounding. `"8bit"`: 1 + 1/64
         /// bytes, codes of bitsandbytes' dynamic maps with a scale for each 256 elements. See
         /// [ranks.md](ranks.md#optimiser-states-in-fewer-bits).
         optimizer_state: StateForm = choice(StateForm::NAMES).or(StateForm::F32),
-        /// Learning rate after the warm-up: decay to 0 (`"linear"`, `"cosine"`) or `"constant"`.
-        schedule: Shape = choice(Shape::NAMES).or(Shape::Linear),
+        /// Learning rate after the warm-up.
+        schedule: Shape = group(|now, keys: &mut Keys| Shape::visit(now, keys, learning_rate)),
         /// Rise of the learning rate before the schedule.
-        warmup: Warmup = group(Warmup::visit),
+        warmup: Span = group(schedule::warmup),
         /// Largest norm of the gradient over all parameters; 0 never clips.
         max_grad_norm: Option<f64> = number(0.0..).zero_is_none().or(Some(1.0)),
-        /// Weight decay. Biases and norms have none.
+        /// Weight decay. Biases and norms have none. RMSprop and SGD add it to the gradient, as in
+        /// PyTorch; the others decay the weights.
         weight_decay: f64 = number(0.0..).or(0.0),
+        /// Groups of parameters that train apart: `[[train.groups]]` tables with `parameters` (a
+        /// regular expression of tensor names), and `learning_rate_factor`, `weight_decay` or `frozen`.
+        /// See [optimizers.md](optimizers.md#parameter-groups).
+        groups: Vec<ParameterGroup> = groups::groups().or(Vec::new()),
         /// Steps between checkpoints; 0 saves at the end only.
         save_every: Option<u64> = integer(COUNT).zero_is_none().or(None).free(),
         /// With `save_every`: training continues while a checkpoint is written. Each rank holds a
         /// copy of its share: weights and optimiser states, 12 bytes per parameter for AdamW and 8
-        /// for RMSprop, less with `optimizer_state`. `tandem plan` shows it as "checkpoint copy".
+        /// with one state, less with `optimizer_state`. `tandem plan` shows it as "checkpoint copy".
         async_checkpoints: bool = boolean().or(true).free(),
         /// Steps between evaluations; 0 evaluates at the start (`eval_first`) and at the end only.
         eval_every: Option<u64> = integer(COUNT).zero_is_none().or(None).free(),
@@ -128,90 +133,4 @@ impl Length {
             Self::Epochs(epochs) => (epochs * num_rows.div_ceil(batch_size).max(1) as f64).ceil() as u64,
         }
     }
-}
-
-/// Warm-up before the schedule.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Warmup {
-    /// Steps.
-    Steps(u64),
-    /// A share of all steps, rounded up.
-    Ratio(f64),
-}
-
-impl Warmup {
-    fn visit(now: Option<&Self>, keys: &mut Keys) -> Result<Self> {
-        let is_ratio = keys.has_second("warmup_steps", "warmup_ratio")?;
-        keys! { let keys, now;
-            /// Steps of linear rise from 0.
-            warmup_steps = integer(COUNT).maybe().or((!is_ratio).then_some(0)),
-                if let Self::Steps(steps) = *now { Some(steps) } else { None };
-            /// Instead: a share of all steps, rounded up.
-            warmup_ratio = number(0.0..=1.0).optional(),
-                if let Self::Ratio(ratio) = *now { Some(ratio) } else { None };
-        }
-        Ok(warmup_ratio.map_or(Self::Steps(warmup_steps.unwrap_or_default()), Self::Ratio))
-    }
-}
-
-/// The optimiser and its constants.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Optimizer {
-    /// `torch.optim.AdamW`.
-    AdamW {
-        /// Decay rate of the first moment.
-        beta1: f64,
-        /// Decay rate of the second moment.
-        beta2: f64,
-        /// Term added to the root of the second moment.
-        eps: f64,
-    },
-    /// `torch.optim.RMSprop`, which the original DPO code used.
-    RmsProp {
-        /// Decay rate of the squared gradient.
-        alpha: f64,
-        /// Term added to the root.
-        eps: f64,
-    },
-}
-
-impl Optimizer {
-    fn visit(now: Option<&Self>, keys: &mut Keys) -> Result<Self> {
-        keys! { let keys, now;
-            /// The optimiser, as in PyTorch.
-            optimizer = choice(["adamw", "rmsprop"].map(|name| (name, name))).or("adamw"),
-                if matches!(now, Self::AdamW { .. }) { "adamw" } else { "rmsprop" };
-            /// AdamW's decay rates.
-            betas = betas()
-                .or([0.9, 0.999])
-                .only(optimizer == "adamw", "\"rmsprop\" has `alpha`; `betas` belong to \"adamw\""),
-                if let Self::AdamW { beta1, beta2, .. } = *now { [beta1, beta2] } else { [0.0; 2] };
-            /// RMSprop's decay rate.
-            alpha = number(0.0..1.0)
-                .or(0.99)
-                .only(optimizer == "rmsprop", "\"adamw\" has `betas`; `alpha` belongs to \"rmsprop\""),
-                if let Self::RmsProp { alpha, .. } = *now { alpha } else { 0.0 };
-            /// Term added to the root in the optimiser.
-            eps = number(POSITIVE).or(1e-8),
-                match *now { Self::AdamW { eps, .. } | Self::RmsProp { eps, .. } => eps };
-        }
-        let [beta1, beta2] = betas;
-        Ok(match optimizer {
-            "adamw" => Self::AdamW { beta1, beta2, eps },
-            _ => Self::RmsProp { alpha, eps },
-        })
-    }
-}
-
-fn betas<'a>() -> Form<'a, [f64; 2]> {
-    let read = |entry: Entry| {
-        let wrong = entry.wrong("two numbers in [0, 1), for example [0.9, 0.999]");
-        let values = entry
-            .items()
-            .into_iter()
-            .map(|item| (number(0.0..1.0).read)(item))
-            .collect::<Result<Vec<_>>>()?;
-        values.try_into().map_err(|_| wrong)
-    };
-    custom("two numbers, ≥ 0, < 1", read, |betas: &[f64; 2]| Value::from(betas.to_vec()))
 }

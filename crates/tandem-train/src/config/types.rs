@@ -85,20 +85,3 @@ impl SumForm {
     /// Every choice with its name in the config.
     pub const NAMES: [(&'static str, Self); 2] = [("exact", Self::Exact), ("fast", Self::Fast)];
 }
-
-/// How the learning rate moves after the warm-up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
-    /// Straight down to zero at the last step (`get_linear_schedule_with_warmup`).
-    Linear,
-    /// Half a cosine down to zero (`get_cosine_schedule_with_warmup`).
-    Cosine,
-    /// Stays (`get_constant_schedule_with_warmup`).
-    Constant,
-}
-
-impl Shape {
-    /// Every shape with its name in the config.
-    pub const NAMES: [(&'static str, Self); 3] =
-        [("linear", Self::Linear), ("cosine", Self::Cosine), ("constant", Self::Constant)];
-}

@@ -62,6 +62,8 @@ pub struct Accumulator {
     limit: f32,
     /// Per layer: elements whose squares this rank sums for the norm.
     counted: Vec<Vec<Range<usize>>>,
+    /// Per layer: whether some elements are frozen.
+    has_frozen: Vec<bool>,
     /// True if nobody changes the sums after this rank's last micro-batch, on the CPU that computes.
     is_alone: bool,
     /// True if this step's only micro-batch is this rank's, which is alone.
@@ -82,7 +84,8 @@ pub struct ReductionGroups {
 
 impl Accumulator {
     /// Allocates the sums on the placement's device. After reduction this rank holds its shard's;
-    /// if a group holds parts it never holds more. Sums in f32 travel in `wire`.
+    /// if a group holds parts it never holds more. Sums in f32 travel in `wire`. The norm leaves out the
+    /// `frozen` elements of each layer.
     pub fn new(
         placement: &MemoryPlacement,
         decoder: Arc<Decoder>,
@@ -90,6 +93,7 @@ impl Accumulator {
         groups: ReductionGroups,
         form: SumForm,
         wire: DType,
+        frozen: Vec<Vec<Range<usize>>>,
     ) -> Result<Self> {
         let with_peers = |group: Option<ProcessGroup>| group.filter(|group| group.size() > 1);
         let [of_parts, of_all, replicas] = [groups.of_parts, groups.of_all, groups.replicas].map(with_peers);
@@ -119,7 +123,8 @@ impl Accumulator {
         } else {
             None
         };
-        let counted = decoder.layers().into_iter().map(|layer| counted(&decoder, layer)).collect();
+        let layers = decoder.layers().into_iter().zip(&frozen);
+        let counted = layers.map(|(layer, frozen)| without(counted(&decoder, layer), frozen)).collect();
         let is_alone = form == SumForm::Exact
             && of_micro_batch.is_none()
             && of_sums.is_none()
@@ -146,6 +151,7 @@ impl Accumulator {
             partition,
             limit: 0.0,
             counted,
+            has_frozen: frozen.iter().map(|frozen| !frozen.is_empty()).collect(),
         })
     }
 
@@ -283,6 +289,17 @@ fn counted(decoder: &Decoder, layer: LayerId) -> Vec<Range<usize>> {
         return vec![all];
     }
     layout.params.iter().filter(|param| slice.splits(param.part)).map(ParamSpec::range).collect()
+}
+
+/// Ranges without those that `left_out`, in order, has.
+fn without(ranges: Vec<Range<usize>>, left_out: &[Range<usize>]) -> Vec<Range<usize>> {
+    let cut = |ranges: Vec<Range<usize>>, out: &Range<usize>| {
+        let parts = |range: Range<usize>| {
+            [range.start..range.end.min(out.start), range.start.max(out.end)..range.end]
+        };
+        ranges.into_iter().flat_map(parts).filter(|part| part.start < part.end).collect()
+    };
+    left_out.iter().fold(ranges, cut)
 }
 
 /// The sums of a bucket.
@@ -459,6 +476,10 @@ impl GradientSink for Accumulator {
                     None
                 }
             };
+            if self.has_frozen[index] {
+                // These are the squares of all elements.
+                self.squares[index] = None;
+            }
         }
         self.open = None;
         self.begun[index] = true;

@@ -41,8 +41,9 @@ impl Ranks {
     fn accumulator(&self, partition: Partition, groups: ReductionGroups) -> Accumulator {
         let placement = MemoryPlacement::all_in(self.device.clone());
         let (decoder, partition) = (self.decoder.clone(), Arc::new(partition));
+        let frozen = vec![Vec::new(); partition.num_layers()];
         let mut sums =
-            Accumulator::new(&placement, decoder, partition, groups, self.form, self.wire).unwrap();
+            Accumulator::new(&placement, decoder, partition, groups, self.form, self.wire, frozen).unwrap();
         sums.begin(2).unwrap();
         sums
     }

@@ -1,11 +1,13 @@
 //! The optimiser, over flat buffers with each rank's part of every layer.
 
+pub(crate) mod groups;
+mod rule;
 mod schedule;
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use tandem_kernels::ops::{self, AdamW, RmsProp};
+use tandem_kernels::ops;
 use tandem_kernels::{AdamMoment, Device, MemoryKind, StateForm, States, StochasticRounding};
 use tandem_model::{Decoder, LayerId, LayerLayout, ParamKind, ParamSpec};
 
@@ -14,6 +16,9 @@ use crate::config::{self, TrainConfig};
 use crate::gradients::Accumulator;
 use crate::parallel::Partition;
 use crate::weights::Policy;
+
+use groups::{ParameterGroups, ParameterSettings};
+use rule::{StateSpec, StepNumbers};
 
 pub(crate) use schedule::{Schedule, clip_coefficient};
 
@@ -24,18 +29,21 @@ pub struct Optimizer {
     home: Device,
     partition: Arc<Partition>,
     rule: config::Optimizer,
-    weight_decay: f64,
-    /// First moments by layer (AdamW only).
-    first: Option<Vec<States>>,
-    /// Second moments by layer.
-    second: Vec<States>,
+    /// Each state by layer.
+    states: Vec<State>,
     /// Per layer, the runs of this rank's part that are updated alike.
     runs: Vec<Vec<Run>>,
 }
 
+/// A state of every element that this rank owns.
+struct State {
+    spec: StateSpec,
+    layers: Vec<States>,
+}
+
 /// Contiguous range of one parameter that this rank owns. Stochastic rounding is keyed on the
 /// offset within the parameter, so results do not depend on sharding.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 struct Run {
     /// Elements of the layer's flat buffer.
     range: Range<usize>,
@@ -46,7 +54,7 @@ struct Run {
     /// Columns of a tensor-parallel shard by columns: their number, the whole matrix's, and the elements of
     /// the shard before the first one; `first` is then the shard's first.
     columns: Option<[usize; 3]>,
-    decays: bool,
+    settings: ParameterSettings,
 }
 
 impl Run {
@@ -72,29 +80,28 @@ impl Optimizer {
         decoder: &Decoder,
         partition: Arc<Partition>,
         config: &TrainConfig,
+        groups: &ParameterGroups,
     ) -> Result<Self> {
-        let zeros = |moment| -> Result<Vec<States>> {
+        let zeros = |spec: StateSpec| -> Result<State> {
             let owned = (0..partition.num_layers()).map(|layer| partition.owned(layer).len());
-            let of = |len| States::zeros(home, MemoryKind::Optimizer, moment, config.optimizer_state, len);
+            let form = config.optimizer_state;
+            let of = |len| States::zeros(home, MemoryKind::Optimizer, spec.moment, form, len);
             let layers = owned.map(of).inspect(|layer| layer.iter().for_each(States::evict_pages));
-            Ok(layers.collect::<Result<_, _>>()?)
+            Ok(State { layers: layers.collect::<Result<_, _>>()?, spec })
         };
         let layers = decoder.layers().into_iter().enumerate();
         Ok(Self {
             home: home.clone(),
             rule: config.optimizer,
-            weight_decay: config.weight_decay,
-            first: match config.optimizer {
-                config::Optimizer::AdamW { .. } => Some(zeros(AdamMoment::First)?),
-                config::Optimizer::RmsProp { .. } => None,
-            },
-            second: zeros(AdamMoment::Second)?,
+            states: rule::states(&config.optimizer).into_iter().map(zeros).collect::<Result<_>>()?,
             runs: layers
                 .map(|(index, layer)| {
                     let owned = partition.owned(index);
                     match config.optimizer_state {
-                        StateForm::Bf16 => runs_of_whole(decoder, layer, &owned),
-                        StateForm::F32 | StateForm::EightBit => runs(layer, decoder.trained(layer), &owned),
+                        StateForm::Bf16 => runs_of_whole(decoder, layer, groups, &owned),
+                        StateForm::F32 | StateForm::EightBit => {
+                            runs(layer, decoder.trained(layer), groups, &owned)
+                        }
                     }
                 })
                 .collect(),
@@ -114,14 +121,12 @@ impl Optimizer {
 
     /// The states by name, then by layer.
     pub fn states(&self) -> Vec<(&'static str, &[States])> {
-        let first = self.first.iter().map(|first| ("first_moment", &first[..]));
-        first.chain([("second_moment", &self.second[..])]).collect()
+        self.states.iter().map(|state| (state.spec.name, &state.layers[..])).collect()
     }
 
     /// Mutable states, for restoring.
     pub fn states_mut(&mut self) -> Vec<(&'static str, &mut [States])> {
-        let first = self.first.iter_mut().map(|first| ("first_moment", &mut first[..]));
-        first.chain([("second_moment", &mut self.second[..])]).collect()
+        self.states.iter_mut().map(|state| (state.spec.name, &mut state.layers[..])).collect()
     }
 
     /// Applies the accumulated gradient times `grad_scale`; `update` is the 1-based count of
@@ -149,33 +154,22 @@ impl Optimizer {
             let start = self.partition.owned(index).start;
             for run in &self.runs[index] {
                 let range = &run.range;
-                let weight_decay = if run.decays { self.weight_decay } else { 0.0 };
+                let ParameterSettings { learning_rate_factor, weight_decay, .. } = run.settings;
                 let own = range.start - start..range.end - start;
                 let grad = gradients.owned(index).range(own.clone());
-                let second =
-                    self.second[index].range_mut(own.clone(), run.dither(update, AdamMoment::Second));
                 let copy = copy
                     .as_mut()
                     .filter(|copy| range.end <= copy.cols())
                     .map(|copy| copy.view_mut().col_range(range.clone()));
                 let held = range.start - starts[index]..range.end - starts[index];
                 let master = master.view_mut().col_range(held);
-                match (self.rule, &mut self.first) {
-                    (config::Optimizer::AdamW { beta1, beta2, eps }, Some(first)) => {
-                        let rule = AdamW { learning_rate, beta1, beta2, eps, weight_decay, step: update };
-                        let first = first[index].range_mut(own, run.dither(update, AdamMoment::First));
-                        let update = ops::Update::new(grad, grad_scale, master, copy);
-                        ops::adamw(&self.home, &rule, update, first, second)?;
-                    }
-                    (config::Optimizer::RmsProp { alpha, eps }, _) => {
-                        let rule = RmsProp { learning_rate, alpha, eps, weight_decay };
-                        let update = ops::Update::new(grad, grad_scale, master, copy);
-                        ops::rmsprop(&self.home, &rule, update, second)?;
-                    }
-                    (config::Optimizer::AdamW { .. }, None) => {
-                        unreachable!("AdamW is made with first moments")
-                    }
-                }
+                let states = self.states.iter_mut().map(|State { spec, layers }| {
+                    layers[index].range_mut(own.clone(), run.dither(update, spec.moment))
+                });
+                let learning_rate = learning_rate * learning_rate_factor;
+                let numbers = StepNumbers { learning_rate, weight_decay, update };
+                let operands = ops::Update::new(grad, grad_scale, master, copy);
+                rule::step(&self.rule, &self.home, numbers, operands, states.collect())?;
             }
             layers[index].0.evict_pages();
             self.layer(index).for_each(States::evict_pages);
@@ -190,21 +184,22 @@ impl Optimizer {
 
     /// The states of a layer.
     fn layer(&self, index: usize) -> impl Iterator<Item = &States> {
-        self.first.iter().chain([&self.second]).map(move |states| &states[index])
+        self.states.iter().map(move |state| &state.layers[index])
     }
 }
 
-/// Owned range of each parameter; a whole number of state blocks precedes it.
-fn runs(layer: LayerId, layout: &LayerLayout, owned: &Range<usize>) -> Vec<Run> {
+/// Owned range of each parameter that is not frozen; a whole number of state blocks precedes it.
+fn runs(layer: LayerId, layout: &LayerLayout, groups: &ParameterGroups, owned: &Range<usize>) -> Vec<Run> {
     let run = |param: &ParamSpec| {
         let (start, end) = (param.offset.max(owned.start), param.range().end.min(owned.end));
-        (start < end).then(|| Run {
+        let settings = groups.of(layer, param);
+        (start < end && !settings.frozen).then(|| Run {
             range: start..end,
             layer,
             part: param.part,
             first: start - param.offset,
             columns: None,
-            decays: param.decay,
+            settings,
         })
     };
     layout.params.iter().filter_map(run).collect()
@@ -212,9 +207,18 @@ fn runs(layer: LayerId, layout: &LayerLayout, owned: &Range<usize>) -> Vec<Run> 
 
 /// [`runs`] that know their places in the whole parameters, of which a tensor-parallel shard has some
 /// rows or columns.
-fn runs_of_whole(decoder: &Decoder, layer: LayerId, owned: &Range<usize>) -> Vec<Run> {
+fn runs_of_whole(
+    decoder: &Decoder,
+    layer: LayerId,
+    groups: &ParameterGroups,
+    owned: &Range<usize>,
+) -> Vec<Run> {
     let mut runs = Vec::new();
     for (whole, own) in decoder.whole().trained(layer).params.iter().zip(&decoder.trained(layer).params) {
+        let settings = groups.of(layer, own);
+        if settings.frozen {
+            continue;
+        }
         let mut add = |place: Range<usize>, first: usize, columns: Option<[usize; 2]>| {
             let (start, end) = (place.start.max(owned.start), place.end.min(owned.end));
             if start < end {
@@ -225,7 +229,7 @@ fn runs_of_whole(decoder: &Decoder, layer: LayerId, owned: &Range<usize>) -> Vec
                     part: own.part,
                     first: if columns.is_some() { first } else { first + skipped },
                     columns: columns.map(|[width, stride]| [width, stride, skipped]),
-                    decays: own.decay,
+                    settings,
                 });
             }
         };

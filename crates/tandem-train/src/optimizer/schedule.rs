@@ -3,7 +3,7 @@
 
 use std::f64::consts::PI;
 
-use crate::config::{Shape, TrainConfig, Warmup};
+use crate::config::{DecayType, Shape, TrainConfig};
 
 /// The learning rate of every step of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,29 +25,68 @@ impl Schedule {
         self.learning_rate * self.factor(step)
     }
 
+    /// Share of the peak, in the order of operations of `transformers`.
     fn factor(&self, step: u64) -> f64 {
+        let (at, warmup, total) = (step as f64, self.warmup_steps as f64, self.total_steps as f64);
         if step < self.warmup_steps {
-            return step as f64 / self.warmup_steps.max(1) as f64;
+            let factor = at / warmup.max(1.0);
+            return match self.shape {
+                Shape::WarmupStableDecay { min_lr_rate, .. } => raised(factor, min_lr_rate),
+                _ => factor,
+            };
         }
-        let span = self.total_steps.saturating_sub(self.warmup_steps).max(1) as f64;
+        let span = (total - warmup).max(1.0);
+        let progress = (at - warmup) / span;
+        let half_cosine = |progress: f64| 0.5 * (1.0 + (PI * progress).cos());
         match self.shape {
-            Shape::Linear => (self.total_steps.saturating_sub(step) as f64 / span).max(0.0),
-            Shape::Cosine => {
-                let progress = (step - self.warmup_steps) as f64 / span;
-                (0.5 * (1.0 + (PI * progress).cos())).max(0.0)
+            Shape::Linear => ((total - at) / span).max(0.0),
+            Shape::Cosine => half_cosine(progress).max(0.0),
+            Shape::CosineWithMinLr { min_lr_rate } => raised(half_cosine(progress), min_lr_rate).max(0.0),
+            Shape::CosineWithRestarts { .. } if progress >= 1.0 => 0.0,
+            Shape::CosineWithRestarts { num_cycles } => {
+                half_cosine((num_cycles as f64 * progress) % 1.0).max(0.0)
+            }
+            Shape::Polynomial { lr_end, .. } if at > total => lr_end / self.learning_rate,
+            Shape::Polynomial { lr_end, power } => {
+                let decay = (self.learning_rate - lr_end) * (1.0 - progress).powf(power) + lr_end;
+                decay / self.learning_rate
+            }
+            Shape::InverseSqrt { timescale } => {
+                let timescale =
+                    timescale.unwrap_or(if self.warmup_steps == 0 { 10_000 } else { self.warmup_steps });
+                1.0 / ((at + (timescale as f64 - warmup)) / timescale as f64).sqrt()
+            }
+            Shape::WarmupStableDecay { decay, decay_type, min_lr_rate } => {
+                let decay = decay.steps(self.total_steps) as f64;
+                let stable = total - warmup - decay;
+                if at < warmup + stable {
+                    return 1.0;
+                }
+                if at >= warmup + stable + decay {
+                    return min_lr_rate;
+                }
+                let progress = (at - warmup - stable) / decay.max(1.0);
+                let factor = match decay_type {
+                    DecayType::Linear => 1.0 - progress,
+                    DecayType::Cosine => half_cosine(progress),
+                    DecayType::OneMinusSqrt => 1.0 - progress.sqrt(),
+                };
+                raised(factor, min_lr_rate).max(0.0)
             }
             Shape::Constant => 1.0,
         }
     }
 }
 
+/// Moves a factor from [0, 1] to [`least`, 1].
+fn raised(factor: f64, least: f64) -> f64 {
+    factor * (1.0 - least) + least
+}
+
 impl TrainConfig {
     /// The learning rates of a run of `total_steps`.
     pub fn schedule(&self, total_steps: u64) -> Schedule {
-        let warmup_steps = match self.warmup {
-            Warmup::Steps(steps) => steps,
-            Warmup::Ratio(ratio) => (ratio * total_steps as f64).ceil() as u64,
-        };
+        let warmup_steps = self.warmup.steps(total_steps);
         Schedule { learning_rate: self.learning_rate, shape: self.schedule, warmup_steps, total_steps }
     }
 }
@@ -69,72 +108,73 @@ pub(crate) fn clip_coefficient(norm: f64, max_norm: Option<f64>) -> f64 {
 mod tests {
     use super::*;
 
-    fn rates(shape: Shape, warmup_steps: u64, total_steps: u64) -> Vec<f64> {
-        let schedule = Schedule { learning_rate: 1e-4, shape, warmup_steps, total_steps };
-        (0..total_steps.max(7)).map(|step| schedule.at(step)).collect()
-    }
+    use std::path::Path;
 
-    fn assert_equal(found: &[f64], expected: &[f64]) {
-        assert_eq!(found.len(), expected.len());
-        for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
-            // One rounding each of a product and a quotient.
-            assert!((found - expected).abs() <= 1e-19, "step {step}: {found}, expected {expected}");
+    use serde_json::Value;
+
+    use crate::config::Span;
+
+    /// Learning rates of `get_scheduler` of transformers before each step, made by
+    /// `goldens/optimizer_golden.py`.
+    #[test]
+    fn schedules_equal_transformers() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens/optimizers/schedules.json");
+        let golden: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let mut seen = Vec::new();
+        for run in golden["runs"].as_array().unwrap() {
+            let count = |value: &Value| value.as_u64();
+            let number = |key: &str| run["options"][key].as_f64().unwrap();
+            let shape = match run["name"].as_str().unwrap() {
+                "linear" => Shape::Linear,
+                "cosine" => Shape::Cosine,
+                "cosine_with_min_lr" => Shape::CosineWithMinLr { min_lr_rate: number("min_lr_rate") },
+                "cosine_with_restarts" => {
+                    Shape::CosineWithRestarts { num_cycles: count(&run["options"]["num_cycles"]).unwrap() }
+                }
+                "polynomial" => Shape::Polynomial { lr_end: number("lr_end"), power: number("power") },
+                "inverse_sqrt" => Shape::InverseSqrt { timescale: count(&run["options"]["timescale"]) },
+                "warmup_stable_decay" => Shape::WarmupStableDecay {
+                    decay: Span::Steps(count(&run["options"]["num_decay_steps"]).unwrap()),
+                    decay_type: DecayType::NAMES
+                        .into_iter()
+                        .find(|(name, _)| run["options"]["decay_type"] == *name)
+                        .unwrap()
+                        .1,
+                    min_lr_rate: number("min_lr_ratio"),
+                },
+                "constant_with_warmup" => Shape::Constant,
+                other => panic!("{other} is no schedule"),
+            };
+            seen.push(shape.name());
+            let learning_rate = run["learning_rate"].as_f64().unwrap();
+            let (warmup_steps, total_steps) =
+                (count(&run["warmup_steps"]).unwrap(), count(&run["steps"]).unwrap());
+            let schedule = Schedule { learning_rate, shape, warmup_steps, total_steps };
+            let expected = run["rates"].as_array().unwrap();
+            assert!(!expected.is_empty());
+            for (step, expected) in expected.iter().enumerate() {
+                let (found, expected) = (schedule.at(step as u64), expected.as_f64().unwrap());
+                // A few roundings of sums and products, and the library's cosine, power and root.
+                assert!(
+                    (found - expected).abs() <= 1e-15 * learning_rate,
+                    "{run}: step {step}: {found}, expected {expected}"
+                );
+            }
         }
-    }
-
-    // The expected numbers are `get_scheduler(NAME, AdamW(lr=1e-4), num_warmup_steps,
-    // num_training_steps).get_last_lr()[0]` before each step, NAME being linear, cosine and
-    // constant_with_warmup, of transformers 5.23.0.
-
-    #[test]
-    fn linear_equals_transformers() {
-        let mut expected = vec![0.0, 2.5e-05, 5e-05, 7.500000000000001e-05];
-        expected.extend((0..16).map(|i| 1e-4 - 6.25e-6 * f64::from(i)));
-        assert_equal(&rates(Shape::Linear, 4, 20), &expected);
-        assert_equal(&rates(Shape::Linear, 0, 5), &[1e-4, 8e-5, 6e-5, 4e-5, 2e-5, 0.0, 0.0]);
+        assert!(Shape::NAMES.iter().all(|name| seen.contains(name)), "{seen:?}");
     }
 
     #[test]
-    fn cosine_equals_transformers() {
-        let expected = [
-            0.0,
-            2.5e-05,
-            5e-05,
-            7.500000000000001e-05,
-            0.0001,
-            9.903926402016153e-05,
-            9.619397662556435e-05,
-            9.157348061512727e-05,
-            8.535533905932738e-05,
-            7.777851165098012e-05,
-            6.91341716182545e-05,
-            5.9754516100806423e-05,
-            5e-05,
-            4.0245483899193595e-05,
-            3.086582838174551e-05,
-            2.2221488349019903e-05,
-            1.4644660940672627e-05,
-            8.426519384872733e-06,
-            3.8060233744356633e-06,
-            9.607359798384785e-07,
-        ];
-        assert_equal(&rates(Shape::Cosine, 4, 20), &expected);
-    }
-
-    #[test]
-    fn constant_equals_transformers() {
-        assert_equal(
-            &rates(Shape::Constant, 4, 7),
-            &[0.0, 2.5e-05, 5e-05, 7.500000000000001e-05, 1e-4, 1e-4, 1e-4],
-        );
-    }
-
-    #[test]
-    fn a_warm_up_longer_than_the_run_only_rises() {
-        for shape in [Shape::Linear, Shape::Cosine, Shape::Constant] {
-            let expected: Vec<f64> = (0..7).map(|step| 1e-4 * f64::from(step) / 7.0).collect();
-            assert_equal(&rates(shape, 7, 5), &expected);
-        }
+    fn a_share_of_falling_steps_is_rounded_up() {
+        let of = |decay| Schedule {
+            learning_rate: 1.0,
+            shape: Shape::WarmupStableDecay { decay, decay_type: DecayType::Linear, min_lr_rate: 0.0 },
+            warmup_steps: 0,
+            total_steps: 10,
+        };
+        let rates = |decay| (0..10).map(|step| of(decay).at(step)).collect::<Vec<_>>();
+        assert_eq!(rates(Span::Ratio(0.31)), rates(Span::Steps(4)));
+        assert_eq!(rates(Span::Steps(4))[5..8], [1.0, 1.0, 0.75]);
     }
 
     #[test]

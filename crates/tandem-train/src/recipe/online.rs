@@ -79,7 +79,8 @@ impl Recipe for Online {
     fn loss(&self, batch: &ScoredBatch<'_>, terms: &LossTerms<'_>, out: &mut Loss) -> u64 {
         if let Some(options) = &terms.objective.grpo {
             grpo::loss(batch, options, terms.beta, out);
-            return options.divisor(terms.whole.totals.pairs as f64, terms.whole.totals.chosen_tokens as f64) as u64;
+            return options.divisor(terms.whole.totals.pairs as f64, terms.whole.totals.chosen_tokens as f64)
+                as u64;
         }
         let advantages = &batch.micro.advantages;
         if advantages.is_empty() {

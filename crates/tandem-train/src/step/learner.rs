@@ -10,6 +10,7 @@ use crate::checkpoint::snapshot::{self, Snapshot};
 use crate::config::{Config, ReferenceKind};
 use crate::gradients::{Accumulator, ReductionGroups};
 use crate::optimizer::Optimizer;
+use crate::optimizer::groups::ParameterGroups;
 use crate::parallel::{DeviceMesh, Partition};
 use crate::placement::MemoryPlacement;
 
@@ -38,10 +39,14 @@ impl TrainState {
         let has_parts = config.compute.sharded().gradients;
         let (of_parts, of_all) = if has_parts { (Some(shard), None) } else { (None, Some(shard)) };
         let groups = ReductionGroups { of_parts, of_all, replicas };
+        let parameters = ParameterGroups::new(&config.train, decoder)?;
+        let frozen: Vec<_> =
+            decoder.layers().into_iter().map(|layer| parameters.frozen(decoder, layer)).collect();
         let (form, wire) = (config.compute.reduction, config.compute.reduce_dtype);
-        let gradients = Accumulator::new(placement, decoder.clone(), partition.clone(), groups, form, wire)?;
+        let gradients =
+            Accumulator::new(placement, decoder.clone(), partition.clone(), groups, form, wire, frozen)?;
         let home = placement.optimizer(decoder.adapter().is_some());
-        let optimizer = Optimizer::new(home, decoder, partition, &config.train)?;
+        let optimizer = Optimizer::new(home, decoder, partition, &config.train, &parameters)?;
         // The last checkpoint is waited for, so a run with only that one needs no copy; except from
         // a GPU, whose memory the host does not read.
         let copies = config.train.async_checkpoints && config.train.save_every.is_some();

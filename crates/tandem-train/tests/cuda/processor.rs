@@ -67,11 +67,14 @@ fn adapters_on_every_format() {
 #[ignore = "long: runs in .ci/nightly"]
 fn optimizers_and_their_states() {
     for settings in [
-        ["train.optimizer=rmsprop", "train.optimizer_state=f32"],
-        ["train.optimizer=adamw", "train.optimizer_state=bf16"],
-        ["train.optimizer=adamw", "train.optimizer_state=8bit"],
+        &["train.optimizer=rmsprop", "train.optimizer_state=f32"][..],
+        &["train.optimizer=adamw", "train.optimizer_state=bf16"],
+        &["train.optimizer=adamw", "train.optimizer_state=8bit"],
+        &["train.optimizer=lion", "train.optimizer_state=8bit"],
+        &["train.optimizer=sgd", "train.momentum=0.9", "train.learning_rate=0.1"],
+        &["train.optimizer=sgd", "train.learning_rate=0.5"],
     ] {
-        near("sft", &settings, 1e-3);
+        near("sft", settings, 1e-3);
     }
 }
 

@@ -68,117 +68,138 @@ __device__ __forceinline__ LaneRange lane_range(bool wide, long long n) {
     return {(size_t(blockIdx.x) * WARPS + threadIdx.x / WARP) * STATE_BLOCK, size_t(n), wide};
 }
 
-// The scalars of a step.
-struct AdamW {
-    float decay, one_minus_beta1, beta2, one_minus_beta2, root_correction2, eps, minus_step_size;
+// The rules, as in `ops/optimizer`: a step moves a weight and its states by the gradient. `n` has the
+// step's numbers in the order of `Rule::numbers`.
+constexpr int NUMBERS = 7;
+typedef float Numbers[NUMBERS];
 
-    __device__ __forceinline__ void step(float g, float &w, float &m, float &v) const {
-        m = __fmaf_rn(__fadd_rn(g, -m), one_minus_beta1, m);
-        v = __fmaf_rn(__fmul_rn(g, one_minus_beta2), g, __fmul_rn(v, beta2));
-        const float root = __fadd_rn(__fdiv_rn(__fsqrt_rn(v), root_correction2), eps);
-        w = __fadd_rn(__fmul_rn(w, decay), __fdiv_rn(__fmul_rn(m, minus_step_size), root));
+struct AdamW {
+    // Decay, 1 - beta1, beta2, 1 - beta2, root of the second correction, eps, minus the step size.
+    static __device__ __forceinline__ void step(const Numbers &n, float g, float &w, float &m, float &v) {
+        m = __fmaf_rn(__fadd_rn(g, -m), n[1], m);
+        v = __fmaf_rn(__fmul_rn(g, n[3]), g, __fmul_rn(v, n[2]));
+        const float root = __fadd_rn(__fdiv_rn(__fsqrt_rn(v), n[4]), n[5]);
+        w = __fadd_rn(__fmul_rn(w, n[0]), __fdiv_rn(__fmul_rn(m, n[6]), root));
     }
 };
 
 struct RmsProp {
-    float weight_decay, alpha, one_minus_alpha, eps, minus_learning_rate;
-
-    __device__ __forceinline__ void step(float g, float &w, float &v) const {
-        g = __fmaf_rn(w, weight_decay, g);
-        v = __fmaf_rn(__fmul_rn(g, one_minus_alpha), g, __fmul_rn(v, alpha));
-        const float root = __fadd_rn(__fsqrt_rn(v), eps);
-        w = __fadd_rn(w, __fdiv_rn(__fmul_rn(g, minus_learning_rate), root));
+    // Weight decay, alpha, 1 - alpha, eps, minus the learning rate.
+    static __device__ __forceinline__ void step(const Numbers &n, float g, float &w, float &v, float &) {
+        g = __fmaf_rn(w, n[0], g);
+        v = __fmaf_rn(__fmul_rn(g, n[2]), g, __fmul_rn(v, n[1]));
+        w = __fadd_rn(w, __fdiv_rn(__fmul_rn(g, n[4]), __fadd_rn(__fsqrt_rn(v), n[3])));
     }
 };
 
-template <int M, int V>
-__device__ __forceinline__ void adamw(const float *grad, const int64_t *sums, float grad_scale, const Weights &weights,
-                                      States<M> m_states, States<V> v_states, const AdamW &adamw, long long n) {
-    SHARED(float, m_values, M == SIGNED ? 256 : 1);
-    SHARED(float, v_values, V == UNSIGNED ? 256 : 1);
-    m_states.values = m_values, v_states.values = v_values;
-    const bool wide = is_aligned<VECTOR>(grad) && is_aligned<2>(sums) && weights.is_wide() && m_states.is_wide() && v_states.is_wide();
-    const LaneRange range = lane_range(wide, n);
-    LaneValues g, w, m, v;
-    read_gradient(grad, sums, grad_scale, range, g);
-    read(weights.master, range, w);
-    load_map<M>(m_values);
-    load_map<V>(v_values);
-    if (M == SIGNED || V == UNSIGNED) __syncthreads();
-    if (range.start >= range.n) return;
-    m_states.load_states(range, m);
-    v_states.load_states(range, v);
-#pragma unroll
-    for (int vec = 0; vec < VECTORS; vec++) {
-#pragma unroll
-        for (int i = 0; i < VECTOR; i++) adamw.step(g[vec][i], w[vec][i], m[vec][i], v[vec][i]);
+struct Lion {
+    // Decay, beta1, 1 - beta1, beta2, 1 - beta2, minus the learning rate.
+    static __device__ __forceinline__ void step(const Numbers &n, float g, float &w, float &m, float &) {
+        const float direction = __fmaf_rn(g, n[2], __fmul_rn(m, n[1]));
+        const float sign = direction < 0.0f ? -1.0f : 0.0f < direction ? 1.0f : 0.0f;
+        m = __fmaf_rn(g, n[4], __fmul_rn(m, n[3]));
+        w = __fmaf_rn(sign, n[5], __fmul_rn(w, n[0]));
     }
-    weights.store_all(range, w);
-    m_states.store_states(range, m);
-    v_states.store_states(range, v);
-}
+};
 
-template <int V>
-__device__ __forceinline__ void rmsprop(const float *grad, const int64_t *sums, float grad_scale, const Weights &weights,
-                                        States<V> v_states, const RmsProp &rmsprop, long long n) {
-    SHARED(float, v_values, V == UNSIGNED ? 256 : 1);
-    v_states.values = v_values;
-    const bool wide = is_aligned<VECTOR>(grad) && is_aligned<2>(sums) && weights.is_wide() && v_states.is_wide();
+struct Sgd {
+    // Weight decay, minus the learning rate.
+    static __device__ __forceinline__ void step(const Numbers &n, float g, float &w, float &, float &) {
+        w = __fmaf_rn(__fmaf_rn(w, n[0], g), n[1], w);
+    }
+};
+
+struct Momentum {
+    // Weight decay, momentum, share of the gradient, of the buffer and of the gradient in the direction,
+    // minus the learning rate.
+    static __device__ __forceinline__ void step(const Numbers &n, float g, float &w, float &buffer, float &) {
+        g = __fmaf_rn(w, n[0], g);
+        buffer = __fmaf_rn(g, n[2], __fmul_rn(buffer, n[1]));
+        w = __fmaf_rn(__fmaf_rn(buffer, n[3], __fmul_rn(g, n[4])), n[5], w);
+    }
+};
+
+// A step with states of two formats; `NONE` for those that the rule has not.
+template <typename Rule, int A, int B>
+__device__ __forceinline__ void update(const float *grad, const int64_t *sums, float grad_scale, const Weights &weights,
+                                       States<A> a_states, States<B> b_states, const Numbers &numbers, long long n) {
+    SHARED(float, a_values, A == SIGNED || A == UNSIGNED ? 256 : 1);
+    SHARED(float, b_values, B == SIGNED || B == UNSIGNED ? 256 : 1);
+    a_states.values = a_values, b_states.values = b_values;
+    const bool wide = is_aligned<VECTOR>(grad) && is_aligned<2>(sums) && weights.is_wide() && a_states.is_wide() && b_states.is_wide();
     const LaneRange range = lane_range(wide, n);
-    LaneValues g, w, v;
+    LaneValues g, w, a, b;
     read_gradient(grad, sums, grad_scale, range, g);
     read(weights.master, range, w);
-    load_map<V>(v_values);
-    if (V == UNSIGNED) __syncthreads();
+    load_map<A>(a_values);
+    load_map<B>(b_values);
+    if (A == SIGNED || A == UNSIGNED || B == SIGNED || B == UNSIGNED) __syncthreads();
     if (range.start >= range.n) return;
-    v_states.load_states(range, v);
+    a_states.load_states(range, a);
+    b_states.load_states(range, b);
 #pragma unroll
     for (int vec = 0; vec < VECTORS; vec++) {
 #pragma unroll
-        for (int i = 0; i < VECTOR; i++) rmsprop.step(g[vec][i], w[vec][i], v[vec][i]);
+        for (int i = 0; i < VECTOR; i++) Rule::step(numbers, g[vec][i], w[vec][i], a[vec][i], b[vec][i]);
     }
     weights.store_all(range, w);
-    v_states.store_states(range, v);
+    a_states.store_states(range, a);
+    b_states.store_states(range, b);
 }
 
 } // namespace
 
-#define ADAMW(name, M, V)                                                                                               \
-    KERNEL_BOUNDS(name, THREADS, 4, const float *grad, const int64_t *sums, float grad_scale, float *master,            \
-                  float *f32_copy, bf16 *bf16_copy, void *m, float *m_scales, uint32_t m_key, uint32_t m_first,         \
-                  uint32_t m_width, uint32_t m_stride, uint32_t m_skipped, void *v, float *v_scales, uint32_t v_key,    \
-                  uint32_t v_first, uint32_t v_width, uint32_t v_stride, uint32_t v_skipped, float decay,               \
-                  float one_minus_beta1,                                                                                \
-                  float beta2, float one_minus_beta2, float root_correction2, float eps, float minus_step_size,         \
-                  long long n) {                                                                                        \
-        adamw<M, V>(grad, sums, grad_scale, {master, f32_copy, bf16_copy},                                              \
-                    {m, m_scales, nullptr, m_key, m_first, m_width, m_stride, m_skipped},                               \
-                    {v, v_scales, nullptr, v_key, v_first, v_width, v_stride, v_skipped},                               \
-                    {decay, one_minus_beta1, beta2, one_minus_beta2, root_correction2, eps, minus_step_size}, n);       \
-    }
-ADAMW(adamw_f32_f32, F32, F32)
-ADAMW(adamw_f32_bf16, F32, BF16)
-ADAMW(adamw_f32_8bit, F32, UNSIGNED)
-ADAMW(adamw_bf16_f32, BF16, F32)
-ADAMW(adamw_bf16_bf16, BF16, BF16)
-ADAMW(adamw_bf16_8bit, BF16, UNSIGNED)
-ADAMW(adamw_8bit_f32, SIGNED, F32)
-ADAMW(adamw_8bit_bf16, SIGNED, BF16)
-ADAMW(adamw_8bit_8bit, SIGNED, UNSIGNED)
+#define UPDATE_PARAMETERS                                                                                               \
+    const float *grad, const int64_t *sums, float grad_scale, float *master, float *f32_copy, bf16 *bf16_copy
+#define STATE_PARAMETERS(s)                                                                                             \
+    void *s, float *s##_scales, uint32_t s##_key, uint32_t s##_first, uint32_t s##_width, uint32_t s##_stride,          \
+        uint32_t s##_skipped
+#define STATE(s) {s, s##_scales, nullptr, s##_key, s##_first, s##_width, s##_stride, s##_skipped}
+#define NUMBER_PARAMETERS                                                                                               \
+    float n0, float n1, float n2, float n3, float n4, float n5, float n6, long long n
+#define ALL_NUMBERS {n0, n1, n2, n3, n4, n5, n6}
 
-#define RMSPROP(name, V)                                                                                                \
-    KERNEL_BOUNDS(name, THREADS, 4, const float *grad, const int64_t *sums, float grad_scale, float *master,            \
-                  float *f32_copy, bf16 *bf16_copy, void *v, float *v_scales, uint32_t v_key, uint32_t v_first,         \
-                  uint32_t v_width, uint32_t v_stride, uint32_t v_skipped,                                              \
-                  float weight_decay, float alpha, float one_minus_alpha, float eps, float minus_learning_rate,         \
-                  long long n) {                                                                                        \
-        rmsprop<V>(grad, sums, grad_scale, {master, f32_copy, bf16_copy},                                               \
-                   {v, v_scales, nullptr, v_key, v_first, v_width, v_stride, v_skipped},                                \
-                   {weight_decay, alpha, one_minus_alpha, eps, minus_learning_rate}, n);                                \
+#define WITHOUT_STATES(name, Rule)                                                                                      \
+    KERNEL_BOUNDS(name, THREADS, 4, UPDATE_PARAMETERS, NUMBER_PARAMETERS) {                                             \
+        const Numbers numbers = ALL_NUMBERS;                                                                            \
+        update<Rule, NONE, NONE>(grad, sums, grad_scale, {master, f32_copy, bf16_copy}, {}, {}, numbers, n);            \
     }
-RMSPROP(rmsprop_f32, F32)
-RMSPROP(rmsprop_bf16, BF16)
-RMSPROP(rmsprop_8bit, UNSIGNED)
+#define WITH_STATE(name, Rule, A)                                                                                       \
+    KERNEL_BOUNDS(name, THREADS, 4, UPDATE_PARAMETERS, STATE_PARAMETERS(a), NUMBER_PARAMETERS) {                        \
+        const Numbers numbers = ALL_NUMBERS;                                                                            \
+        update<Rule, A, NONE>(grad, sums, grad_scale, {master, f32_copy, bf16_copy}, STATE(a), {}, numbers, n);         \
+    }
+#define WITH_STATES(name, Rule, A, B)                                                                                   \
+    KERNEL_BOUNDS(name, THREADS, 4, UPDATE_PARAMETERS, STATE_PARAMETERS(a), STATE_PARAMETERS(b), NUMBER_PARAMETERS) {   \
+        const Numbers numbers = ALL_NUMBERS;                                                                            \
+        update<Rule, A, B>(grad, sums, grad_scale, {master, f32_copy, bf16_copy}, STATE(a), STATE(b), numbers, n);      \
+    }
+
+WITH_STATES(adamw_f32_f32, AdamW, F32, F32)
+WITH_STATES(adamw_f32_bf16, AdamW, F32, BF16)
+WITH_STATES(adamw_f32_8bit, AdamW, F32, UNSIGNED)
+WITH_STATES(adamw_bf16_f32, AdamW, BF16, F32)
+WITH_STATES(adamw_bf16_bf16, AdamW, BF16, BF16)
+WITH_STATES(adamw_bf16_8bit, AdamW, BF16, UNSIGNED)
+WITH_STATES(adamw_8bit_f32, AdamW, SIGNED, F32)
+WITH_STATES(adamw_8bit_bf16, AdamW, SIGNED, BF16)
+WITH_STATES(adamw_8bit_8bit, AdamW, SIGNED, UNSIGNED)
+
+WITH_STATE(rmsprop_f32, RmsProp, F32)
+WITH_STATE(rmsprop_bf16, RmsProp, BF16)
+WITH_STATE(rmsprop_8bit, RmsProp, UNSIGNED)
+
+WITH_STATE(lion_f32, Lion, F32)
+WITH_STATE(lion_bf16, Lion, BF16)
+WITH_STATE(lion_8bit, Lion, SIGNED)
+
+WITHOUT_STATES(sgd, Sgd)
+WITH_STATE(momentum_f32, Momentum, F32)
+WITH_STATE(momentum_bf16, Momentum, BF16)
+WITH_STATE(momentum_8bit, Momentum, SIGNED)
+
+
+namespace {
 
 // The nearest integer of a number below 2⁵¹; its bits, less the rounder's, are added to `sum`.
 __device__ __forceinline__ double to_integer(double x, long long &sum) {
@@ -187,6 +208,8 @@ __device__ __forceinline__ double to_integer(double x, long long &sum) {
     sum += (long long)nearest;
     return nearest;
 }
+
+} // namespace
 
 // Σ x² of each 16384 elements: a block of threads for each. A square is cut into multiples of 2⁻¹⁰, 2⁻⁵⁰
 // and 2⁻⁹⁰, which are summed as integers; squares from 2³⁸ on, and NaN, are summed in f64. All products

@@ -59,9 +59,9 @@ template <typename T> __device__ __forceinline__ void write(T *to, const LaneRan
     }
 }
 
-// Storage formats: f32, bf16 with stochastic rounding, codes of the signed or the unsigned
-// map.
-enum Form { F32, BF16, SIGNED, UNSIGNED };
+// Storage formats: f32, bf16 with stochastic rounding, codes of the signed or the unsigned map;
+// no states.
+enum Form { F32, BF16, SIGNED, UNSIGNED, NONE };
 
 constexpr int DECADES = 7;
 
@@ -171,7 +171,13 @@ template <int FORM> struct States {
 
     // Reads the lane's states as f32.
     __device__ __forceinline__ void load_states(const LaneRange &range, LaneValues &x) const {
-        if (FORM == F32) {
+        if (FORM == NONE) {
+#pragma unroll
+            for (int vec = 0; vec < VECTORS; vec++) {
+#pragma unroll
+                for (int i = 0; i < VECTOR; i++) x[vec][i] = 0.0f;
+            }
+        } else if (FORM == F32) {
             read(static_cast<const float *>(storage), range, x);
         } else if (FORM == BF16) {
             read(static_cast<const bf16 *>(storage), range, x);
@@ -188,6 +194,7 @@ template <int FORM> struct States {
 
     // Rounds and stores the lane's states.
     __device__ __forceinline__ void store_states(const LaneRange &range, const LaneValues &x) const {
+        if (FORM == NONE) return;
         if (FORM == F32) {
             write(static_cast<float *>(storage), range, x);
         } else if (FORM == BF16) {

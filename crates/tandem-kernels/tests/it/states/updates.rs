@@ -8,7 +8,7 @@ use tandem_kernels::{
 
 use super::codes::assert_nearest;
 use super::{LENGTHS, MOMENTS, bits, read, states, wide};
-use crate::support::{ADAMW, Matrix, Place, RMSPROP, devices, numbers, vector};
+use crate::support::{ADAMW, LION, Matrix, Place, RMSPROP, SGD, devices, numbers, vector};
 
 /// Round trip of a checkpoint: to f32 and back.
 #[test]
@@ -157,6 +157,17 @@ fn step_of(
     let master = w.view_mut().col_range(range.clone());
     let grad = grad.view().col_range(range.clone());
     ops::rmsprop(device, &RMSPROP, ops::Update::new(grad, 2.0, master, None), of_v).unwrap();
+    for step in 4..=6 {
+        let master = w.view_mut().col_range(range.clone());
+        let update = ops::Update::new(grad, 2.0, master, None);
+        let of_m = m.range_mut(range.clone(), StochasticRounding::new(&[step], start));
+        let momentum = ops::Momentum { momentum: 0.9, dampening: 0.1, nesterov: false, step };
+        match step {
+            4 => ops::lion(device, &LION, update, of_m).unwrap(),
+            5 => ops::sgd(device, &ops::Sgd { momentum: Some(momentum), ..SGD }, update, Some(of_m)).unwrap(),
+            _ => ops::sgd(device, &SGD, update, None).unwrap(),
+        }
+    }
     let copy = copy.map(|copy| copy.read(device)).unwrap_or_default();
     [w.read(device), copy, read(device, &m), read(device, &v)].iter().flat_map(|x| bits(x)).collect()
 }

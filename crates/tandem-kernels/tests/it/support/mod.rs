@@ -17,6 +17,11 @@ pub const ADAMW: ops::AdamW =
 pub const RMSPROP: ops::RmsProp =
     ops::RmsProp { learning_rate: 1e-3, alpha: 0.99, eps: 1e-8, weight_decay: 0.02 };
 
+/// Settings of an optimiser's step.
+pub const LION: ops::Lion = ops::Lion { learning_rate: 1e-3, beta1: 0.9, beta2: 0.99, weight_decay: 0.01 };
+/// Settings of an optimiser's step.
+pub const SGD: ops::Sgd = ops::Sgd { learning_rate: 1e-3, weight_decay: 0.02, momentum: None };
+
 /// Unit roundoff of a type.
 pub fn roundoff(dtype: DType) -> f64 {
     if dtype == DType::Bf16 { BF16_ROUNDOFF } else { F32_ROUNDOFF }

@@ -107,14 +107,15 @@ pub(super) const NAMES: &[Name] = &[
     part(
         &["optimizer"],
         Part::Optimizer,
-        "it is `train.optimizer` here: \"adamw\" or \"rmsprop\"; for 8-bit states set `train.optimizer_state` to \
+        "it is `train.optimizer` here: \"adamw\", \"rmsprop\", \"lion\" or \"sgd\"; for 8-bit states set `train.optimizer_state` to \
          \"8bit\"",
     ),
     missing(
+        &["embedding_lr", "embedding_lr_scale", "lr_groups"],
+        "give them as `train.groups`, with a `learning_rate_factor` for patterns of parameters",
+    ),
+    missing(
         &[
-            "embedding_lr",
-            "embedding_lr_scale",
-            "lr_groups",
             "lr_quadratic_warmup",
             "lr_div_factor",
             "cosine_min_lr_ratio",
@@ -122,7 +123,7 @@ pub(super) const NAMES: &[Name] = &[
             "adam_beta3",
             "adam_epsilon2",
         ],
-        "there is one learning rate, and the schedules of `train.schedule` end at 0",
+        "the schedules are those of `train.schedule`; \"cosine_with_min_lr\" ends at `train.min_lr_rate` of the peak",
     ),
     part(
         &["saves_per_epoch"],
@@ -190,9 +191,12 @@ pub(super) const NAMES: &[Name] = &[
             "peft_trainable_token_indices",
             "peft_ensure_weight_tying",
             "relora_steps",
-            "unfrozen_parameters",
         ],
-        "adapters here have one rank, one scale and one learning rate for all modules (docs/adapters.md)",
+        "adapters here have one rank and one scale for all modules (docs/adapters.md)",
+    ),
+    missing(
+        &["unfrozen_parameters"],
+        "the other way round: give tables `train.groups` with `frozen = true` and the parameters that stay",
     ),
     not_needed(
         &[

@@ -84,7 +84,11 @@ pub(super) const NAMES: &[Name] = &[
         ],
         "bf16 has the range of f32, so no loss is scaled",
     ),
-    part(&["optimizer.type"], Part::Optimizer, "it is `train.optimizer` here: \"adamw\" or \"rmsprop\""),
+    part(
+        &["optimizer.type"],
+        Part::Optimizer,
+        "it is `train.optimizer` here: \"adamw\", \"rmsprop\", \"lion\" or \"sgd\"",
+    ),
     part(&["optimizer.params.lr"], Part::LearningRate, "it is `train.learning_rate` here"),
     part(&["optimizer.params.betas"], Part::Betas, "it is `train.betas` here"),
     key(&["optimizer.params.eps"], "train.eps", number_or_auto),
@@ -96,7 +100,7 @@ pub(super) const NAMES: &[Name] = &[
     part(
         &["scheduler.type"],
         Part::Schedule,
-        "it is `train.schedule` here: \"linear\", \"cosine\" or \"constant\"",
+        "it is `train.schedule` here: \"linear\" for WarmupDecayLR, \"cosine\" for WarmupCosineLR, \"constant\" for WarmupLR",
     ),
     part(&["scheduler.params.warmup_num_steps"], Part::WarmupSteps, "it is `train.warmup_steps` here"),
     part(&["scheduler.params.warmup_max_lr"], Part::LearningRate, "it is `train.learning_rate` here"),

@@ -84,7 +84,7 @@ pub(super) const NAMES: &[Name] = &[
     not_needed(&["adapter_folder", "create_new_adapter"], "`adapter.start` names the folder"),
     missing(
         &["pissa_init", "pissa_iter", "pissa_convert", "use_llama_pro", "freeze_trainable_layers"],
-        "adapters here have one rank, one scale and one learning rate for all modules (docs/adapters.md)",
+        "adapters here have one rank and one scale for all modules (docs/adapters.md)",
     ),
     missing(
         &[
@@ -99,7 +99,7 @@ pub(super) const NAMES: &[Name] = &[
             "use_asft_loss",
             "use_eaft_loss",
         ],
-        "optimisers are \"adamw\" and \"rmsprop\", with the losses of `objective.loss`",
+        "optimisers are those of `train.optimizer`, with the losses of `objective.loss`",
     ),
     part(
         &["quantization_bit"],

@@ -104,7 +104,7 @@ pub(super) const NAMES: &[Name] = &[
             Some("RMSprop") => Converted::Value("rmsprop".into()),
             Some("AdamW") => Converted::Value("adamw".into()),
             Some("Adam") => Converted::Changed("adamw".into(), "without weight decay the two are the same"),
-            _ => Converted::Missing("optimisers are \"adamw\" and \"rmsprop\""),
+            _ => Converted::Missing("optimisers are those of `train.optimizer`"),
         },
         "\"adamw\" or \"rmsprop\"",
     ),

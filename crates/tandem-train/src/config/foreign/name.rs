@@ -93,6 +93,7 @@ pub(super) enum Part {
     Beta2,
     Betas,
     Schedule,
+    ScheduleOptions,
     WarmupSteps,
     WarmupRatio,
     // Adapter and formats.

@@ -83,7 +83,7 @@ const TRIED: &[(&str, &str)] = &[
     ("lr", "`train.learning_rate`"),
     ("lr_scheduler_type", "`train.schedule`"),
     ("lr_scheduler", "`train.schedule`"),
-    ("lr_scheduler_kwargs", "cannot be had"),
+    ("lr_scheduler_kwargs", "`train.min_lr_rate`"),
     ("optim", "`train.optimizer`"),
     ("optim_args", "`train.betas`"),
     ("adam_beta1", "`train.betas`"),

@@ -206,9 +206,14 @@ pub(super) const NAMES: &[Name] = &[
     part(
         &["lr_scheduler_type", "lr_scheduler", "scheduler"],
         Part::Schedule,
-        "it is `train.schedule` here: \"linear\", \"cosine\" or \"constant\"",
+        "it is `train.schedule` here, by the same names; the warm-up is `train.warmup_steps`",
     ),
-    missing(&["lr_scheduler_kwargs"], "the schedules of `train.schedule` end at 0 and have no options"),
+    part(
+        &["lr_scheduler_kwargs"],
+        Part::ScheduleOptions,
+        "they are keys here: `train.min_lr_rate`, `train.num_cycles`, `train.lr_end`, `train.power`, \
+         `train.timescale`, `train.decay_steps` and `train.decay_type`",
+    ),
     part(
         &["warmup_steps"],
         Part::WarmupSteps,
@@ -218,7 +223,7 @@ pub(super) const NAMES: &[Name] = &[
     part(
         &["optim"],
         Part::Optimizer,
-        "it is `train.optimizer` here: \"adamw\" or \"rmsprop\"; for 8-bit states set `train.optimizer_state` to \
+        "it is `train.optimizer` here: \"adamw\", \"rmsprop\", \"lion\" or \"sgd\"; for 8-bit states set `train.optimizer_state` to \
          \"8bit\"",
     ),
     missing(
@@ -425,10 +430,12 @@ pub(super) const NAMES: &[Name] = &[
             "arrow_config",
             "kasa_config",
             "ensure_weight_tying",
-            "loraplus_lr_ratio",
-            "loraplus_lr_embedding",
         ],
-        "adapters here have one rank, one scale and one learning rate for all modules (docs/adapters.md)",
+        "adapters here have one rank and one scale for all modules (docs/adapters.md)",
+    ),
+    missing(
+        &["loraplus_lr_ratio", "loraplus_lr_embedding"],
+        "give them as `train.groups`, with a `learning_rate_factor` for the parameters \"lora_B\" or \"lora_embedding\"",
     ),
     // Quantised weights.
     part(&["load_in_4bit"], Part::Load4Bit, "write `compute.format = \"nf4\"`, with a table `[adapter]`"),

@@ -75,9 +75,10 @@ fn the_example_arrives_whole() {
             optimizer_state: StateForm::F32,
             learning_rate: 1e-4,
             schedule: Shape::Linear,
-            warmup: Warmup::Steps(4),
+            warmup: Span::Steps(4),
             max_grad_norm: Some(1.0),
             weight_decay: 0.0,
+            groups: Vec::new(),
             save_every: Some(10),
             async_checkpoints: true,
             eval_every: Some(10),
@@ -181,6 +182,20 @@ fn the_resolved_config_reads_back_as_the_same_value() {
         set(&["data.train_rows=5", "data.eval=e", "data.eval_rows=3", "data.max_prompt_length=256"]),
         load_with(SMALL_SFT, &["data.take=chosen", "data.shape=hh"]).1.expect("valid"),
         set(&["train.optimizer=rmsprop", "train.optimizer_state=8bit"]),
+        set(&["train.optimizer=lion", "train.betas=[0.8, 0.95]"]),
+        set(&["train.optimizer=lion"]),
+        set(&["train.optimizer=sgd"]),
+        set(&["train.optimizer=sgd", "train.momentum=0.9", "train.nesterov=true"]),
+        set(&["train.optimizer=sgd", "train.momentum=0.9", "train.dampening=0.1"]),
+        set(&["train.groups=[{ parameters = 'norm|bias', learning_rate_factor = 2, weight_decay = 0.1 }]"]),
+        set(&["train.groups=[{ parameters = 'embed', frozen = true }, { parameters = '.' }]"]),
+        set(&["train.schedule=cosine_with_min_lr", "train.min_lr_rate=0.2"]),
+        set(&["train.schedule=cosine_with_restarts", "train.num_cycles=3"]),
+        set(&["train.schedule=polynomial", "train.lr_end=1e-9", "train.power=2"]),
+        set(&["train.schedule=inverse_sqrt", "train.timescale=30"]),
+        set(&["train.schedule=inverse_sqrt"]),
+        set(&["train.schedule=warmup_stable_decay", "train.decay_steps=3", "train.decay_type=1-sqrt"]),
+        set(&["train.schedule=warmup_stable_decay", "train.decay_ratio=0.2", "train.min_lr_rate=0.2"]),
     ];
     for config in configs {
         let text = config.to_toml();
@@ -212,7 +227,7 @@ fn defaults_are_those_of_the_documentation() {
     assert_eq!((config.data.max_length, config.data.order), (1024, Order::Shuffled));
     assert_eq!(
         (config.train.micro_batch, config.train.warmup),
-        (MicroBatchSize::Tokens(4096), Warmup::Steps(0))
+        (MicroBatchSize::Tokens(4096), Span::Steps(0))
     );
     assert_eq!((config.train.max_grad_norm, config.train.save_every), (Some(1.0), None));
     assert_eq!(
@@ -248,7 +263,7 @@ fn an_override_replaces_the_alternative_that_the_file_chose() {
     let config = set(&["train.epochs=3", "train.micro_batch_size=2", "train.warmup_ratio=0.25"]);
     assert_eq!(config.train.length, Length::Epochs(3.0));
     assert_eq!(config.train.micro_batch, MicroBatchSize::Rows(2));
-    assert_eq!(config.train.warmup, Warmup::Ratio(0.25));
+    assert_eq!(config.train.warmup, Span::Ratio(0.25));
 }
 
 #[test]

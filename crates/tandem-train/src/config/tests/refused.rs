@@ -36,8 +36,8 @@ fn an_unknown_key_is_refused_with_the_nearest_known_one() {
     assert_eq!(
         refusal(EXAMPLE, &["train.zzz=1e-3"]),
         "--set train.zzz=1e-3: unknown key `train.zzz`; known here: batch_size, micro_batch_tokens, micro_batch_size, \
-         steps, epochs, learning_rate, optimizer, betas, alpha, eps, optimizer_state, schedule, warmup_steps, warmup_ratio, \
-         max_grad_norm, weight_decay, save_every, async_checkpoints, eval_every, eval_first, samples, \
+         steps, epochs, learning_rate, optimizer, betas, alpha, eps, momentum, dampening, nesterov, optimizer_state, schedule, min_lr_rate, num_cycles, \
+         lr_end, power, timescale, decay_steps, decay_ratio, decay_type, warmup_steps, warmup_ratio, max_grad_norm, weight_decay, groups, save_every, async_checkpoints, eval_every, eval_first, samples, \
          sample_tokens, keep_best, early_stopping_patience, early_stopping_threshold, keep, max_skipped, record_rows"
     );
 }
@@ -223,8 +223,9 @@ fn an_integer_too_large_is_refused_and_not_wrapped() {
 fn an_unknown_choice_lists_the_known_ones() {
     assert_eq!(
         refusal(EXAMPLE, &["train.schedule=linaer"]),
-        "--set train.schedule=linaer: `train.schedule`: expected one of \"linear\", \"cosine\", \"constant\" (did you \
-         mean \"linear\"?), found the string \"linaer\""
+        "--set train.schedule=linaer: `train.schedule`: expected one of \"linear\", \"cosine\", \
+         \"cosine_with_min_lr\", \"cosine_with_restarts\", \"polynomial\", \"inverse_sqrt\", \
+         \"warmup_stable_decay\", \"constant\" (did you mean \"linear\"?), found the string \"linaer\""
     );
     assert_eq!(
         refusal(EXAMPLE, &["train.optimizer_state=int8"]),
@@ -280,7 +281,7 @@ fn what_is_not_there_yet_is_refused_and_never_ignored() {
 fn contradictions_are_refused() {
     let both = refusal(&changed("steps = 20 ", "epochs = 1\nsteps = 20 "), &[]);
     assert_eq!(both, "run.toml:19: `train.epochs`: `train.steps` is given too; remove one of the two");
-    let cases: [(&[&str], &str); 15] = [
+    let cases: [(&[&str], &str); 28] = [
         (
             &["compute.devices=cpu:4", "compute.engine=nccl"],
             "the ranks of devices = \"cpu:4\" are threads, but NCCL connects processes",
@@ -300,8 +301,24 @@ fn contradictions_are_refused() {
             "\"bco_pair\" is derived for",
         ),
         (&["method=sft", "objective.loss=sft", "objective.f_divergence_type=forward_kl"], "no effect with"),
-        (&["train.alpha=0.9"], "`alpha` belongs to \"rmsprop\""),
-        (&["train.optimizer=rmsprop", "train.betas=[0.9, 0.99]"], "`betas` belong to \"adamw\""),
+        (&["train.groups=[{ frozen = true }]"], "`train.groups[0].parameters` is missing"),
+        (
+            &["train.groups=[{ parameters = '(' }]"],
+            "`train.groups[0].parameters`: expected a regular expression",
+        ),
+        (&["train.groups=[{ parameters = 'a', frozen = true, weight_decay = 0 }]"], "the group is frozen"),
+        (&["train.groups=[{ parameters = 'a', lr = 0 }]"], "unknown key `train.groups[0].lr`"),
+        (&["train.min_lr_rate=0.1"], "the key belongs to \"cosine_with_min_lr\" and \"warmup_stable_decay\""),
+        (&["train.schedule=cosine_with_min_lr"], "`train.min_lr_rate` is missing"),
+        (&["train.schedule=warmup_stable_decay"], "`train.decay_steps` is missing"),
+        (&["train.schedule=polynomial", "train.lr_end=1"], "it is not below train.learning_rate"),
+        (&["train.schedule=polynomial", "train.num_cycles=2"], "the key belongs to \"cosine_with_restarts\""),
+        (&["train.alpha=0.9"], "it belongs to \"rmsprop\"; remove it"),
+        (&["train.optimizer=rmsprop", "train.betas=[0.9, 0.99]"], "it belongs to \"adamw\", \"lion\""),
+        (&["train.optimizer=lion", "train.eps=1e-6"], "it belongs to \"adamw\", \"rmsprop\""),
+        (&["train.optimizer=sgd", "train.nesterov=true"], "needs `train.momentum` above 0"),
+        (&["train.optimizer=sgd", "train.dampening=0.5"], "without `train.momentum` SGD has no buffer"),
+        (&["train.momentum=0.9"], "it belongs to \"sgd\""),
     ];
     for (overrides, expected) in cases {
         let text = refusal(EXAMPLE, overrides);

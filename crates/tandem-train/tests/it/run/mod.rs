@@ -11,6 +11,7 @@ mod evaluation;
 mod exactness;
 mod fake;
 mod formats;
+mod groups;
 mod judges;
 mod library;
 mod linear_attention;

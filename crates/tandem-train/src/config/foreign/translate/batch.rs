@@ -1,14 +1,16 @@
 //! Batches, length of the run, optimiser, schedule, checkpoints and evaluations.
 
+use serde_json::{Map, Value};
+
 use super::{Given, Translator};
 use crate::config::error::Result;
 use crate::config::foreign::Program;
 use crate::config::foreign::name::Part;
 use crate::config::foreign::values::{as_number, is_off};
-use crate::config::{BestMetric, Method};
+use crate::config::{BestMetric, Method, Optimizer, Shape};
 
 /// Names of optimisers that are ours.
-const OPTIMIZERS: [(&[&str], &str, Option<&str>); 4] = [
+const OPTIMIZERS: [(&[&str], &str, Option<&str>); 7] = [
     (
         &[
             "adamw",
@@ -34,6 +36,9 @@ const OPTIMIZERS: [(&[&str], &str, Option<&str>); 4] = [
     ),
     (&["rmsprop", "rmsprop_bnb", "rmsprop_bnb_32bit", "RMSprop"], "rmsprop", None),
     (&["rmsprop_bnb_8bit"], "rmsprop", Some("8bit")),
+    (&["lion", "lion_32bit", "paged_lion_32bit", "Lion"], "lion", None),
+    (&["lion_8bit", "paged_lion_8bit"], "lion", Some("8bit")),
+    (&["sgd", "SGD"], "sgd", None),
 ];
 
 impl Translator<'_> {
@@ -222,7 +227,10 @@ impl Translator<'_> {
                 }
                 None => self.missing(
                     &given,
-                    "optimisers are \"adamw\" and \"rmsprop\"; this run has adamw, so compare its rate",
+                    format!(
+                        "optimisers are {}; this run has adamw, so compare its rate",
+                        Optimizer::NAMES.map(|name| format!("{name:?}")).join(", ")
+                    ),
                 ),
             }
         } else if self.program == Program::Mitchell && self.draft.get("train.optimizer").is_none() {
@@ -258,28 +266,84 @@ impl Translator<'_> {
             _ => "linear",
         };
         let name = given.as_ref().map_or(Ok(default), |given| given.text())?.to_owned();
-        let (ours, change) = match name.as_str() {
-            "linear" | "WarmupDecayLR" => ("linear", ""),
-            "cosine" | "WarmupCosineLR" => ("cosine", ""),
-            "cosine_with_restarts" => ("cosine", "; with one cycle it is this"),
-            "constant" | "constant_with_warmup" | "WarmupLR" => ("constant", ""),
-            "polynomial" => ("linear", "; with power 1 it is this, but ends at 0 and not at 1e-7"),
-            _ => ("", ""),
+        let ours = match name.as_str() {
+            "WarmupDecayLR" => "linear",
+            "WarmupCosineLR" => "cosine",
+            "constant_with_warmup" | "WarmupLR" => "constant",
+            name => Shape::NAMES.into_iter().find(|ours| *ours == name).unwrap_or_default(),
         };
         match (&given, ours) {
             (Some(given), "") => {
                 self.missing(
                     given,
-                    "schedules are \"linear\", \"cosine\" and \"constant\"; this run has \"cosine\"",
+                    format!(
+                        "schedules are {}; this run has \"cosine\"",
+                        Shape::NAMES.map(|name| format!("{name:?}")).join(", ")
+                    ),
                 );
                 self.draft.set("train.schedule", "cosine", format!("not {}", given.shown()));
             }
             (Some(given), ours) if given.setting != "schedule" => {
-                self.draft.set("train.schedule", ours, format!("{}{change}", given.shown()));
+                self.draft.set("train.schedule", ours, given.shown());
             }
             (_, ours) => self.draft.set("train.schedule", ours, self.default_of()),
         }
+        self.schedule_options(ours)?;
         self.warmup(&name)
+    }
+
+    /// Constants of a schedule: `lr_scheduler_kwargs` of transformers.
+    fn schedule_options(&mut self, schedule: &str) -> Result<()> {
+        let given = self.part(Part::ScheduleOptions);
+        let options = match given.as_ref().map(|given| &given.value) {
+            // A shell has them as a text.
+            Some(Value::String(text)) => serde_json::from_str(text).unwrap_or(Value::Null),
+            Some(value) => value.clone(),
+            None => Value::Object(Map::new()),
+        };
+        let Value::Object(options) = options else {
+            return Err(given.expect("no settings are a table").wrong("a table of names and values"));
+        };
+        for (name, value) in options {
+            let setting = format!("lr_scheduler_kwargs.{name}");
+            let option = Given { setting, value, ..given.clone().expect("it has options") };
+            let key = match (schedule, name.as_str()) {
+                ("cosine_with_min_lr", "min_lr_rate") | ("warmup_stable_decay", "min_lr_ratio") => {
+                    "train.min_lr_rate"
+                }
+                ("cosine_with_min_lr", "min_lr") => {
+                    let peak = self.draft.get("train.learning_rate").and_then(toml::Value::as_float);
+                    let share = option.number()? / peak.unwrap_or(1.0);
+                    self.draft.set("train.min_lr_rate", share, format!("{} of the peak", option.shown()));
+                    continue;
+                }
+                ("polynomial", "lr_end") => "train.lr_end",
+                ("polynomial", "power") => "train.power",
+                ("cosine_with_restarts", "num_cycles") => "train.num_cycles",
+                ("inverse_sqrt", "timescale") => "train.timescale",
+                ("warmup_stable_decay", "num_decay_steps") => "train.decay_steps",
+                ("warmup_stable_decay", "decay_type") => {
+                    self.draft.set("train.decay_type", option.text()?, option.shown());
+                    continue;
+                }
+                ("warmup_stable_decay", "warmup_type") if option.value == "linear" => {
+                    self.not_needed(&option, "the warm-up is a straight line here too");
+                    continue;
+                }
+                _ => {
+                    let reason = format!("the schedule {schedule:?} has no such option here");
+                    self.missing(&option, reason);
+                    continue;
+                }
+            };
+            match key {
+                "train.num_cycles" | "train.timescale" | "train.decay_steps" => {
+                    self.draft.set(key, option.count()? as i64, option.shown());
+                }
+                _ => self.draft.set(key, option.number()?, option.shown()),
+            }
+        }
+        Ok(())
     }
 
     fn warmup(&mut self, schedule: &str) -> Result<()> {

@@ -1,7 +1,13 @@
 //! Optimiser steps, fused over flat buffers: one pass over memory that also writes the compute
 //! copy.
 
+mod adamw;
+mod lion;
+mod rmsprop;
+mod sgd;
+
 use super::check;
+use crate::cpu::vector::Vector;
 use crate::device::launch;
 use crate::numerics::exact::ExactView;
 use crate::numerics::squares::{BlockSquares, SquareSum};
@@ -10,6 +16,11 @@ use crate::{
     AdamMoment, Backend, DType, Device, KernelError, MemoryKind, OpCost, Result, StatesMut, StatesView,
     Tensor, View, ViewMut, cuda,
 };
+
+pub use adamw::{AdamW, adamw};
+pub use lion::{Lion, lion};
+pub use rmsprop::{RmsProp, rmsprop};
+pub use sgd::{Momentum, Sgd, sgd};
 
 /// A gradient `[1,N]` in either representation.
 #[derive(Clone, Copy)]
@@ -80,36 +91,30 @@ impl<'a> Gradient<'a> {
     }
 }
 
-/// Decoupled weight decay Adam (arXiv 1711.05101), in the arithmetic order of `torch.optim.AdamW`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamW {
-    /// Learning rate of this step.
-    pub learning_rate: f64,
-    /// Decay of the first moment.
-    pub beta1: f64,
-    /// Decay of the second moment.
-    pub beta2: f64,
-    /// Added to the root of the second moment.
-    pub eps: f64,
-    /// Decoupled weight decay.
-    pub weight_decay: f64,
-    /// 1-based step, for bias correction.
-    pub step: u64,
+/// An optimiser whose elements move by themselves: a weight by its gradient and its states alone.
+///
+/// A rule is a file here, beside its arithmetic in `cuda/cu/optimizer.cu`.
+pub(crate) trait Rule: Sync {
+    /// Name of the operation and of its CUDA kernels.
+    const NAME: &'static str;
+    /// Operations per element, without those of storage.
+    const FLOPS: f64;
+    /// Names and maps of the states; at most two.
+    const STATES: &'static [(&'static str, AdamMoment)];
+
+    /// Returns the numbers of this step, in the order of the CUDA kernel, rounded to f32 where torch
+    /// rounds them.
+    fn numbers(&self) -> Numbers;
+
+    /// Moves weights `w` by gradients `g`, and their states. States that the rule has not are zeros.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of V.
+    unsafe fn step<V: Vector>(numbers: &Numbers, g: V, w: V, states: [V; 2]) -> (V, [V; 2]);
 }
 
-/// RMSprop as `torch.optim.RMSprop` (alpha 0.99, eps 1e-8, no momentum, not centred, L2 weight
-/// decay).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RmsProp {
-    /// Learning rate of this step.
-    pub learning_rate: f64,
-    /// Decay of the squared gradient.
-    pub alpha: f64,
-    /// Added to the root.
-    pub eps: f64,
-    /// L2 penalty added to the gradient.
-    pub weight_decay: f64,
-}
+/// Numbers of a step that all elements share; a rule leaves the last ones 0.
+pub(crate) type Numbers = [f32; 7];
 
 /// Operands of an optimiser step beside its states; all contiguous, of N elements.
 pub struct Update<'a> {
@@ -144,43 +149,17 @@ impl<'a> Update<'a> {
     }
 }
 
-/// Takes one AdamW step on the master weights and the states `m` and `v`, in any form. The weights
-/// move by the states before these are rounded.
-pub fn adamw<'a>(
-    device: &Device,
-    config: &AdamW,
-    update: Update,
-    m: impl Into<StatesMut<'a>>,
-    v: impl Into<StatesMut<'a>>,
-) -> Result<()> {
-    const OP: &str = "adamw";
-    let (m, v) = (m.into(), v.into());
-    let states = [("m", &m, AdamMoment::First), ("v", &v, AdamMoment::Second)];
-    check_flat(device, OP, &update, &states)?;
-    if config.step == 0 {
-        return Err(KernelError::invalid(OP, "steps count from 1"));
-    }
-    let work = update.work(OP, 14.0, m.num_bytes() + v.num_bytes());
+/// Takes one step on the master weights and the states, in any form. The weights move by the states
+/// before these are rounded.
+fn step<R: Rule>(device: &Device, rule: &R, update: Update, states: Vec<StatesMut<'_>>) -> Result<()> {
+    let of = |(state, &(name, moment)): (_, &(&'static str, AdamMoment))| (name, state, moment);
+    let named: Vec<_> = states.iter().zip(R::STATES).map(of).collect();
+    check_flat(device, R::NAME, &update, &named)?;
+    let work = update.work(R::NAME, R::FLOPS, states.iter().map(StatesMut::num_bytes).sum());
+    let numbers = rule.numbers();
     launch!(device, work, {
-        cpu => cpu.adamw(config, update, m, v),
-        cuda => cuda::optimizer::adamw(cuda, config, update, m, v)
-    })
-}
-
-/// Takes one RMSprop step on the master weights and `v`, as [`adamw`].
-pub fn rmsprop<'a>(
-    device: &Device,
-    config: &RmsProp,
-    update: Update,
-    v: impl Into<StatesMut<'a>>,
-) -> Result<()> {
-    const OP: &str = "rmsprop";
-    let v = v.into();
-    check_flat(device, OP, &update, &[("v", &v, AdamMoment::Second)])?;
-    let work = update.work(OP, 10.0, v.num_bytes());
-    launch!(device, work, {
-        cpu => cpu.rmsprop(config, update, v),
-        cuda => cuda::optimizer::rmsprop(cuda, config, update, v)
+        cpu => cpu.optimizer_step::<R>(&numbers, update, states),
+        cuda => cuda::optimizer::step::<R>(cuda, &numbers, update, states)
     })
 }
 

@@ -1,0 +1,126 @@
+//! The optimiser of `[train]` and its constants.
+
+use toml::Value;
+
+use super::error::Result;
+use super::form::{Form, POSITIVE, boolean, choice, custom, number};
+use super::keys::{Keys, keys};
+use super::reader::Entry;
+
+/// The optimiser and its constants.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Optimizer {
+    /// `torch.optim.AdamW`.
+    AdamW {
+        /// Decay rate of the first moment.
+        beta1: f64,
+        /// Decay rate of the second moment.
+        beta2: f64,
+        /// Term added to the root of the second moment.
+        eps: f64,
+    },
+    /// `torch.optim.RMSprop`, which the original DPO code used.
+    RmsProp {
+        /// Decay rate of the squared gradient.
+        alpha: f64,
+        /// Term added to the root.
+        eps: f64,
+    },
+    /// Lion (arXiv 2302.06675).
+    Lion {
+        /// Weight of the momentum in the direction.
+        beta1: f64,
+        /// Decay rate of the momentum.
+        beta2: f64,
+    },
+    /// `torch.optim.SGD`.
+    Sgd {
+        /// Decay rate of the buffer; without momentum there is none.
+        momentum: f64,
+        /// Share of a gradient that does not enter the buffer.
+        dampening: f64,
+        /// Whether the gradient is added to the decayed new buffer.
+        nesterov: bool,
+    },
+}
+
+impl Optimizer {
+    /// Names of all optimisers in the config.
+    pub const NAMES: [&'static str; 4] = ["adamw", "rmsprop", "lion", "sgd"];
+
+    /// Name in the config.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::AdamW { .. } => "adamw",
+            Self::RmsProp { .. } => "rmsprop",
+            Self::Lion { .. } => "lion",
+            Self::Sgd { .. } => "sgd",
+        }
+    }
+
+    pub(super) fn visit(now: Option<&Self>, keys: &mut Keys) -> Result<Self> {
+        let belongs = |to: &[&str]| {
+            let names: Vec<_> = to.iter().map(|name| format!("{name:?}")).collect();
+            format!("it belongs to {}; remove it, or set `train.optimizer`", names.join(", "))
+        };
+        const BETAS: &[&str] = &["adamw", "lion"];
+        const EPS: &[&str] = &["adamw", "rmsprop"];
+        keys! { let keys, now;
+            /// The optimiser: see [optimizers.md](optimizers.md).
+            optimizer = choice(Self::NAMES.map(|name| (name, name))).or("adamw"), now.name();
+            /// Decay rates of "adamw" and "lion".
+            betas = betas()
+                .or(if optimizer == "lion" { [0.9, 0.99] } else { [0.9, 0.999] })
+                .shown("`[0.9, 0.999]`; `[0.9, 0.99]` for \"lion\"")
+                .only(BETAS.contains(&optimizer), belongs(BETAS)),
+                match *now {
+                    Self::AdamW { beta1, beta2, .. } | Self::Lion { beta1, beta2 } => [beta1, beta2],
+                    _ => [0.0; 2],
+                };
+            /// RMSprop's decay rate.
+            alpha = number(0.0..1.0).or(0.99).only(optimizer == "rmsprop", belongs(&["rmsprop"])),
+                if let Self::RmsProp { alpha, .. } = *now { alpha } else { 0.0 };
+            /// Term added to the root in "adamw" and "rmsprop".
+            eps = number(POSITIVE).or(1e-8).only(EPS.contains(&optimizer), belongs(EPS)),
+                match *now { Self::AdamW { eps, .. } | Self::RmsProp { eps, .. } => eps, _ => 0.0 };
+            /// Decay rate of SGD's buffer of gradients; 0 has no buffer.
+            momentum = number(0.0..1.0).or(0.0).only(optimizer == "sgd", belongs(&["sgd"])),
+                if let Self::Sgd { momentum, .. } = *now { momentum } else { 0.0 };
+            /// Share of a gradient that does not enter SGD's buffer. The first one enters whole.
+            dampening = number(0.0..=1.0)
+                .or(0.0)
+                .only(optimizer == "sgd", belongs(&["sgd"]))
+                .only(momentum != 0.0, "without `train.momentum` SGD has no buffer; set one, or remove it"),
+                if let Self::Sgd { dampening, .. } = *now { dampening } else { 0.0 };
+            /// Nesterov's momentum: the gradient is added to the decayed new buffer.
+            nesterov = boolean()
+                .or(false)
+                .only(optimizer == "sgd", belongs(&["sgd"]))
+                .only(
+                    momentum != 0.0 && dampening == 0.0,
+                    "Nesterov's momentum needs `train.momentum` above 0 and `train.dampening` of 0, as in PyTorch",
+                ),
+                if let Self::Sgd { nesterov, .. } = *now { nesterov } else { false };
+        }
+        let [beta1, beta2] = betas;
+        Ok(match optimizer {
+            "adamw" => Self::AdamW { beta1, beta2, eps },
+            "rmsprop" => Self::RmsProp { alpha, eps },
+            "lion" => Self::Lion { beta1, beta2 },
+            _ => Self::Sgd { momentum, dampening, nesterov },
+        })
+    }
+}
+
+fn betas<'a>() -> Form<'a, [f64; 2]> {
+    let read = |entry: Entry| {
+        let wrong = entry.wrong("two numbers in [0, 1), for example [0.9, 0.999]");
+        let values = entry
+            .items()
+            .into_iter()
+            .map(|item| (number(0.0..1.0).read)(item))
+            .collect::<Result<Vec<_>>>()?;
+        values.try_into().map_err(|_| wrong)
+    };
+    custom("two numbers, ≥ 0, < 1", read, |betas: &[f64; 2]| Value::from(betas.to_vec()))
+}

@@ -1,0 +1,167 @@
+//! Optimisers that move each element by itself: their states, and the kernel of a step.
+
+use tandem_kernels::ops::{self, AdamW, Lion, Momentum, RmsProp, Sgd};
+use tandem_kernels::{AdamMoment, Device, Result, StatesMut};
+
+use crate::config::Optimizer;
+
+/// A state of every element.
+pub(super) struct StateSpec {
+    /// Name in checkpoints.
+    pub name: &'static str,
+    /// Map of its 8-bit form.
+    pub moment: AdamMoment,
+}
+
+/// Numbers of one step of some elements.
+#[derive(Clone, Copy)]
+pub(super) struct StepNumbers {
+    pub learning_rate: f64,
+    pub weight_decay: f64,
+    /// 1-based count of updates.
+    pub update: u64,
+}
+
+const fn first(name: &'static str) -> StateSpec {
+    StateSpec { name, moment: AdamMoment::First }
+}
+
+const fn second(name: &'static str) -> StateSpec {
+    StateSpec { name, moment: AdamMoment::Second }
+}
+
+/// States of an optimiser, in the order of [`step`].
+pub(super) fn states(rule: &Optimizer) -> Vec<StateSpec> {
+    match rule {
+        Optimizer::AdamW { .. } => vec![first("first_moment"), second("second_moment")],
+        Optimizer::RmsProp { .. } => vec![second("second_moment")],
+        Optimizer::Lion { .. } => vec![first("first_moment")],
+        Optimizer::Sgd { momentum, .. } if *momentum == 0.0 => Vec::new(),
+        Optimizer::Sgd { .. } => vec![first("momentum_buffer")],
+    }
+}
+
+/// Takes a step on elements of one parameter.
+pub(super) fn step(
+    rule: &Optimizer,
+    device: &Device,
+    numbers: StepNumbers,
+    update: ops::Update,
+    states: Vec<StatesMut<'_>>,
+) -> Result<()> {
+    let StepNumbers { learning_rate, weight_decay, update: step } = numbers;
+    let mut states = states.into_iter();
+    let mut state = || states.next().expect("a state for each of `states`");
+    match *rule {
+        Optimizer::AdamW { beta1, beta2, eps } => {
+            let rule = AdamW { learning_rate, beta1, beta2, eps, weight_decay, step };
+            ops::adamw(device, &rule, update, state(), state())
+        }
+        Optimizer::RmsProp { alpha, eps } => {
+            ops::rmsprop(device, &RmsProp { learning_rate, alpha, eps, weight_decay }, update, state())
+        }
+        Optimizer::Lion { beta1, beta2 } => {
+            ops::lion(device, &Lion { learning_rate, beta1, beta2, weight_decay }, update, state())
+        }
+        Optimizer::Sgd { momentum, dampening, nesterov } => {
+            let momentum = (momentum != 0.0).then_some(Momentum { momentum, dampening, nesterov, step });
+            ops::sgd(
+                device,
+                &Sgd { learning_rate, weight_decay, momentum },
+                update,
+                momentum.map(|_| state()),
+            )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::Value;
+    use tandem_kernels::{DType, MemoryKind, StateForm, States, StochasticRounding};
+
+    use super::*;
+
+    const ELEMENTS: usize = 37;
+    const STEPS: u64 = 50;
+    const RATE: f64 = 0.01;
+
+    /// The numbers of `goldens/optimizer_golden.py`.
+    fn numbers(step: u64, scale: f32) -> Vec<f32> {
+        let bits = |i| ((step * 7919 + i * 104_729 + 12345) * 2_654_435_761 % (1 << 32)) >> 16;
+        (0..ELEMENTS as u64).map(|i| (bits(i) as f32 - 32768.0) / 32768.0 * scale).collect()
+    }
+
+    fn optimizer(run: &Value) -> Optimizer {
+        let options = &run["options"];
+        let number =
+            |key: &str, default: f64| options.get(key).map_or(default, |value| value.as_f64().unwrap());
+        let beta =
+            |index: usize, default: f64| options.get("betas").map_or(default, |b| b[index].as_f64().unwrap());
+        match run["name"].as_str().unwrap() {
+            "adamw" => {
+                Optimizer::AdamW { beta1: beta(0, 0.9), beta2: beta(1, 0.999), eps: number("eps", 1e-8) }
+            }
+            "rmsprop" => Optimizer::RmsProp { alpha: number("alpha", 0.99), eps: number("eps", 1e-8) },
+            "lion" => Optimizer::Lion { beta1: beta(0, 0.9), beta2: beta(1, 0.99) },
+            "sgd" => Optimizer::Sgd {
+                momentum: number("momentum", 0.0),
+                dampening: number("dampening", 0.0),
+                nesterov: options["nesterov"] == true,
+            },
+            other => panic!("{other} is no optimiser"),
+        }
+    }
+
+    /// Fifty steps of every optimiser against PyTorch, and Lion against `lion-pytorch`.
+    #[test]
+    fn optimizers_equal_pytorch() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens/optimizers/updates.json");
+        let golden: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let device = Device::cpu(1, 1 << 24).unwrap();
+        let vector = |values: &[f32]| {
+            let mut tensor = device.alloc(MemoryKind::Scratch, 1, ELEMENTS, DType::F32).unwrap();
+            device.host_update(tensor.view_mut(), |room: &mut [f32]| room.copy_from_slice(values)).unwrap();
+            tensor
+        };
+        let mut seen = Vec::new();
+        for run in golden["runs"].as_array().unwrap() {
+            let rule = optimizer(run);
+            seen.push(rule.name());
+            let weight_decay = run["options"]["weight_decay"].as_f64().unwrap();
+            let zeros = |spec: StateSpec| {
+                States::zeros(&device, MemoryKind::Optimizer, spec.moment, StateForm::F32, ELEMENTS).unwrap()
+            };
+            let mut kept: Vec<States> = states(&rule).into_iter().map(zeros).collect();
+            let mut weights = vector(&numbers(0, 2.0));
+            let mut compared = 0;
+            for update in 1..=STEPS {
+                let learning_rate = RATE * (1.0 - update as f64 / 100.0);
+                let grad = vector(&numbers(update, 0.5));
+                let operands = ops::Update::new(grad.view(), 1.0, weights.view_mut(), None);
+                let states = kept
+                    .iter_mut()
+                    .map(|states| states.range_mut(0..ELEMENTS, StochasticRounding::default()));
+                let numbers = StepNumbers { learning_rate, weight_decay, update };
+                step(&rule, &device, numbers, operands, states.collect()).unwrap();
+                let Some(expected) = run["weights"].get(update.to_string()) else { continue };
+                compared += 1;
+                for (found, expected) in
+                    weights.view().as_slice::<f32>().iter().zip(expected.as_array().unwrap())
+                {
+                    let expected = f32::from_bits(expected.as_i64().unwrap() as i32 as u32);
+                    // Two roundings, and a few more over the steps: torch fuses other products.
+                    let allowed = 1.2e-7 * (2.0 + 0.1 * update as f32) * expected.abs().max(1.0);
+                    assert!(
+                        (found - expected).abs() <= allowed,
+                        "{run} step {update}: {found}, expected {expected}"
+                    );
+                }
+            }
+            assert_eq!(compared, 4);
+        }
+        assert!(Optimizer::NAMES.iter().all(|name| seen.contains(name)), "{seen:?}");
+    }
+}
