@@ -185,7 +185,7 @@ fn dpop_equals_its_equation_pair_by_pair() {
 
 #[test]
 fn derivatives_equal_central_differences() {
-    for loss in losses::LOSSES {
+    for loss in losses::LOSSES.iter().filter(|loss| !loss.unpaired) {
         for (beta, smoothing) in [(0.1, 0.0f64), (0.5, 0.2), (2.0, 0.001)] {
             let mut config = config(&[(loss.name, 0.7)]);
             config.beta = beta;
@@ -214,6 +214,111 @@ fn derivatives_equal_central_differences() {
             }
         }
     }
+}
+
+/// No gradient goes through what is estimated over the batch, so it stays as it is.
+#[test]
+fn derivatives_of_labelled_completions_equal_central_differences() {
+    for loss in losses::LOSSES.iter().filter(|loss| loss.unpaired) {
+        let mut config = config(&[(loss.name, 0.7)]);
+        (config.desirable_weight, config.undesirable_weight) = (1.5, 0.25);
+        let (policy, reference, tokens) = batch(5);
+        let labels = [true, false, false, true, true, false];
+        let pairs = PairLogProbs {
+            policy: &policy,
+            reference: Some(&reference),
+            answer_tokens: &tokens,
+            scored_tokens: &tokens,
+            labels: &labels,
+            ..PairLogProbs::default()
+        };
+        let mut whole = WholeBatch::from(totals(&tokens));
+        let so_far = RewardMean { mean: 0.3, count: 10 };
+        whole.rewards = BatchRewards { so_far, beta: config.beta, learns: true };
+        whole.complete(&config, &pairs);
+        let loss_of = |policy: &[f64]| {
+            let mut out = Loss::default();
+            preference_loss(&PairLogProbs { policy, ..pairs }, &whole, &config, config.beta, &mut out);
+            out
+        };
+        let exact = loss_of(&policy).d_log_prob;
+        for s in 0..policy.len() {
+            let at = |offset: f64| {
+                let mut moved = policy.clone();
+                moved[s] += offset;
+                loss_of(&moved).sum
+            };
+            let difference = (at(1e-5) - at(-1e-5)) / 2e-5;
+            let tolerance = 1e-9 + 1e-6 * difference.abs();
+            assert!((exact[s] - difference).abs() <= tolerance, "{} sequence {s}", loss.name);
+            assert_eq!(exact[s] == 0.0, s % 2 == 1, "{}: a mismatched completion has no gradient", loss.name);
+        }
+    }
+}
+
+#[test]
+fn derivatives_of_weighted_pairs_and_of_a_likelihood_of_its_own_equal_central_differences() {
+    let config = config(&[("sigmoid", 0.7), ("sft", 0.3), ("ipo", 0.01)]);
+    let (policy, reference, tokens) = batch(9);
+    let (likelihood, counts) = ([-30.0, -80.5, -4.0, -12.0, -66.0, -9.0], [9, 30, 2, 7, 41, 5]);
+    let weights = [0.5, 2.0, 0.125, 1.0, 3.0, 0.75];
+    let loss_of = |policy: &[f64], likelihood: &[f64]| {
+        let batch = PairLogProbs {
+            policy,
+            reference: Some(&reference),
+            answer_tokens: &tokens,
+            scored_tokens: &tokens,
+            likelihood: Some(Likelihood { log_prob: likelihood, tokens: &counts }),
+            weights: Some(&weights),
+            ..PairLogProbs::default()
+        };
+        let mut out = Loss::default();
+        preference_loss(&batch, &totals(&tokens).into(), &config, config.beta, &mut out);
+        out
+    };
+    let exact = loss_of(&policy, &likelihood);
+    let near = |found: f64, up: f64, down: f64, what: &str| {
+        let difference = (up - down) / 2e-5;
+        assert_within(found, difference, 1e-8 + 1e-6 * difference.abs(), what);
+    };
+    for s in 0..policy.len() {
+        let at = |offset: f64| {
+            let mut moved = policy.clone();
+            moved[s] += offset;
+            loss_of(&moved, &likelihood).sum
+        };
+        near(exact.d_log_prob[s], at(1e-5), at(-1e-5), "a log-probability");
+    }
+    for i in 0..likelihood.len() {
+        let at = |offset: f64| {
+            let mut moved = likelihood;
+            moved[i] += offset;
+            loss_of(&policy, &moved).sum
+        };
+        near(exact.d_likelihood[i], at(1e-5), at(-1e-5), "a likelihood");
+    }
+    let mut spread = exact.clone();
+    let pairs: Vec<[u32; 2]> = (0..6).map(|i| [2 * i, 2 * i + 1]).collect();
+    spread.spread(&pairs, &[12, 13, 14, 15, 16, 17], 18);
+    for (i, d) in exact.d_likelihood.iter().enumerate() {
+        assert_eq!(
+            [spread.d_likelihood[2 * i], spread.d_likelihood[12 + i]],
+            [*d; 2],
+            "chosen and its prompt"
+        );
+        assert_eq!(spread.d_likelihood[2 * i + 1], 0.0, "rejected");
+    }
+}
+
+#[test]
+fn a_mean_of_rewards_is_that_of_all_batches() {
+    let rewards = [0.5, -1.25, 3.0, 0.0, 2.5];
+    let mean = RewardMean::default()
+        .with(rewards[..2].iter().sum(), 2)
+        .with(0.0, 0)
+        .with(rewards[2..].iter().sum(), 3);
+    assert_eq!(mean.count, 5);
+    assert!((mean.mean - rewards.iter().sum::<f64>() / 5.0).abs() < 1e-15, "{}", mean.mean);
 }
 
 const DIVERGENCES: [Divergence; 6] = [

@@ -8,7 +8,7 @@ use tandem_data::forest::{ForestBuilder, PairTokens, RowCounts, UnpairedTokens};
 use tandem_data::token_cache::TokenCache;
 
 use super::dpo::pair_loss;
-use super::{AssumedRow, DatasetRow, LossTerms, MicroBatch, Recipe, RowLayout, ScoredBatch, chain};
+use super::{AssumedRow, DatasetRow, LossTerms, MicroBatch, Recipe, RowLayout, ScoredBatch};
 use crate::config::Config;
 use crate::metrics::MetricSums;
 use crate::objective::Loss;
@@ -70,14 +70,26 @@ impl Recipe for Unpaired {
         batch.add_tokens_of(&|sequence| sides[sequence as usize], crate::metrics::Sides::Unpaired, sums);
     }
 
-    fn add_assumed(&self, row: &AssumedRow, forest: &mut ForestBuilder) {
-        let AssumedRow { prompt, chosen, rejected, .. } = row;
-        forest.push_pair(&PairTokens { prompt, unseen: [0, 0], chosen, rejected });
+    fn has_pairs(&self) -> bool {
+        false
     }
 
-    fn label_assumed(&self, _: &Config, _num_rows: usize, num_sequences: usize, micro: &mut MicroBatch) {
-        micro.pairs = chain(num_sequences);
-        micro.labels = vec![true; micro.pairs.len()];
+    fn num_responses(&self, config: &Config) -> usize {
+        if config.objective.needs_mismatched() { 2 } else { 1 }
+    }
+
+    fn add_assumed(&self, row: &AssumedRow, forest: &mut ForestBuilder) {
+        let AssumedRow { prompt, chosen, rejected, num_responses } = row;
+        match num_responses {
+            1 => forest.push_answers(prompt, &[chosen], 0),
+            _ => forest.push_pair(&PairTokens { prompt, unseen: [0, 0], chosen, rejected }),
+        }
+    }
+
+    fn label_assumed(&self, config: &Config, num_rows: usize, _: usize, micro: &mut MicroBatch) {
+        let each = self.num_responses(config) as u32;
+        micro.pairs = (0..num_rows as u32).map(|row| [each * row, each * row + each - 1]).collect();
+        micro.labels = vec![true; num_rows];
     }
 }
 

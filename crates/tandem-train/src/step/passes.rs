@@ -73,7 +73,7 @@ impl TrainStep {
         let executor = LayerExecutor {
             split: mesh.split(),
             host: placement.activations(),
-            room: if keeps { placement.rooms.train } else { placement.rooms.evaluation },
+            room: if split == Split::Train { placement.rooms.train } else { placement.rooms.evaluation },
             ..LayerExecutor::new(decoder, &placement.device, *dtype, *checkpointing)
         };
         let executor = StagedExecutor { executor, stages: mesh.stages() };

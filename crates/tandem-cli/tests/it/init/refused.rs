@@ -16,8 +16,8 @@ fn mistakes_name_file_line_and_setting() {
         ),
         (
             "loss.yaml",
-            "loss_type: aot",
-            "loss.yaml:5: `loss_type`: \"aot\" cannot be had; losses here are sigmoid",
+            "loss_type: spin",
+            "loss.yaml:5: `loss_type`: \"spin\" cannot be had; losses here are sigmoid",
         ),
         ("batch.yaml", "per_device_train_batch_size: 0", "batch.yaml:5: `per_device_train_batch_size`"),
         ("switch.yaml", "bf16: perhaps", "switch.yaml:5: `bf16`: expected true or false"),
