@@ -471,7 +471,7 @@ fn slices_send_what_the_documentation_says() {
         assert_eq!(sent(ElementKind::F32), expected as u64, "{family} in {dtype}, {mode}");
         let in_bf16 = if dtype == DType::F32 { 0 } else { gathered };
         assert_eq!(sent(ElementKind::Bf16), (3 * 2 * in_bf16 * width) as u64, "{family}");
-        let of_head = 8 * 4 * (4 * r + 2 * forest.predictions.len());
+        let of_head = 8 * 4 * (5 * r + 2 * forest.predictions.len());
         // The norm adds a sum in f64, and four integers.
         assert_eq!(sent(ElementKind::F64), (3 * of_head + 2 * 3 * 8) as u64, "{family}: the head");
         assert_eq!(sent(ElementKind::I64), 2 * 3 * 4 * 8, "{family}: the norm");
