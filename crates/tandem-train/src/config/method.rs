@@ -131,6 +131,11 @@ impl Method {
         self.traits().has_reference
     }
 
+    /// Returns whether losses of `objective.loss` compare the policy with a reference.
+    pub(super) fn compares_pairs(self) -> bool {
+        self.has_reference() && self.default_loss().is_some()
+    }
+
     /// Returns whether completions are generated and judged during training.
     pub fn generates(self) -> bool {
         self.traits().generates

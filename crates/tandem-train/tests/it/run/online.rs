@@ -337,13 +337,13 @@ fn what_generated_an_answer_is_what_trains_on_it() {
 #[test]
 fn groups_with_equal_rewards_leave_nothing_to_learn_and_the_run_says_so() {
     let small = Small::new("online");
-    // A judge that wants an end, which no answer of one token has.
+    // A judge that wants an object with a key, which no answer of one token is.
     let settings = [
         "method=grpo",
         "online.answers=2",
         "online.max_new_tokens=1",
         "train.steps=2",
-        "judges=[{kind=\"json\"}]",
+        "judges=[{kind=\"json\", keys=[\"name\"]}]",
     ];
     let heard = small.finish("run", RunDirPolicy::Overwrite, &[&COMMON[..], &settings].concat());
     assert!(

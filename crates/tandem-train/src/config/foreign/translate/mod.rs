@@ -419,10 +419,9 @@ impl<'a> Translator<'a> {
                 Method::Sft
             }
             "online_dpo" => Method::Online,
-            "grpo" => Method::Grpo,
             _ => {
                 return Err(given.conflict(format!(
-                    "{name:?} cannot be had; methods here are \"sft\", \"dpo\", \"kto\", \"reward\", \"online\" and \"grpo\""
+                    "{name:?} cannot be had; methods here are \"sft\", \"dpo\", \"kto\", \"reward\" and \"online\""
                 )));
             }
         })
