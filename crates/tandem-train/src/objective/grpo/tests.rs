@@ -193,7 +193,7 @@ fn a_cut_batch_has_the_loss_of_the_whole() {
             numbers.part(2..6).loss(&options, beta, &mut second),
         ];
         let close = |a: f64, b: f64| {
-            assert!((a - b).abs() < 1e-12 * a.abs().max(1.0), "{a}, {b}: {}", case["options"])
+            assert!((a - b).abs() < 1e-12 * a.abs().max(1.0), "{a}, {b}: {}", case["options"]);
         };
         close(whole.sum, first.sum + second.sum);
         assert_eq!(whole.d_token, [first.d_token, second.d_token].concat());
