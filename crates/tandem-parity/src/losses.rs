@@ -61,9 +61,16 @@ pub(crate) fn check(folder: &Path, runner: &mut Runner, report: &mut Report) -> 
                 }
                 match objective(&expected["config"]) {
                     Err(why) => report.not_implemented(name, why),
+                    // TRL's own loss is no number.
+                    Ok(_) if expected["loss"].as_f64().is_none() => {}
                     Ok(objective) => {
+                        // The sums do not say which tokens a weight counts.
+                        let is_of_sums = ["ld_alpha", "use_weighting"]
+                            .iter()
+                            .all(|key| matches!(expected["config"][*key], Value::Null | Value::Bool(false)));
                         let settings = settings(folder, model, data, objective, runner)?;
-                        one_step(&name, settings, expected, Some(&sums[model][data]), runner, report);
+                        let sums = Some(&sums[model][data]).filter(|_| is_of_sums);
+                        one_step(&name, settings, expected, sums, runner, report);
                     }
                 }
             }
