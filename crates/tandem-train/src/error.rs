@@ -39,7 +39,7 @@ pub enum TrainError {
     Group {
         /// Pattern of the group.
         parameters: String,
-        /// What is wrong, and what to do.
+        /// Mistake and remedy.
         reason: String,
     },
     /// Another process is running in the folder.

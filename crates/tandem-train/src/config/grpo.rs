@@ -17,7 +17,7 @@ keys! {
         loss: PolicyLoss = choice(PolicyLoss::NAMES).or(PolicyLoss::Dapo),
         /// Updates on each answer. Ratios of the first are 1.
         num_iterations: u64 = integer(1..=64).or(1),
-        /// What an importance ratio is of: each `"token"`, or the mean over an answer's
+        /// Scope of an importance ratio: each `"token"`, or the mean over an answer's
         /// (`"sequence"`: GSPO). Ratios are 1 where the weights that train gave the answers.
         importance_sampling_level: ImportanceSampling = choice(LEVELS).or(ImportanceSampling::Token),
         /// Ratios below 1 − `epsilon` are clipped.
@@ -58,10 +58,10 @@ keys! {
         /// Leave out answers with a negative advantage where the policy has moved away from the weights
         /// that gave them: where the mean log-ratio of these to the policy is larger (arXiv 2512.02556).
         off_policy_mask_threshold: Option<f64> = number(POSITIVE).optional(),
-        /// What rewards are compared with: the mean of their group (`"mean"`), or of the others of the
+        /// Baseline of a reward: the mean of its group (`"mean"`), or of the others of the
         /// group (`"leave_one_out"`: RLOO, arXiv 2402.14740).
         baseline: Baseline = choice(Baseline::NAMES).or(Baseline::Mean),
-        /// What the difference is divided by: the deviation of the `"group"`, of the `"batch"` (arXiv
+        /// Divisor of the difference: the deviation of the `"group"`, of the `"batch"` (arXiv
         /// 2508.08221), or nothing (`"none"`, arXiv 2503.20783).
         scale_rewards: ScaleRewards = choice(ScaleRewards::NAMES).or(ScaleRewards::Group),
         /// Leave answers that the length limit cut out of the loss (DAPO). Their rewards count in the
@@ -79,7 +79,7 @@ keys! {
 const ONLY_SAPO: &str = "only loss = \"sapo\" has it; remove it";
 const ONLY_VESPO: &str = "only loss = \"vespo\" has it; remove it";
 
-/// What a reward is compared with.
+/// Baseline of a reward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Baseline {
     /// The mean of its group.
@@ -92,7 +92,7 @@ impl Baseline {
     const NAMES: [(&str, Self); 2] = [("mean", Self::Mean), ("leave_one_out", Self::LeaveOneOut)];
 }
 
-/// What an advantage is divided by.
+/// Divisor of an advantage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaleRewards {
     /// The deviation of its group.

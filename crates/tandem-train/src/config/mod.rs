@@ -220,16 +220,7 @@ impl Config {
             objective::visit(now, keys, method, algorithm, max_new_tokens)
         })?;
         let reference = keys.table("reference", now.map(|now| &now.reference), |now, keys| {
-            let unused = match objective.grpo {
-                Some(_) => {
-                    objective.betas().all(|beta| beta == 0.0).then_some("objective.beta = 0".to_owned())
-                }
-                None if objective.reference_free => Some("objective.reference_free = true".to_owned()),
-                None => {
-                    let name = objective.loss_without_reference().filter(|_| !method.generates());
-                    name.map(|name| format!("the loss {name:?}"))
-                }
-            };
+            let unused = objective::without_reference(&objective, method);
             ReferenceConfig::visit(now, keys, method, unused.as_deref(), adapter.as_ref())
         })?;
         let train = keys.table("train", now.map(|now| &now.train), |now, keys| {

@@ -205,6 +205,18 @@ pub(super) fn visit(
     })
 }
 
+/// Names what leaves the reference out of the loss, if anything does.
+pub(super) fn without_reference(objective: &ObjectiveConfig, method: Method) -> Option<String> {
+    if objective.grpo.is_some() {
+        return objective.betas().all(|beta| beta == 0.0).then(|| "objective.beta = 0".to_owned());
+    }
+    if objective.reference_free {
+        return Some("objective.reference_free = true".to_owned());
+    }
+    let name = objective.loss_without_reference().filter(|_| !method.generates());
+    name.map(|name| format!("the loss {name:?}"))
+}
+
 /// Refuses prompts in a likelihood that is no term, and an estimate over one completion.
 pub(super) fn check(config: &Config, places: &Places) -> Result<()> {
     if config.train.batch_size == 1 && config.objective.needs_mismatched() {

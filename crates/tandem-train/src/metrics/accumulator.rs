@@ -3,11 +3,9 @@
 use tandem_kernels::Prediction;
 use tandem_kernels::ops::HeadScores;
 
-use super::policy::PolicySums;
 use super::record::Record;
 use crate::objective::{
-    Loss, ObjectiveConfig, PairLogProbs, PolicyLoss, PolicyStats, Reward, WholeBatch, log_sigmoid,
-    losses::orpo,
+    Loss, ObjectiveConfig, PairLogProbs, PolicyStats, Reward, WholeBatch, log_sigmoid, losses::orpo,
 };
 
 /// Which answers a forest's sequences are.
@@ -46,9 +44,9 @@ pub struct MetricSums {
     /// Answers that a policy gave itself, Σ of their log π, and of log π − log π_ref; this is no
     /// number without a reference.
     answers: [f64; 3],
-    /// What the loss of policy gradients did.
-    policy: PolicySums,
-    /// Of an SFT term: Σ −log π of the chosen completions, and their scored tokens.
+    /// Those of policy gradients.
+    policy: PolicyStats,
+    /// Σ −log π of the chosen completions and their scored tokens, of an SFT term.
     likelihood: [f64; 2],
     /// Of `orpo`: pairs, Σ log σ of the log odds ratio, and Σ of the log odds ratio.
     odds: [f64; 3],
@@ -64,10 +62,11 @@ pub struct MetricSums {
 }
 
 impl MetricSums {
-    /// Adds a micro-batch's loss.
+    /// Adds a micro-batch's loss, and the metrics that come with it.
     pub fn add_loss(&mut self, loss: &Loss) {
         self.loss += loss.sum;
         self.weight += loss.weight;
+        loss.policy.iter().for_each(|stats| self.policy.merge(stats));
     }
 
     /// Adds a micro-batch's pairs: rewards are `beta` times the log ratio to the reference, or what
@@ -146,12 +145,6 @@ impl MetricSums {
             *sum += log_prob;
             *log_ratio += log_prob - reference.map_or(f64::NAN, |reference| reference[sequence]);
         }
-    }
-
-    /// Adds what the loss of policy gradients did to a micro-batch, the sum of its tokens' entropies, and
-    /// whether it was compared with a reference.
-    pub fn add_policy(&mut self, stats: PolicyStats, entropy: f64, loss: PolicyLoss, has_reference: bool) {
-        self.policy.merge(&PolicySums::new(stats, entropy, loss, has_reference));
     }
 
     /// The mean log-ratio of policy to reference over the answers added, an estimate of the
@@ -285,7 +278,7 @@ impl MetricSums {
             labelled: [n[26], n[27]],
             shift: [n[28], n[29]],
             shifted: [n[30], n[31]],
-            policy: PolicySums::from_numbers(n.last_chunk().expect("they end with it")),
+            policy: PolicyStats::from_numbers(n.last_chunk().expect("they end with it")),
             sides: match n[32] {
                 1.0 => Some(Sides::Pairs),
                 2.0 => Some(Sides::Single),
@@ -297,7 +290,7 @@ impl MetricSums {
     }
 
     /// Numbers in [`MetricSums::to_numbers`].
-    pub const WIDTH: usize = 33 + PolicySums::WIDTH;
+    pub const WIDTH: usize = 33 + PolicyStats::WIDTH;
 
     /// Adds another's sums.
     pub fn merge(&mut self, other: &Self) {

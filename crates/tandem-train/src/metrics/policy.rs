@@ -1,34 +1,17 @@
-//! Sums behind the metrics of policy gradients.
+//! Metrics of policy gradients: their sums as numbers, and as means.
 
 use super::record::Record;
 use crate::objective::{PolicyLoss, PolicyStats};
 
-/// What the losses of a batch's micro-batches did.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct PolicySums {
-    stats: PolicyStats,
-    /// Σ over tokens that count.
-    entropy: f64,
-    /// The loss, once something was added.
-    loss: Option<PolicyLoss>,
-    has_reference: bool,
-}
-
-impl PolicySums {
-    /// Numbers in [`PolicySums::to_numbers`].
+impl PolicyStats {
+    /// Numbers in [`PolicyStats::to_numbers`].
     pub(super) const WIDTH: usize = 16;
-
-    /// What the loss of one micro-batch did.
-    pub(super) fn new(stats: PolicyStats, entropy: f64, loss: PolicyLoss, has_reference: bool) -> Self {
-        Self { stats, entropy, loss: Some(loss), has_reference }
-    }
 
     /// The sums as plain numbers.
     pub(super) fn to_numbers(self) -> [f64; Self::WIDTH] {
         let place = |loss| PolicyLoss::NAMES.iter().position(|(_, other)| *other == loss);
         let loss = self.loss.and_then(place).map_or(0, |place| place + 1);
-        let PolicyStats { answers, tokens, ratios, kl, clipped, clipped_range, phi, difference, ratio } =
-            self.stats;
+        let Self { answers, tokens, ratios, kl, clipped, clipped_range, phi, difference, ratio, .. } = self;
         [
             answers[0],
             answers[1],
@@ -49,20 +32,18 @@ impl PolicySums {
         ]
     }
 
-    /// The opposite of [`PolicySums::to_numbers`].
+    /// The opposite of [`PolicyStats::to_numbers`].
     pub(super) fn from_numbers(n: &[f64; Self::WIDTH]) -> Self {
         Self {
-            stats: PolicyStats {
-                answers: [n[0], n[1]],
-                tokens: n[2],
-                ratios: n[3],
-                kl: n[4],
-                clipped: [n[5], n[6]],
-                clipped_range: [n[7], n[8]],
-                phi: n[9],
-                difference: [n[10], n[11]],
-                ratio: n[12],
-            },
+            answers: [n[0], n[1]],
+            tokens: n[2],
+            ratios: n[3],
+            kl: n[4],
+            clipped: [n[5], n[6]],
+            clipped_range: [n[7], n[8]],
+            phi: n[9],
+            difference: [n[10], n[11]],
+            ratio: n[12],
             entropy: n[13],
             loss: (n[14] as usize).checked_sub(1).map(|place| PolicyLoss::NAMES[place].1),
             has_reference: n[15] != 0.0,
@@ -71,7 +52,7 @@ impl PolicySums {
 
     /// Adds another's sums.
     pub(super) fn merge(&mut self, other: &Self) {
-        let (mine, theirs) = (&mut self.stats, &other.stats);
+        let (mine, theirs) = (self, other);
         mine.clipped_range = match (mine.answers[1] > 0.0, theirs.answers[1] > 0.0) {
             (true, true) => {
                 let ([a, b], [c, d]) = (mine.clipped_range, theirs.clipped_range);
@@ -91,14 +72,14 @@ impl PolicySums {
         mine.kl += theirs.kl;
         mine.phi += theirs.phi;
         mine.ratio += theirs.ratio;
-        self.entropy += other.entropy;
-        self.loss = self.loss.or(other.loss);
-        self.has_reference |= other.has_reference;
+        mine.entropy += theirs.entropy;
+        mine.loss = mine.loss.or(theirs.loss);
+        mine.has_reference |= theirs.has_reference;
     }
 
     /// Writes the means into a record under TRL's names.
     pub(super) fn report(&self, record: &mut Record) {
-        let (Some(loss), stats) = (self.loss, &self.stats) else { return };
+        let (Some(loss), stats) = (self.loss, self) else { return };
         // TRL, too, divides by 1 where there is nothing.
         let of_tokens = |sum: f64| sum / stats.tokens.max(1.0);
         let of_ratios = |sum: f64| sum / stats.ratios.max(1.0);
@@ -130,8 +111,11 @@ mod tests {
     use super::*;
     use crate::metrics::Split;
 
-    fn sums(clipped: f64, difference: f64) -> PolicySums {
-        let stats = PolicyStats {
+    fn sums(clipped: f64, difference: f64) -> PolicyStats {
+        PolicyStats {
+            loss: Some(PolicyLoss::Dapo),
+            has_reference: true,
+            entropy: 3.0,
             answers: [2.0, 2.0],
             tokens: 4.0,
             ratios: 4.0,
@@ -141,15 +125,14 @@ mod tests {
             phi: 0.0,
             difference: [difference; 2],
             ratio: 4.0 + difference,
-        };
-        PolicySums::new(stats, 3.0, PolicyLoss::Dapo, true)
+        }
     }
 
     #[test]
     fn micro_batches_and_ranks_report_the_whole() {
-        let mut whole = PolicySums::default();
-        for part in [sums(2.0, 0.25), PolicySums::default(), sums(1.0, 0.5)] {
-            whole.merge(&PolicySums::from_numbers(&part.to_numbers()));
+        let mut whole = PolicyStats::default();
+        for part in [sums(2.0, 0.25), PolicyStats::default(), sums(1.0, 0.5)] {
+            whole.merge(&PolicyStats::from_numbers(&part.to_numbers()));
         }
         let mut record = Record::new(1, Split::Train);
         whole.report(&mut record);
@@ -166,7 +149,7 @@ mod tests {
             assert_eq!(record.get(name), Some(expected), "{name}");
         }
         let mut nothing = Record::new(1, Split::Train);
-        PolicySums::default().report(&mut nothing);
+        PolicyStats::default().report(&mut nothing);
         assert_eq!(nothing.get("entropy"), None);
     }
 }

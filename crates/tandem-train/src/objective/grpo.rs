@@ -66,7 +66,7 @@ impl PolicyLoss {
     }
 }
 
-/// What an importance ratio is of.
+/// Scope of an importance ratio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImportanceSampling {
     /// Each token.
@@ -80,7 +80,7 @@ pub enum ImportanceSampling {
 pub struct GrpoOptions {
     /// The loss.
     pub loss: PolicyLoss,
-    /// What an importance ratio is of.
+    /// Scope of an importance ratio.
     pub importance_sampling: ImportanceSampling,
     /// Ratios are clipped to `[1 − epsilon, 1 + epsilon_high]`.
     pub epsilon: f64,
@@ -124,9 +124,15 @@ pub struct PolicyAnswer {
     pub is_masked: bool,
 }
 
-/// What the loss did, by TRL's names.
+/// Sums over what the loss did, for TRL's metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PolicyStats {
+    /// The loss; `None` where nothing was added.
+    pub loss: Option<PolicyLoss>,
+    /// Whether there is a reference.
+    pub has_reference: bool,
+    /// Σ over tokens that count of the entropy; the loss itself does not know it.
+    pub entropy: f64,
     /// Answers, and those of them with a ratio.
     pub answers: [f64; 2],
     /// Tokens that count.
@@ -185,7 +191,8 @@ pub fn grpo_loss(
         sampled.len(),
         reference.map(<[f32]>::len)
     );
-    let mut stats = PolicyStats::default();
+    let has_reference = reference.is_some();
+    let mut stats = PolicyStats { loss: Some(options.loss), has_reference, ..PolicyStats::default() };
     let mut sums = vec![Sums::default(); answers.len()];
     for ((&sequence, &new), &old) in sequence.iter().zip(policy).zip(sampled) {
         let (answer, sums) = (answers[sequence as usize], &mut sums[sequence as usize]);

@@ -290,6 +290,8 @@ pub struct Loss {
     /// Derivative by [`Likelihood::log_prob`] where it is given, per pair, then per sequence; else
     /// empty.
     pub d_likelihood: Vec<f64>,
+    /// Sums behind the metrics of policy gradients; `None` for other losses.
+    pub policy: Option<PolicyStats>,
 }
 
 impl Loss {
@@ -322,6 +324,7 @@ impl Loss {
         self.d_log_prob.clear();
         self.d_token.clear();
         self.d_likelihood.clear();
+        self.policy = None;
     }
 }
 

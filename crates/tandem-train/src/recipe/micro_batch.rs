@@ -292,14 +292,18 @@ impl MicroBatcher {
         num_ranks: usize,
     ) -> RankBatch {
         let of = of.into();
-        let cuts = self.cut(of, rows);
-        let (totals, sequence_tokens) = self.count(of, rows);
-        let pairs = cuts.iter().map(|cut| self.count(of, &rows[cut.clone()]).0.pairs as usize).collect();
-        let counts = self.counts(of, rows.into());
-        let tokens = |cut: &std::ops::Range<usize>| {
-            counts[cut.clone()].iter().map(|counts| counts.tokens).sum::<usize>()
-        };
-        let tokens: Vec<_> = cuts.iter().map(tokens).collect();
+        let lengths: Vec<usize> = self.counts(of, rows.into()).iter().map(|counts| counts.tokens).collect();
+        let cuts = cut(&lengths, self.size.into());
+        let (mut totals, mut sequence_tokens) = (BatchTotals::default(), 0);
+        let (mut pairs, mut tokens) = (Vec::new(), Vec::new());
+        for cut in &cuts {
+            let (own, own_tokens) = self.count(of, &rows[cut.clone()]);
+            totals.pairs += own.pairs;
+            totals.chosen_tokens += own.chosen_tokens;
+            sequence_tokens += own_tokens;
+            pairs.push(own.pairs as usize);
+            tokens.push(lengths[cut.clone()].iter().sum::<usize>());
+        }
         let mut dealt = deal(&tokens, num_ranks, self.in_rounds);
         let rounds = dealt.iter().map(Vec::len).max().unwrap_or(0);
         let own_micro_batches = std::mem::take(&mut dealt[rank]);

@@ -93,8 +93,9 @@ impl Recipe for Online {
     }
 
     fn add_metrics(&self, batch: &ScoredBatch<'_>, terms: &LossTerms<'_>, sums: &mut MetricSums) {
-        if let Some(options) = &terms.objective.grpo {
-            return grpo::add_metrics(batch, options, terms.beta, sums);
+        if terms.objective.grpo.is_some() {
+            // They come with the loss.
+            return;
         }
         sums.add_pairs(&batch.log_probs.pairs(), terms.objective, terms.beta);
         batch.add_tokens(Sides::Single, sums);

@@ -5,17 +5,13 @@
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
 
 use serde_json::Value;
-use tandem_train::events::Silent;
-use tandem_train::inputs::RunInputs;
+use tandem_train::Config;
 use tandem_train::online::{Answer, Batch, CompletedPrompt};
-use tandem_train::run::run_dir::RunDirPolicy;
-use tandem_train::{Config, Trainer};
 
 use crate::formula;
-use crate::golden_online::{METRICS, final_weights_are_trls, goldens, ids, model};
+use crate::golden_online::{final_weights_are_trls, goldens, ids, metric_is_trls, model, train_on};
 
 const EOS: u32 = 2;
 
@@ -97,17 +93,8 @@ fn is_trl(name: &str) {
     let folder = tempfile::tempdir().unwrap();
     model(&golden, &folder.path().join("model"), formula::weight);
     let config = as_trl(&golden, folder.path());
-    let prepared = RunInputs::open(&config, &mut Silent).unwrap();
-    for (row, theirs) in golden["rows"].as_array().unwrap().iter().enumerate() {
-        assert_eq!(prepared.train.prompt(row).0, ids(&theirs["prompt"]), "{name}: row {row}");
-    }
-    let mut trainer = Trainer::new(config, RunDirPolicy::Fresh, &mut Silent).unwrap();
-    trainer.answered(batches(&golden));
-    trainer.run(&mut Silent, &AtomicBool::new(false)).unwrap();
-    let found = fs::read_to_string(folder.path().join("run/metrics.jsonl")).unwrap();
-    let found: Vec<Value> = found.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let found = train_on(name, &golden, config, folder.path(), batches(&golden));
     let steps = golden["steps"].as_array().unwrap();
-    assert_eq!(found.len(), steps.len());
     let not_ours = |key: &str| {
         // No judge scored; TRL counts padding's tokens over the run, and times.
         key.starts_with("rewards/given") || ["num_tokens", "step_time", "epoch"].contains(&key)
@@ -115,9 +102,7 @@ fn is_trl(name: &str) {
     let mut num_compared = 0;
     for (ours, theirs) in found.iter().zip(steps) {
         for (key, theirs) in theirs.as_object().unwrap().iter().filter(|(key, _)| !not_ours(key)) {
-            let [ours, theirs] = [&ours[key], theirs].map(|v| v.as_f64().unwrap_or(f64::NAN));
-            let error = (ours - theirs).abs() / theirs.abs().max(1.0);
-            assert!(error <= METRICS, "{name}: {key} is {ours}, TRL has {theirs}: {error:.1e}");
+            metric_is_trls(name, key, &ours[key], theirs);
             num_compared += 1;
         }
     }

@@ -15,7 +15,7 @@ use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::{Config, Trainer};
 
 /// Two correct f32 implementations; relative to the larger of 1 and the value.
-pub(crate) const METRICS: f64 = 2e-5;
+const METRICS: f64 = 2e-5;
 /// Relative error of a final tensor's norm.
 const NORM: f64 = 1e-6;
 /// Relative error of the length of a tensor's way from its initial to its final weights.
@@ -100,17 +100,8 @@ fn is_trl(name: &str) {
     model(&golden, &folder.path().join("model"), formula::weight);
     model(&golden, &folder.path().join("other"), formula::perturbed);
     let config = as_trl(&golden, folder.path());
-    let prepared = RunInputs::open(&config, &mut Silent).unwrap();
-    for (row, theirs) in golden["rows"].as_array().unwrap().iter().enumerate() {
-        assert_eq!(prepared.train.prompt(row).0, ids(&theirs["prompt"]), "{name}: row {row}");
-    }
-    let mut trainer = Trainer::new(config, RunDirPolicy::Fresh, &mut Silent).unwrap();
-    trainer.answered(batches(&golden));
-    trainer.run(&mut Silent, &AtomicBool::new(false)).unwrap();
-    let found = fs::read_to_string(folder.path().join("run/metrics.jsonl")).unwrap();
-    let found: Vec<Value> = found.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let found = train_on(name, &golden, config, folder.path(), batches(&golden));
     let (steps, masked) = (golden["steps"].as_array().unwrap(), golden["masked"].as_array().unwrap());
-    assert_eq!(found.len(), steps.len());
     for (ours, (theirs, masked)) in found.iter().zip(steps.iter().zip(masked)) {
         // TRL also sums what stands behind the end of an answer; the script has the sums over answers alone.
         let theirs: serde_json::Map<_, _> = theirs
@@ -121,12 +112,38 @@ fn is_trl(name: &str) {
             .chain(masked.as_object().unwrap().clone())
             .collect();
         for (key, theirs) in &theirs {
-            let [ours, theirs] = [&ours[key], theirs].map(|v| v.as_f64().unwrap_or(f64::NAN));
-            let error = (ours - theirs).abs() / theirs.abs().max(1.0);
-            assert!(error <= METRICS, "{name}: {key} is {ours}, TRL has {theirs}: {error:.1e}");
+            metric_is_trls(name, key, &ours[key], theirs);
         }
     }
     final_weights_are_trls(name, &golden, folder.path());
+}
+
+/// Trains on given answers, after the prompts were compared with TRL's; returns the lines of the log.
+pub(crate) fn train_on(
+    name: &str,
+    golden: &Value,
+    config: Config,
+    folder: &Path,
+    batches: Vec<Batch>,
+) -> Vec<Value> {
+    let prepared = RunInputs::open(&config, &mut Silent).unwrap();
+    for (row, theirs) in golden["rows"].as_array().unwrap().iter().enumerate() {
+        assert_eq!(prepared.train.prompt(row).0, ids(&theirs["prompt"]), "{name}: row {row}");
+    }
+    let mut trainer = Trainer::new(config, RunDirPolicy::Fresh, &mut Silent).unwrap();
+    trainer.answered(batches);
+    trainer.run(&mut Silent, &AtomicBool::new(false)).unwrap();
+    let found = fs::read_to_string(folder.join("run/metrics.jsonl")).unwrap();
+    let found: Vec<Value> = found.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(found.len(), golden["steps"].as_array().unwrap().len());
+    found
+}
+
+/// Compares a metric of a step with TRL's.
+pub(crate) fn metric_is_trls(name: &str, key: &str, ours: &Value, theirs: &Value) {
+    let [ours, theirs] = [ours, theirs].map(|v| v.as_f64().unwrap_or(f64::NAN));
+    let error = (ours - theirs).abs() / theirs.abs().max(1.0);
+    assert!(error <= METRICS, "{name}: {key} is {ours}, TRL has {theirs}: {error:.1e}");
 }
 
 /// Compares the final weights of a run in a folder with TRL's, and their ways.

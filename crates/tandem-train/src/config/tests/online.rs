@@ -17,6 +17,16 @@ fn online(overrides: &[&str]) -> Config {
     config.unwrap_or_else(|e| panic!("{e}"))
 }
 
+/// Writes a configuration and reads the same.
+fn is_read_back(overrides: &[&str]) {
+    let config = online(overrides);
+    let folder = TempDir::new().expect("a temporary folder");
+    let path = folder.path().join("again.toml");
+    fs::write(&path, config.to_toml()).expect("written");
+    let again = Config::load::<&str>(&path, &[]).unwrap_or_else(|e| panic!("{overrides:?}: {e}"));
+    assert_eq!(again, config, "{overrides:?}");
+}
+
 #[test]
 fn little_is_needed() {
     let config = online(&[]);
@@ -41,12 +51,7 @@ fn every_choice_is_written_and_read_back() {
             "online.replay_per_step=3",
         ],
     ] {
-        let config = online(overrides);
-        let folder = TempDir::new().expect("a temporary folder");
-        let path = folder.path().join("again.toml");
-        fs::write(&path, config.to_toml()).expect("written");
-        let again = Config::load::<&str>(&path, &[]).unwrap_or_else(|e| panic!("{overrides:?}: {e}"));
-        assert_eq!(again, config, "{overrides:?}");
+        is_read_back(overrides);
     }
 }
 
@@ -118,12 +123,7 @@ fn policy_gradients_have_defaults_of_their_own_and_are_read_back() {
         &["method=grpo", "grpo.delta=2", "grpo.epsilon=0.1", "grpo.baseline=leave_one_out"],
         &["method=grpo", "adapter.rank=4", "objective.beta=0.1", "grpo.overlong_tokens=8"],
     ] {
-        let config = online(overrides);
-        let folder = TempDir::new().expect("a temporary folder");
-        let path = folder.path().join("again.toml");
-        fs::write(&path, config.to_toml()).expect("written");
-        let again = Config::load::<&str>(&path, &[]).unwrap_or_else(|e| panic!("{overrides:?}: {e}"));
-        assert_eq!(again, config, "{overrides:?}");
+        is_read_back(overrides);
     }
     let config = online(&["method=grpo"]);
     let own = config.online.as_ref().expect("it generates");

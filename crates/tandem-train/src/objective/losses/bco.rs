@@ -1,13 +1,13 @@
 //! Binary classifier optimisation of labelled completions (arXiv 2404.04656).
 
+use crate::objective::losses::kto::side;
 use crate::objective::{BatchRewards, ObjectiveConfig, Pair, PairLogProbs, Value, log_sigmoid, sigmoid};
 
 /// Equation 11: `−w ln σ(s (β ratio − δ))`, with `s = 1` for a desirable completion, else −1, and its weight
 /// `w`. `δ` is the mean reward of all completions so far, the batch's among them, as in TRL's
 /// `BCOTrainer`; no gradient goes through it.
 pub(crate) fn bco_loss(pair: &Pair, config: &ObjectiveConfig) -> Value {
-    let (sign, weight) =
-        if pair.label { (1.0, config.desirable_weight) } else { (-1.0, config.undesirable_weight) };
+    let (sign, weight) = side(pair, config);
     let x = sign * (pair.beta * pair.chosen_ratio - pair.partners[0]);
     let d_chosen = -weight * sign * pair.beta * sigmoid(-x);
     Value { loss: -weight * log_sigmoid(x), d_chosen, d_rejected: 0.0 }

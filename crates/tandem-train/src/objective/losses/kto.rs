@@ -18,11 +18,15 @@ pub(crate) fn apo_zero_unpaired_loss(pair: &Pair, config: &ObjectiveConfig) -> V
 }
 
 fn one_sided(pair: &Pair, config: &ObjectiveConfig, shift: f64) -> Value {
-    let (sign, weight) =
-        if pair.label { (1.0, config.desirable_weight) } else { (-1.0, config.undesirable_weight) };
+    let (sign, weight) = side(pair, config);
     let x = sign * pair.beta * (pair.chosen_ratio - shift);
     let slope = -sigmoid(x) * sigmoid(-x);
     Value { loss: weight * sigmoid(-x), d_chosen: weight * sign * pair.beta * slope, d_rejected: 0.0 }
+}
+
+/// The sign and the weight that a completion's label gives it.
+pub(super) fn side(pair: &Pair, config: &ObjectiveConfig) -> (f64, f64) {
+    if pair.label { (1.0, config.desirable_weight) } else { (-1.0, config.undesirable_weight) }
 }
 
 /// For every completion the divergence estimated over the batch: the mean log ratio of its mismatched
