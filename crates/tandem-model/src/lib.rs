@@ -26,6 +26,9 @@
 
 #![warn(unreachable_pub)]
 
+#[cfg(test)]
+extern crate self as tandem_model;
+
 pub mod adapter;
 pub mod decode;
 pub mod decoder;

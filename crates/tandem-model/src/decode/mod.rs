@@ -4,8 +4,8 @@
 //! A prompt's keys and values are computed and cached once for all of its completions. Each step
 //! extends every running completion by one token; one that ends makes room for the next at once.
 //!
-//! On a CPU a completion does not depend on the rest of the batch, and the log-probabilities of an
-//! f32 model are to the bit those of a training pass over prompt and completion as two segments. On a GPU,
+//! On a CPU a completion does not depend on the rest of the batch, and every distribution is to the bit
+//! that of a training pass over prompt and completion as two segments, in f32 and in bf16. On a GPU,
 //! products of few rows may differ from products of many in the last bit.
 //!
 //! Ranks with sharded weights generate in lockstep: each runs a pass when another does ([`Lockstep`]).
@@ -16,6 +16,8 @@
 mod admission;
 mod batch;
 mod cache;
+#[cfg(test)]
+mod distributions;
 mod generator;
 mod meet;
 mod model;

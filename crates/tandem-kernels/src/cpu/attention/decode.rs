@@ -1,5 +1,6 @@
 //! Decoding: single new tokens over a key/value cache. One task per query and key/value head, bound
-//! by reading the cache once.
+//! by reading the cache once. A query's result has the bits that [`super::forward`] gives its token: both
+//! cut the keys before it into the same strips.
 
 use std::ops::Range;
 
@@ -14,22 +15,27 @@ use crate::cpu::{Cpu, scratch};
 use crate::ops::{AttentionDecode, AttentionShape, Visible};
 use crate::{Element, View, with_element};
 
-struct Decode<'a, E> {
-    q: View<'a>,
-    k: View<'a>,
-    v: View<'a>,
+pub(super) struct Decode<'a, E> {
+    pub(super) q: View<'a>,
+    pub(super) k: View<'a>,
+    pub(super) v: View<'a>,
     visible: &'a Visible,
-    shape: &'a AttentionShape,
-    layout: Layout,
+    pub(super) shape: &'a AttentionShape,
+    pub(super) layout: Layout,
     out: RowsMut<'a, E>,
     threads: usize,
 }
 
 pub(crate) fn decode(cpu: &Cpu, call: AttentionDecode) {
     let AttentionDecode { q, k, v, visible, shape, out } = call;
-    let layout = Layout::new(shape, false);
+    let on_tiles = cpu.isa().has_tiles_of(q.dtype());
+    let layout = Layout::new(shape, on_tiles);
     let (width, group) = (layout.width, layout.group);
-    let len = 2 * group * width + 3 * KEYS * width + (KEYS + 2) * group;
+    let len = match on_tiles {
+        #[cfg(target_arch = "x86_64")]
+        true => super::tiles::decode_len(&layout),
+        _ => 2 * group * width + 3 * KEYS * width + (KEYS + 2) * group,
+    };
     with_element!(q.dtype(), E => {
         let (out, threads) = (RowsMut::<E>::new(out), cpu.threads());
         let call = Decode { q, k, v, visible, shape, layout, out, threads };
@@ -37,8 +43,14 @@ pub(crate) fn decode(cpu: &Cpu, call: AttentionDecode) {
             let (query, kv_head) = (task / shape.kv_heads, task % shape.kv_heads);
             scratch::with_f32(len, |memory| {
                 // SAFETY: this query's part of these heads belongs to this task alone; the memory
-                // suffices.
-                unsafe { decode_group(cpu.isa(), &call, query, kv_head, memory) };
+                // suffices for the layout.
+                unsafe {
+                    match on_tiles {
+                        #[cfg(target_arch = "x86_64")]
+                        true => super::tiles::decode_group(&call, query, kv_head, memory),
+                        _ => decode_group(cpu.isa(), &call, query, kv_head, memory),
+                    }
+                }
             });
         });
     });
@@ -58,33 +70,42 @@ vector_kernel! {
     }
 }
 
-/// Writes the cache rows of some positions among those that a query sees.
-fn cache_rows(visible: &[Range<u32>], positions: &Range<usize>, rows: &mut [u32]) {
-    let (mut before, mut filled) = (0, 0);
-    for range in visible {
-        let (start, end) = (positions.start.max(before), positions.end.min(before + range.len()));
-        for position in start..end {
-            rows[filled] = range.start + (position - before) as u32;
-            filled += 1;
-        }
-        before += range.len();
-    }
-}
-
 impl<E: Element> Decode<'_, E> {
+    /// Returns the number of positions that a query sees or that its window hides.
+    fn end(&self, query: usize) -> usize {
+        self.visible.ranges(query).iter().map(ExactSizeIterator::len).sum()
+    }
+
+    /// Returns the number of positions that a query's window hides.
+    pub(super) fn hidden(&self, query: usize) -> usize {
+        self.shape.window.map_or(0, |window| self.end(query).saturating_sub(window as usize))
+    }
+
     /// Lists the strips that a query sees.
-    fn strips(&self, query: usize) -> impl Iterator<Item = Range<usize>> {
-        let visible = self.visible.ranges(query);
-        let end: usize = visible.iter().map(ExactSizeIterator::len).sum();
+    pub(super) fn strips(&self, query: usize) -> impl Iterator<Item = Range<usize>> {
+        let (visible, end) = (self.visible.ranges(query), self.end(query));
         let own = visible.iter().rfind(|range| !range.is_empty()).map_or(0, ExactSizeIterator::len);
         strips(block_start(self.shape, end - own, end - 1), end, self.shape, &self.layout)
+    }
+
+    /// Writes the cache rows of some positions among those that a query sees.
+    pub(super) fn cache_rows(&self, query: usize, positions: &Range<usize>, rows: &mut [u32]) {
+        let (mut before, mut filled) = (0, 0);
+        for range in self.visible.ranges(query) {
+            let (start, end) = (positions.start.max(before), positions.end.min(before + range.len()));
+            for position in start..end {
+                rows[filled] = range.start + (position - before) as u32;
+                filled += 1;
+            }
+            before += range.len();
+        }
     }
 
     /// Prefetches a strip's keys and values: cache rows of a head are too far apart for the hardware.
     fn prefetch(&self, query: usize, kv_head: usize, strip: &Range<usize>) {
         let mut rows = [0; KEYS];
         let rows = &mut rows[..strip.len()];
-        cache_rows(self.visible.ranges(query), strip, rows);
+        self.cache_rows(query, strip, rows);
         for (row, column) in self.layout.key_rows(rows, kv_head) {
             for x in [self.k, self.v] {
                 let elements = &x.row::<E>(row)[column..column + self.layout.head_dim];
@@ -94,8 +115,12 @@ impl<E: Element> Decode<'_, E> {
         }
     }
 
-    /// Prefetches the first strip of the task that this thread probably has next.
-    fn prefetch_of_later(&self, query: usize, kv_head: usize) {
+    /// Prefetches the next strip, or after the last the first one of the task that this thread probably has
+    /// next.
+    pub(super) fn prefetch_after(&self, query: usize, kv_head: usize, next: Option<&Range<usize>>) {
+        if let Some(next) = next {
+            return self.prefetch(query, kv_head, next);
+        }
         let task = query * self.shape.kv_heads + kv_head + self.threads;
         let (query, kv_head) = (task / self.shape.kv_heads, task % self.shape.kv_heads);
         if query < self.q.rows()
@@ -117,9 +142,7 @@ impl<E: Element> Decode<'_, E> {
         largest.fill(LOWEST);
         sum.fill(0.0);
         out.fill(0.0);
-        let visible = self.visible.ranges(query);
-        let end: usize = visible.iter().map(ExactSizeIterator::len).sum();
-        let hidden = shape.window.map_or(0, |window| end.saturating_sub(window as usize));
+        let hidden = self.hidden(query);
         let factor = Scores::new(shape);
         let mut rows = [0; KEYS];
         // SAFETY: the sizes are those just taken; the part of the output belongs to this task
@@ -128,13 +151,10 @@ impl<E: Element> Decode<'_, E> {
             pack::<V, E>(self.q, self.heads(query, kv_head), layout, q.as_mut_ptr());
             let mut strips = self.strips(query).peekable();
             while let Some(strip) = strips.next() {
-                match strips.peek() {
-                    Some(next) => self.prefetch(query, kv_head, next),
-                    None => self.prefetch_of_later(query, kv_head),
-                }
+                self.prefetch_after(query, kv_head, strips.peek());
                 let (keys, rows) = (strip.len(), &mut rows[..strip.len()]);
                 let padded = keys.next_multiple_of(V::LANES);
-                cache_rows(visible, &strip, rows);
+                self.cache_rows(query, &strip, rows);
                 pack::<V, E>(self.k, layout.key_rows(rows, kv_head), layout, k.as_mut_ptr());
                 pack::<V, E>(self.v, layout.key_rows(rows, kv_head), layout, v.as_mut_ptr());
                 transpose::<V>(padded, width, k.as_ptr(), k_across.as_mut_ptr());
@@ -161,7 +181,20 @@ impl<E: Element> Decode<'_, E> {
                     true,
                 );
             }
-            for (head, (row, column)) in self.heads(query, kv_head).enumerate() {
+            self.finish::<V>(query, kv_head, out, sum);
+        }
+    }
+
+    /// Divides by the sums and writes the results.
+    ///
+    /// # Safety
+    /// No other task writes them; the CPU has V.
+    #[inline(always)]
+    pub(super) unsafe fn finish<V: Vector>(&self, query: usize, kv_head: usize, out: &[f32], sum: &[f32]) {
+        let Layout { head_dim, width, .. } = self.layout;
+        for (head, (row, column)) in self.heads(query, kv_head).enumerate() {
+            // SAFETY: the caller's promise; rows of `out` hold the width.
+            unsafe {
                 let (from, to) = (out.as_ptr().add(head * width), self.out.part(row, column, head_dim));
                 let factor = V::splat(1.0 / sum[head]);
                 for_lanes!(V, head_dim, |c, n| {
@@ -172,7 +205,7 @@ impl<E: Element> Decode<'_, E> {
     }
 
     /// Lists row and first column of a query's heads that share a key/value head.
-    fn heads(&self, query: usize, kv_head: usize) -> impl Iterator<Item = (usize, usize)> {
+    pub(super) fn heads(&self, query: usize, kv_head: usize) -> impl Iterator<Item = (usize, usize)> {
         let Layout { group, head_dim, .. } = self.layout;
         (kv_head * group..(kv_head + 1) * group).map(move |head| (query, head * head_dim))
     }

@@ -11,10 +11,12 @@ use std::arch::x86_64::*;
 
 use super::backward::{Backward, differentiate};
 use super::block::{Block, KEYS, Layout, Scores, take};
+use super::decode::Decode;
 use super::forward::{Forward, LOWEST, normalize};
 use crate::cpu::amx::{self, SQUARE};
 use crate::cpu::tile::transpose;
 use crate::cpu::vector::{Avx512, Vector};
+use crate::ops::AttentionShape;
 use crate::{Element, View, bf16};
 
 /// Returns the keys of a strip, padded to whole tiles.
@@ -22,10 +24,149 @@ fn padded(keys: usize) -> usize {
     keys.next_multiple_of(SQUARE)
 }
 
+/// Returns the words that [`Pass`] needs.
+fn pass_len(rows: usize, width: usize) -> usize {
+    2 * rows * width / 2 + 4 * KEYS * width / 2 + KEYS * rows + KEYS / 2 * rows + 2 * width * rows + 3 * rows
+}
+
+/// Rows of queries with a running maximum and sum over their strips.
+struct Pass<'a> {
+    layout: &'a Layout,
+    factor: Scores,
+    /// Rows with padding.
+    rows: usize,
+    /// Queries across.
+    q: &'a mut [f32],
+    /// A strip's keys and values; values as pairs of rows, and across.
+    strip: [&'a mut [f32]; 4],
+    /// `[keys, rows]`.
+    scores: &'a mut [f32],
+    /// The same rounded, pairs of keys.
+    p: &'a mut [f32],
+    /// Outputs across, before the division by `sum`.
+    sums: &'a mut [f32],
+    out: &'a mut [f32],
+    largest: &'a mut [f32],
+    sum: &'a mut [f32],
+    shrink: &'a mut [f32],
+}
+
+impl<'a> Pass<'a> {
+    /// Reads the queries: token row and first column of each.
+    ///
+    /// # Safety
+    /// E is bf16; `memory` has [`pass_len`] words; the CPU has [`crate::Isa::Amx`].
+    #[inline(always)]
+    unsafe fn new<E: Element>(
+        queries: View,
+        query_rows: impl Iterator<Item = (usize, usize)>,
+        (layout, shape): (&'a Layout, &AttentionShape),
+        rows: usize,
+        mut memory: &'a mut [f32],
+    ) -> Self {
+        let (width, half) = (layout.width, layout.width / 2);
+        let mut take = |len: usize| take(&mut memory, len);
+        let (q_rows, q) = (take(rows * half), take(rows * half));
+        let strip = [(); 4].map(|()| take(KEYS * half));
+        let (scores, p) = (take(KEYS * rows), take(KEYS / 2 * rows));
+        let (sums, out) = (take(width * rows), take(width * rows));
+        let [largest, sum, shrink] = [(); 3].map(|()| take(rows));
+        largest.fill(LOWEST);
+        sum.fill(0.0);
+        sums.fill(0.0);
+        // SAFETY: the sizes are those just taken; the caller's promise.
+        unsafe {
+            gather::<E>(queries, query_rows, layout, rows, q_rows);
+            transpose::<Avx512>(rows, half, q_rows.as_ptr(), q.as_mut_ptr());
+        }
+        Self {
+            layout,
+            factor: Scores::new(shape),
+            rows,
+            q,
+            strip,
+            scores,
+            p,
+            sums,
+            out,
+            largest,
+            sum,
+            shrink,
+        }
+    }
+
+    /// Goes over a strip of at most [`KEYS`] keys, at these rows of `keys_values`. Rows before `first`, whole
+    /// squares, see none of them; `mask` hides scores `[keys, rows]` of the others.
+    ///
+    /// # Safety
+    /// As [`Self::new`], between [`amx::begin`] and [`amx::end`].
+    #[inline(always)]
+    unsafe fn add<E: Element>(
+        &mut self,
+        keys_values: [View; 2],
+        tokens: &[u32],
+        kv_head: usize,
+        first: usize,
+        mask: impl FnOnce(&mut [f32]),
+    ) {
+        let Self { layout, rows, .. } = *self;
+        let (width, half, keys) = (layout.width, layout.width / 2, padded(tokens.len()));
+        let [k, v, v_pairs, v_across] = &mut self.strip;
+        let (scores, p) = (&mut *self.scores, &mut *self.p);
+        // SAFETY: the buffers hold a strip; the caller's promise.
+        unsafe {
+            for (from, to) in keys_values.into_iter().zip([&mut *k, &mut *v]) {
+                gather::<E>(from, layout.key_rows(tokens, kv_head), layout, keys, to);
+            }
+            turn(keys, half, v, v_pairs, v_across);
+            let to = (scores.as_mut_ptr().add(first), rows);
+            amx::product(
+                [keys, rows - first, width],
+                (k.as_ptr(), half),
+                (self.q.as_ptr().add(first), rows),
+                to,
+                false,
+            );
+            self.factor.soften::<Avx512>(&mut scores[..tokens.len() * rows]);
+            mask(scores);
+            let mut shrinks = false;
+            for row in (first..rows).step_by(Avx512::LANES) {
+                let scores = scores.as_mut_ptr().add(row);
+                let (largest, sum) = (self.largest.as_mut_ptr().add(row), self.sum.as_mut_ptr().add(row));
+                normalize::<Avx512>(tokens.len(), rows, scores, self.factor.scale, largest, sum)
+                    .store(self.shrink.as_mut_ptr().add(row), Avx512::LANES);
+                shrinks |= self.shrink[row..row + Avx512::LANES].iter().any(|shrink| *shrink != 1.0);
+            }
+            if shrinks {
+                for sums in self.sums.chunks_exact_mut(rows) {
+                    let all = sums[first..].iter_mut().zip(&self.shrink[first..]);
+                    all.for_each(|(sum, shrink)| *sum *= shrink);
+                }
+            }
+            round_pairs(tokens.len(), first, rows, scores, p);
+            let (values, weights) = ((v_across.as_ptr(), keys / 2), (p.as_ptr().add(first), rows));
+            let to = (self.sums.as_mut_ptr().add(first), rows);
+            amx::product([width, rows - first, keys], values, weights, to, true);
+        }
+    }
+
+    /// Returns the outputs `[rows, width]` before the division by the sums, the maxima and the sums.
+    ///
+    /// # Safety
+    /// As [`Self::new`].
+    #[inline(always)]
+    unsafe fn end(self) -> [&'a [f32]; 3] {
+        // SAFETY: both hold all rows.
+        unsafe {
+            transpose::<Avx512>(self.layout.width, self.rows, self.sums.as_ptr(), self.out.as_mut_ptr());
+        }
+        [self.out, self.largest, self.sum]
+    }
+}
+
 /// Returns the words that [`forward_block`] needs.
 pub(super) fn forward_len(layout: &Layout) -> usize {
-    let (rows, width) = (layout.max_rows, layout.width);
-    2 * rows * width / 2 + 4 * KEYS * width / 2 + KEYS * rows + KEYS / 2 * rows + 2 * width * rows + 3 * rows
+    pass_len(layout.max_rows, layout.width)
 }
 
 /// Computes a block as the forward pass's function of that name, on tiles.
@@ -37,65 +178,72 @@ pub(super) unsafe fn forward_block<E: Element>(
     call: &Forward<'_, E>,
     block: Block,
     kv_head: usize,
-    mut memory: &mut [f32],
+    memory: &mut [f32],
 ) {
-    let layout = &call.layout;
-    let (width, (num_rows, rows)) = (layout.width, layout.rows(block));
-    let half = width / 2;
-    let mut take = |len: usize| take(&mut memory, len);
-    let (q_rows, q) = (take(rows * half), take(rows * half));
-    let [k, v, v_pairs, v_across] = [(); 4].map(|()| take(KEYS * half));
-    let (scores, p) = (take(KEYS * rows), take(KEYS / 2 * rows));
-    let (sums, out) = (take(width * rows), take(width * rows));
-    let [largest, sum, shrink] = [(); 3].map(|()| take(rows));
-    largest.fill(LOWEST);
-    sum.fill(0.0);
-    sums.fill(0.0);
-    let factor = Scores::new(call.shape);
-    // SAFETY: the sizes are those just taken; the caller's promise.
+    let (layout, shape) = (&call.layout, call.shape);
+    let (num_rows, rows) = layout.rows(block);
+    // SAFETY: the caller's promise.
     unsafe {
-        gather::<E>(call.q, block.query_rows(kv_head, layout), layout, rows, q_rows);
-        transpose::<Avx512>(rows, half, q_rows.as_ptr(), q.as_mut_ptr());
+        let queries = block.query_rows(kv_head, layout);
+        let mut pass = Pass::new::<E>(call.q, queries, (layout, shape), rows, memory);
         amx::begin();
         let mut tokens = [0; KEYS];
-        for strip in block.strips(call.shape, layout) {
-            let (tokens, keys, first) = (&mut tokens[..strip.keys], padded(strip.keys), strip.first_row);
+        for strip in block.strips(shape, layout) {
+            let tokens = &mut tokens[..strip.keys];
             call.forest.path_rows(block.segment, strip.positions(), tokens);
-            for (from, to) in [(call.k, &mut *k), (call.v, &mut *v)] {
-                gather::<E>(from, layout.key_rows(tokens, kv_head), layout, keys, to);
-            }
-            turn(keys, half, v, v_pairs, v_across);
-            let to = (scores.as_mut_ptr().add(first), rows);
-            amx::product(
-                [keys, rows - first, width],
-                (k.as_ptr(), half),
-                (q.as_ptr().add(first), rows),
-                to,
-                false,
-            );
-            factor.soften::<Avx512>(&mut scores[..strip.keys * rows]);
-            block.mask(&strip, call.shape, layout, scores);
-            let mut shrinks = false;
-            for row in (first..rows).step_by(Avx512::LANES) {
-                let scores = scores.as_mut_ptr().add(row);
-                let (largest, sum) = (largest.as_mut_ptr().add(row), sum.as_mut_ptr().add(row));
-                normalize::<Avx512>(strip.keys, rows, scores, factor.scale, largest, sum)
-                    .store(shrink.as_mut_ptr().add(row), Avx512::LANES);
-                shrinks |= shrink[row..row + Avx512::LANES].iter().any(|shrink| *shrink != 1.0);
-            }
-            if shrinks {
-                for sums in sums.chunks_exact_mut(rows) {
-                    sums[first..].iter_mut().zip(&shrink[first..]).for_each(|(sum, shrink)| *sum *= shrink);
-                }
-            }
-            round_pairs(strip.keys, first, rows, scores, p);
-            let (values, weights) = ((v_across.as_ptr(), keys / 2), (p.as_ptr().add(first), rows));
-            let to = (sums.as_mut_ptr().add(first), rows);
-            amx::product([width, rows - first, keys], values, weights, to, true);
+            pass.add::<E>([call.k, call.v], tokens, kv_head, strip.first_row, |scores| {
+                block.mask(&strip, shape, layout, scores);
+            });
         }
         amx::end();
-        transpose::<Avx512>(width, rows, sums.as_ptr(), out.as_mut_ptr());
+        let [out, largest, sum] = pass.end();
         call.finish::<Avx512>(block, kv_head, out, &largest[..num_rows], sum);
+    }
+}
+
+/// Returns the rows of a query's heads that share a key/value head, with padding.
+fn decoded_rows(layout: &Layout) -> usize {
+    layout.group.next_multiple_of(SQUARE)
+}
+
+/// Returns the words that [`decode_group`] needs.
+pub(super) fn decode_len(layout: &Layout) -> usize {
+    pass_len(decoded_rows(layout), layout.width)
+}
+
+/// Computes a query's heads of one key/value head as decoding's function of that name, on tiles: each row
+/// meets the same keys in the same squares as in [`forward_block`], so the bits are the same.
+///
+/// # Safety
+/// As there; the CPU has [`crate::Isa::Amx`], E is bf16, and the layout is one for tiles.
+#[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+pub(super) unsafe fn decode_group<E: Element>(
+    call: &Decode<'_, E>,
+    query: usize,
+    kv_head: usize,
+    memory: &mut [f32],
+) {
+    let (layout, rows) = (&call.layout, decoded_rows(&call.layout));
+    let hidden = call.hidden(query);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let heads = call.heads(query, kv_head);
+        let mut pass = Pass::new::<E>(call.q, heads, (layout, call.shape), rows, memory);
+        amx::begin();
+        let mut tokens = [0; KEYS];
+        let mut strips = call.strips(query).peekable();
+        while let Some(strip) = strips.next() {
+            call.prefetch_after(query, kv_head, strips.peek());
+            let tokens = &mut tokens[..strip.len()];
+            call.cache_rows(query, &strip, tokens);
+            pass.add::<E>([call.k, call.v], tokens, kv_head, 0, |scores| {
+                let hidden = hidden.saturating_sub(strip.start).min(strip.len());
+                scores[..hidden * rows].fill(f32::NEG_INFINITY);
+            });
+        }
+        amx::end();
+        let [out, _, sum] = pass.end();
+        call.finish::<Avx512>(query, kv_head, out, sum);
     }
 }
 

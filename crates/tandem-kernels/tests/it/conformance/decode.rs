@@ -1,5 +1,5 @@
 use tandem_kernels::ops::{self, AttentionShape, Visible};
-use tandem_kernels::{DType, Device};
+use tandem_kernels::{DType, Device, Forest};
 
 use super::attention::{forest, reference};
 use super::matrix::{Matrix, Random, cases, poison, same_at_every_thread_count};
@@ -94,53 +94,51 @@ fn the_bits_of_a_query_do_not_depend_on_others() {
     }
 }
 
-/// A text's next token is what training makes of it.
+/// A text's next token is what training makes of it, in every type and on every level.
 #[test]
-fn without_rounding_the_bits_are_those_of_the_forest() {
+fn the_bits_are_those_of_the_forest() {
     // A prompt, answers to it that end among blocks of queries, and another prompt with its answer.
     let forest = forest(&[(150, None), (1, Some(0)), (230, Some(0)), (60, None), (40, Some(3))]);
-    let tokens = forest.num_tokens();
     for isa in Place::processors() {
         let device = isa.device(2, 1 << 28);
-        for (heads, kv_heads, head_dim) in [(4, 4, 64), (4, 2, 20), (3, 1, 80), (18, 2, 16)] {
+        for (heads, kv_heads, head_dim) in [(4, 4, 64), (4, 2, 20), (3, 1, 80), (18, 2, 16), (33, 1, 8)] {
             for window in [None, Some(1), Some(70), Some(300)] {
                 let softcap = (head_dim == 20).then_some(4.0);
                 let shape = AttentionShape { heads, kv_heads, head_dim, scale: 0.3, window, softcap };
-                let mut random = Random(31);
-                let q = random.matrix(tokens, heads * head_dim, DType::F32);
-                let [k, v] = [(); 2].map(|()| random.matrix(tokens, kv_heads * head_dim, DType::F32));
-                let mut visible = Visible { offsets: vec![0], ranges: Vec::new() };
-                for segment in &forest.segments {
-                    for token in segment.range.clone() {
-                        visible
-                            .ranges
-                            .extend(segment.parent.map(|p| forest.segments[p as usize].range.clone()));
-                        visible.ranges.push(segment.range.start..token + 1);
-                        visible.offsets.push(visible.ranges.len() as u32);
-                    }
-                }
-                let found = decode(&device, [&q, &k, &v], &visible, &shape, DType::F32);
-                let [q, k, v] = [&q, &k, &v].map(|m| m.tensor(&device, DType::F32));
-                let mut out = poison(&device, tokens, q.cols(), DType::F32);
-                let mut lse = poison(&device, tokens, heads, DType::F32);
-                let (to, log_sum_exp) = (out.view_mut(), lse.view_mut());
-                let call = ops::Attention {
-                    q: q.view(),
-                    k: k.view(),
-                    v: v.view(),
-                    forest: &forest,
-                    shape: &shape,
-                    out: to,
-                    log_sum_exp,
-                };
-                ops::attention(&device, call).unwrap();
-                let expected = Matrix::read(&device, out.view());
-                for token in 0..tokens {
-                    let [found, expected] = [&found, &expected].map(|all| all.rows(token, 1));
-                    assert!(found == expected, "token {token}, {shape:?}, {isa:?}");
+                for dtype in [DType::F32, DType::Bf16] {
+                    check_bits(&device, &forest, &shape, dtype, isa.name());
                 }
             }
         }
+    }
+}
+
+/// Decodes every token of a forest, and compares with the forward pass over it.
+fn check_bits(device: &Device, forest: &Forest, shape: &AttentionShape, dtype: DType, level: &str) {
+    let (tokens, heads) = (forest.num_tokens(), shape.heads);
+    let mut random = Random(31);
+    let q = random.matrix(tokens, heads * shape.head_dim, dtype);
+    let [k, v] = [(); 2].map(|()| random.matrix(tokens, shape.kv_heads * shape.head_dim, dtype));
+    let mut visible = Visible { offsets: vec![0], ranges: Vec::new() };
+    for segment in &forest.segments {
+        for token in segment.range.clone() {
+            visible.ranges.extend(segment.parent.map(|p| forest.segments[p as usize].range.clone()));
+            visible.ranges.push(segment.range.start..token + 1);
+            visible.offsets.push(visible.ranges.len() as u32);
+        }
+    }
+    let found = decode(device, [&q, &k, &v], &visible, shape, dtype);
+    let [q, k, v] = [&q, &k, &v].map(|m| m.tensor(device, dtype));
+    let mut out = poison(device, tokens, q.cols(), dtype);
+    let mut lse = poison(device, tokens, heads, DType::F32);
+    let (to, log_sum_exp) = (out.view_mut(), lse.view_mut());
+    let (q, k, v) = (q.view(), k.view(), v.view());
+    let call = ops::Attention { q, k, v, forest, shape, out: to, log_sum_exp };
+    ops::attention(device, call).unwrap();
+    let expected = Matrix::read(device, out.view());
+    for token in 0..tokens {
+        let [found, expected] = [&found, &expected].map(|all| all.rows(token, 1));
+        assert!(found == expected, "token {token}, {shape:?}, {dtype}, {level}");
     }
 }
 

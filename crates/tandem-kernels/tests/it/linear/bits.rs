@@ -1,6 +1,8 @@
 //! Precision of products, and independence of their bits.
 
-use tandem_kernels::{DType, ops};
+use std::ops::Range;
+
+use tandem_kernels::{DType, ViewMut, ops};
 
 use super::Sums;
 use crate::support::{Matrix, devices, processors};
@@ -34,21 +36,47 @@ fn f32_products_keep_the_precision_of_f32() {
 #[test]
 fn the_bits_of_a_row_do_not_depend_on_its_neighbours() {
     let t = 137;
-    let shapes = [(700, 90), (2112, 48), (1024, 160), (1040, 150)];
+    let shapes = [(700, 90), (2112, 48), (1024, 160), (1040, 150), (1087, 203), (33, 320), (96, 6)];
     for ((isa, device), (k, n)) in processors(2).iter().flat_map(|level| shapes.map(|s| (level, s))) {
-        for dtype in [DType::F32, DType::Bf16] {
+        for (dtype, result) in
+            [(DType::F32, DType::F32), (DType::Bf16, DType::F32), (DType::Bf16, DType::Bf16)]
+        {
             let x = Matrix::new(device, 1, (t, k), dtype, 0);
             let w = Matrix::new(device, 2, (n, k), dtype, 0);
-            let mut all = Matrix::new(device, 3, (t, n), DType::F32, 0);
-            ops::linear(device, x.view(), w.view(), None, None, all.view_mut()).unwrap();
-            let all = all.read(device);
-            for rows in [0..1, 3..5, 7..13, 0..17, 5..40, 31..64, 100..137] {
-                let mut some = Matrix::new(device, 4, (rows.len(), n), DType::F32, 0);
-                let part = x.view().row_range(rows.clone());
-                ops::linear(device, part, w.view(), None, None, some.view_mut()).unwrap();
-                let expected = &all[rows.start * n..rows.end * n];
-                let same = some.read(device).iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits());
-                assert!(same, "{} {dtype}: rows {rows:?}", isa.name());
+            let [h, b] = [(3, t), (4, n)].map(|(seed, rows)| Matrix::new(device, seed, (rows, 5), dtype, 0));
+            let bias = Matrix::new(device, 5, (1, n), DType::F32, 0);
+            let residual = Matrix::new(device, 6, (t, n), DType::F32, 0);
+            type Form<'a> = &'a dyn Fn(Range<usize>, ViewMut);
+            let forms: [Form; 4] = [
+                &|rows, y| ops::linear(device, x.view().row_range(rows), w.view(), None, None, y).unwrap(),
+                &|rows, y| {
+                    let (x, bias) = (x.view().row_range(rows), Some(bias.view()));
+                    ops::sharded_linear(device, x, w.view(), None, bias, None, y).unwrap();
+                },
+                &|rows, y| {
+                    let (x, h) = (x.view().row_range(rows.clone()), h.view().row_range(rows));
+                    let low_rank = ops::LowRank { h, b: b.view() };
+                    ops::sharded_linear_low_rank(device, x, w.view(), low_rank, None, y).unwrap();
+                },
+                &|rows, y| {
+                    let (x, h) = (x.view().row_range(rows.clone()), h.view().row_range(rows.clone()));
+                    let (low_rank, residual) =
+                        (ops::LowRank { h, b: b.view() }, Some(residual.view().row_range(rows)));
+                    ops::linear_low_rank(device, x, w.view(), low_rank, None, residual, y).unwrap();
+                },
+            ];
+            for (number, form) in forms.into_iter().enumerate() {
+                let mut all = Matrix::new(device, 7, (t, n), result, 0);
+                form(0..t, all.view_mut());
+                let all = all.read(device);
+                for rows in [0..1, 3..5, 7..13, 0..17, 5..40, 31..64, 100..137] {
+                    let mut some = Matrix::new(device, 8, (rows.len(), n), result, 0);
+                    form(rows.clone(), some.view_mut());
+                    let expected = &all[rows.start * n..rows.end * n];
+                    let same =
+                        some.read(device).iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits());
+                    assert!(same, "{} {dtype} {result} {k}x{n} form {number}: rows {rows:?}", isa.name());
+                }
             }
         }
     }

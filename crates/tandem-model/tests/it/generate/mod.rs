@@ -237,14 +237,14 @@ fn check_log_probs(
     assert_eq!(told.iter().map(|told| told.3).collect::<Vec<_>>(), recorded);
     let trained = training_log_probs(golden, decoder, device, dtype, source, &answers);
     let name = golden.name;
-    if dtype == DType::F32 && matches!(device, Device::Cpu(_)) {
+    if matches!(device, Device::Cpu(_)) {
         for (found, trained) in recorded.iter().zip(&trained) {
-            assert_eq!(found.to_bits(), trained.to_bits(), "{name}: {found} and {trained}");
+            assert_eq!(found.to_bits(), trained.to_bits(), "{name} {dtype}: {found} and {trained}");
         }
         return recorded;
     }
-    // In bf16 each of the two is off by about what torch's bf16 is. A norm after a half magnifies a rounding
-    // where the half gives little: a few tokens may be further off.
+    // A GPU's products of few rows may differ from products of many: each of the two is off by about what
+    // torch's bf16 is.
     let largest = trained.iter().fold(0.0, |largest: f32, trained| largest.max(trained.abs()));
     let allowed = (2.0 * golden.autocast[0] as f32 * largest).max(1e-2);
     let mut errors: Vec<f32> = recorded.iter().zip(&trained).map(|(a, b)| (a - b).abs()).collect();

@@ -25,16 +25,23 @@ fn check(name: &'static str, config: AdapterConfig) {
     let (golden, device) = (Golden::new(name), cpu());
     let base = golden.load(&device);
     let (decoder, weights) = policy(&golden, &device, &base, config.clone());
-    let mut policy = Adapted {
-        decoder: &decoder,
-        base: ResidentWeights::new(&golden.decoder, &base, None),
-        weights: &weights,
-        copy: None,
-        fetched: Vec::new(),
-    };
-    let with = check_log_probs(&golden, &decoder, &device, DType::F32, &mut policy);
-    let without = check_log_probs(&golden, &golden.decoder, &device, DType::F32, &mut policy.base);
-    assert_ne!(with, without, "{name} {config:?}: the adapter is part of it");
+    for dtype in [DType::F32, DType::Bf16] {
+        let copy_of = |decoder: &Decoder, weights: &FlatWeights| {
+            (dtype != DType::F32)
+                .then(|| weights.compute_copy(decoder, &device, MemoryKind::Weights, dtype).unwrap())
+        };
+        let copies = [copy_of(&golden.decoder, &base), copy_of(&decoder, &weights)];
+        let mut policy = Adapted {
+            decoder: &decoder,
+            base: ResidentWeights::new(&golden.decoder, &base, copies[0].as_ref()),
+            weights: &weights,
+            copy: copies[1].as_ref(),
+            fetched: Vec::new(),
+        };
+        let with = check_log_probs(&golden, &decoder, &device, dtype, &mut policy);
+        let without = check_log_probs(&golden, &golden.decoder, &device, dtype, &mut policy.base);
+        assert_ne!(with, without, "{name} {config:?} {dtype}: the adapter is part of it");
+    }
 }
 
 #[test]

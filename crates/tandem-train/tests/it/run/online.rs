@@ -140,23 +140,34 @@ fn policy_gradients_are_the_same_on_any_number_of_ranks() {
     same_everywhere(&overlap, &[&["compute.devices=cpu:2"]]);
 }
 
-/// The ratio of an update on fresh answers is 1: the generator's numbers are the trainer's.
+/// The ratio of an update on fresh answers is 1: the generator's numbers are the trainer's, in every type.
 #[test]
 fn an_answer_has_the_trainers_log_probabilities() {
     let small = Small::new("online");
-    for temperature in ["online.temperature=1.0", "online.temperature=0.7"] {
-        for own in [&[][..], &["adapter.rank=4", "compute.format=int8"], &["online.max_batch=2"]] {
-            let settings = [&["method=grpo", "online.answers=3", temperature], own].concat();
-            let (log, samples, _) = run(&small, "run", &settings);
-            for line in &log {
-                let number = |key: &str| line[key].as_f64().unwrap();
-                let found = ["sampling/ratio", "sampling/sampling_logp_difference/max"].map(number);
-                assert_eq!(found, [1.0, 0.0], "{settings:?}: {line:?}");
-                assert_eq!((number("age"), number("clip_ratio/region_mean")), (0.0, 0.0));
+    let settings: [&[&str]; 7] = [
+        &["online.max_new_tokens=60"],
+        &["online.max_batch=2"],
+        &["online.stop=[\"e\", \"t\"]", "online.max_new_tokens=40"],
+        &["adapter.rank=4", "compute.format=int8"],
+        &["adapter.rank=4", "adapter.kind=dora", "online.max_batch=5"],
+        &["adapter.rank=4", "compute.format=nf4", "compute.devices=cpu:2", "compute.sharding=zero3"],
+        &["compute.devices=cpu:2", "compute.sharding=zero3", "online.max_batch=3"],
+    ];
+    for dtype in ["compute.dtype=f32", "compute.dtype=bf16"] {
+        for temperature in ["online.temperature=1.0", "online.temperature=0.7"] {
+            for own in settings {
+                let settings = [&["method=grpo", "online.answers=3", dtype, temperature], own].concat();
+                let (log, samples, _) = run(&small, "run", &settings);
+                for line in &log {
+                    let number = |key: &str| line[key].as_f64().unwrap();
+                    let found = ["sampling/ratio", "sampling/sampling_logp_difference/max"].map(number);
+                    assert_eq!(found, [1.0, 0.0], "{settings:?}: {line:?}");
+                    assert_eq!((number("age"), number("clip_ratio/region_mean")), (0.0, 0.0));
+                }
+                let advantages = samples[0]["advantages"].as_array().unwrap();
+                let sum: f64 = advantages.iter().map(|advantage| advantage.as_f64().unwrap()).sum();
+                assert!(advantages.len() == 3 && sum.abs() < 1e-9, "{advantages:?}");
             }
-            let advantages = samples[0]["advantages"].as_array().unwrap();
-            let sum: f64 = advantages.iter().map(|advantage| advantage.as_f64().unwrap()).sum();
-            assert!(advantages.len() == 3 && sum.abs() < 1e-9, "{advantages:?}");
         }
     }
     // Later steps of a round train on answers of weights that they have changed; the first rate is 0.
