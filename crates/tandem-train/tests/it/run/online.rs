@@ -167,6 +167,10 @@ fn an_answer_has_the_trainers_log_probabilities() {
                 let advantages = samples[0]["advantages"].as_array().unwrap();
                 let sum: f64 = advantages.iter().map(|advantage| advantage.as_f64().unwrap()).sum();
                 assert!(advantages.len() == 3 && sum.abs() < 1e-9, "{advantages:?}");
+                let ended = samples.iter().any(|line| {
+                    line["answers"].as_array().unwrap().iter().any(|answer| answer["ended"] == true)
+                });
+                assert!(ended || !own[0].starts_with("online.stop"), "a string stops an answer");
             }
         }
     }
