@@ -105,6 +105,7 @@ const METRICS: [Row; 52] = {
         ("ties", Other, Amount, "of the step"),
         ("unscored", Other, Amount, "of the step"),
         ("replayed", Other, Amount, "of the step"),
+        ("replaced_prompts", Other, Amount, "of the step"),
         ("rewards/*", Likelihoods, Plain, ""),
         ("*", Other, Plain, ""),
     ]

@@ -11,6 +11,7 @@ use super::keys::{Keys, group, keys};
 use super::reader::Entry;
 use super::server::{self, ServerConfig};
 use super::tree::Places;
+use crate::objective::GrpoOptions;
 
 keys! {
     /// Generation of completions, and the pairs made from them.
@@ -77,7 +78,9 @@ keys! {
         samples_every: Option<u64> = integer(COUNT).zero_is_none().or(Some(10)).free(),
         /// Server that generates instead of this process.
         server: Option<ServerConfig> = group(|now, keys: &mut Keys| {
-            keys.optional_table("server", now, |now, keys| ServerConfig::visit(now, keys, output))
+            keys.optional_table("server", now, |now, keys| {
+                ServerConfig::visit(now, keys, output, grpo, overlap)
+            })
         }),
         /// Most completions generated at the same time on a rank; not with `[online.server]`.
         max_batch: usize = integer(1..=1 << 16)
@@ -95,6 +98,12 @@ impl OnlineConfig {
     /// Returns the updates on each completion.
     pub fn num_iterations(&self) -> u64 {
         self.algorithm.grpo().map_or(1, |grpo| grpo.num_iterations)
+    }
+
+    /// Returns the options of the policy gradient, if the answers are for one.
+    pub fn policy_gradient(&self) -> Option<GrpoOptions> {
+        let correction = self.server.as_ref().and_then(ServerConfig::correction);
+        Some(self.algorithm.grpo()?.options(self.max_new_tokens, correction))
     }
 
     /// Returns the steps between two rounds of generation.
@@ -238,11 +247,11 @@ pub(super) fn check(config: &Config, places: &Places) -> Result<()> {
         ));
     }
     if let Some(grpo) = online.algorithm.grpo() {
-        if online.server.is_some() {
+        if grpo.max_resamples > 0 && online.overlap {
             return Err(places.conflict(
-                "online.server",
-                "method = \"grpo\" does not correct for answers of a server's weights yet; remove the table, and this \
-                 process generates",
+                "grpo.max_resamples",
+                "with online.overlap the weights that gave a batch its answers are gone when its groups are compared; \
+                 remove one of the two",
             ));
         }
         if grpo.overlong_tokens.is_some_and(|tokens| tokens >= online.max_new_tokens) {

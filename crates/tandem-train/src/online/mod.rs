@@ -19,8 +19,10 @@ mod background_task;
 pub(crate) mod generate;
 pub(crate) mod judging;
 mod keepalive;
+mod old_log_probs;
 pub(crate) mod pairs;
 mod render;
+mod resample;
 mod samples;
 pub(crate) mod server;
 pub(crate) mod sources;
@@ -48,7 +50,7 @@ use crate::draw::draw;
 use crate::inputs::RunInputs;
 use crate::metrics::MetricsFile;
 use crate::parallel::DeviceMesh;
-use crate::recipe::ScoredPrompt;
+use crate::recipe::{MicroBatcher, ScoredPrompt};
 use crate::step::TrainStep;
 use advantages::Advantages;
 use answers::{asked_of, fill};
@@ -170,6 +172,7 @@ impl Online {
         scorer: &mut TrainStep,
         mesh: &mut DeviceMesh,
         batches: &mut BatchSampler,
+        batcher: &mut MicroBatcher,
         stop: &AtomicBool,
     ) -> Result<Option<TrainingBatch>> {
         self.commit();
@@ -179,8 +182,13 @@ impl Online {
             if !is_begun || !self.answered(mesh, stop)? || !self.finish_pending(mesh, stop)? {
                 return Ok(None);
             }
+            if !self.replace_uniform(scorer, mesh, stop)? {
+                return Ok(None);
+            }
+            self.add_old_log_probs(scorer, mesh, batcher)?;
         }
         let batch = self.state.pending.pop_front().expect("a round has a batch");
+        self.repeat(&batch);
         assert_eq!(batch.step, step, "batches are trained on in their order");
         if self.config.overlap && self.state.pending.is_empty() && step + 1 < self.total_steps {
             self.begin(step + 1, step, scorer, mesh, batches, stop)?;
@@ -202,7 +210,7 @@ impl Online {
         batches: &mut BatchSampler,
         stop: &AtomicBool,
     ) -> Result<bool> {
-        let mut round = std::mem::take(&mut self.state.unjudged);
+        let round = std::mem::take(&mut self.state.unjudged);
         if round.is_empty() {
             let steps = first..(first + self.config.steps_per_round).min(self.total_steps);
             let mut batch = |step| {
@@ -211,25 +219,55 @@ impl Online {
                     step,
                     answered_after: after,
                     prompts: batches.rows(self.config.batch_of_step(step)).iter().map(prompt).collect(),
+                    replaced: 0,
                 }
             };
-            round = steps.map(&mut batch).collect();
-            if let GenerationMode::Aside(aside) = &mut self.answering {
-                aside.begin(round, self.judging.begin(), scorer, mesh, &self.prepared)?;
-                self.round = Some(RoundState::Asked);
-                return Ok(true);
-            }
-            let began = Instant::now();
-            let answers = self.answer(&round, scorer, mesh, stop)?;
-            self.took.generate += began.elapsed().as_secs_f64();
-            let Some(answers) = answers else { return Ok(false) };
-            fill(&mut round, answers);
-            self.took.tokens += num_tokens(&round);
-        } else if round[0].answered_after == round[0].step {
+            return self.generate(steps.map(&mut batch).collect(), scorer, mesh, stop);
+        }
+        if round[0].answered_after == round[0].step {
             // Generated right before this step, which a stop then left out, and its line with it.
             // A round that overlapped the step before stands in the line of that one.
             self.took.tokens += num_tokens(&round);
         }
+        self.judge(round)?;
+        Ok(true)
+    }
+
+    /// Starts a step's answers again where later steps train on them too.
+    fn repeat(&mut self, batch: &Batch) {
+        let (every, times) = (self.config.steps_per_round, self.config.num_iterations());
+        let (is_last, again) = ((batch.step / every) % times + 1 == times, batch.step + every);
+        let is_given = self.state.pending.back().is_some_and(|last| last.step >= again);
+        if !is_last && !is_given && again < self.total_steps {
+            self.state.pending.push_back(Batch { step: again, ..batch.clone() });
+        }
+    }
+
+    /// Starts generating and judging a round. False if any rank was stopped.
+    fn generate(
+        &mut self,
+        mut round: Vec<Batch>,
+        scorer: &mut TrainStep,
+        mesh: &mut DeviceMesh,
+        stop: &AtomicBool,
+    ) -> Result<bool> {
+        if let GenerationMode::Aside(aside) = &mut self.answering {
+            aside.begin(round, self.judging.begin(), scorer, mesh, &self.prepared)?;
+            self.round = Some(RoundState::Asked);
+            return Ok(true);
+        }
+        let began = Instant::now();
+        let answers = self.answer(&round, scorer, mesh, stop)?;
+        self.took.generate += began.elapsed().as_secs_f64();
+        let Some(answers) = answers else { return Ok(false) };
+        fill(&mut round, answers);
+        self.took.tokens += num_tokens(&round);
+        self.judge(round)?;
+        Ok(true)
+    }
+
+    /// Has a round judged.
+    fn judge(&mut self, round: Vec<Batch>) -> Result<()> {
         if let Some(judges) = self.judging.begin() {
             let prompts = round.iter().flat_map(|batch| &batch.prompts);
             // A closed channel means the receiver failed and reports that itself.
@@ -237,7 +275,7 @@ impl Online {
                 .send(JudgeRequest::new(prompts, &SampleRenderer::new(&self.prepared, &self.config.stop))?);
         }
         self.round = Some(RoundState::Answered(round));
-        Ok(true)
+        Ok(())
     }
 
     /// This process's answers to a round.
@@ -293,15 +331,7 @@ impl Online {
         let prompts = round.iter_mut().flat_map(|batch| &mut batch.prompts);
         let is_judged = self.judging.end(prompts, mesh.world(), stop)?;
         match is_judged {
-            true => {
-                // Each round comes as often as its answers are trained on.
-                let steps = self.config.steps_per_round;
-                for again in 0..self.config.num_iterations() {
-                    let batches =
-                        round.iter().map(|batch| Batch { step: batch.step + again * steps, ..batch.clone() });
-                    self.state.pending.extend(batches.filter(|batch| batch.step < self.total_steps));
-                }
-            }
+            true => self.state.pending.extend(round),
             false => self.state.unjudged = round,
         }
         self.took.judge += began.elapsed().as_secs_f64();
@@ -372,9 +402,14 @@ impl Online {
         let mut summary = Summary::new(batch, &paired, names);
         let mut ranked: Vec<ScoredPrompt> = match (grpo, &compared) {
             (Some(grpo), Some(compared)) => {
-                summary.add_groups(batch, compared);
+                summary.add_groups(batch, compared, grpo);
                 let prompt = |answered: &CompletedPrompt| prepared.train.prompt(answered.row as usize).0;
-                compared.train_on(batch, grpo, prompt)
+                compared.train_on(
+                    batch,
+                    grpo,
+                    self.config.server.as_ref().map(|server| server.importance_sampling),
+                    prompt,
+                )
             }
             _ => batch.prompts.iter().zip(&paired).map(|(answered, paired)| rank(answered, paired)).collect(),
         };

@@ -170,9 +170,35 @@ fn what_policy_gradients_do_not_use_is_refused_with_a_sentence() {
     let (_folder, config) = load_with(ONLINE, &["grpo.loss=dapo"]);
     let error = config.expect_err("another method").to_string();
     assert!(error.contains("set method = \"grpo\""), "{error}");
-    let (_folder, config) = load_with(ONLINE, &[&["method=grpo"], &SERVED[..]].concat());
-    let error = config.expect_err("a server").to_string();
-    assert!(error.contains("does not correct for answers of a server"), "{error}");
+    let (_folder, config) =
+        load_with(ONLINE, &["method=grpo", "grpo.aggregation=normalize_then_sum", "grpo.baseline=mean"]);
+    let error = config.expect_err("a baseline").to_string();
+    assert!(error.contains("compares each judge's scores by group"), "{error}");
+    let (_folder, config) =
+        load_with(ONLINE, &["method=grpo", "grpo.max_resamples=2", "online.overlap=true"]);
+    let error = config.expect_err("both").to_string();
+    assert!(error.contains("remove one of the two"), "{error}");
+    for (own, expected) in [
+        (&["online.overlap=true", "online.server.importance_sampling=none"][..], "set \"policy_ratio\""),
+        (
+            &["grpo.loss=vespo", "online.server.importance_sampling=sequence_mask"],
+            "weighs whole answers itself",
+        ),
+        (&["online.server.importance_sampling_min=4"], "below importance_sampling_max = 3"),
+        (
+            &["online.server.importance_sampling=none", "online.server.importance_sampling_max=4"],
+            "no ratio of probabilities weighs the loss",
+        ),
+    ] {
+        let (_folder, config) = load_with(ONLINE, &[&["method=grpo"], &SERVED[..], own].concat());
+        let error = config.expect_err(expected).to_string();
+        assert!(error.contains(expected), "{own:?}: {error}");
+    }
+    let (_folder, config) =
+        load_with(ONLINE, &[&["method=grpo", "online.overlap=true"], &SERVED[..]].concat());
+    let config = config.unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(config.server().expect("a server").importance_sampling, ServerRatio::Policy);
+    assert_eq!(config.objective.grpo.expect("options").correction, None);
 }
 
 const SERVED: [&str; 3] =
