@@ -207,7 +207,7 @@ impl Config {
         let online = if method.generates() {
             let now = now.and_then(|now| now.online.as_ref());
             Some(keys.table("online", now, |now, keys| {
-                OnlineConfig::visit(now, keys, data.max_length, &output, grpo)
+                OnlineConfig::visit(now, keys, data.max_length, &output, grpo, !data.eval.is_empty())
             })?)
         } else {
             let reason = format!("method = \"{method}\" generates nothing; remove the [online] table");
@@ -227,7 +227,7 @@ impl Config {
             TrainConfig::visit(now, keys, method, !data.eval.is_empty())
         })?;
         let compute = keys.table("compute", now.map(|now| &now.compute), |now, keys| {
-            ComputeConfig::visit(now, keys, method, adapter.is_some())
+            ComputeConfig::visit(now, keys, adapter.is_some())
         })?;
         let logging = keys.table("logging", now.map(|now| &now.logging), |now, keys| {
             LoggingConfig::visit(now, keys, &output)

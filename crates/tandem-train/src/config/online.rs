@@ -16,7 +16,7 @@ use crate::objective::GrpoOptions;
 keys! {
     /// Generation of completions, and the pairs made from them.
     #[derive(Clone, Debug, PartialEq)]
-    pub struct OnlineConfig(max_length: usize, output: &Path, grpo: Option<GrpoConfig>) {
+    pub struct OnlineConfig(max_length: usize, output: &Path, grpo: Option<GrpoConfig>, has_eval: bool) {
         /// Use of the completions.
         algorithm: Algorithm = group(|now, keys: &mut Keys| Algorithm::visit(now, keys, grpo)),
         /// Completions per prompt.
@@ -55,6 +55,11 @@ keys! {
         min_p: f64 = number(0.0..=1.0).or(0.0),
         /// Above 1, tokens of the text so far become less likely.
         repetition_penalty: f64 = number(POSITIVE).or(1.0),
+        /// Completions per held-out prompt (`data.eval`).
+        eval_answers: usize = integer(1..=64)
+            .or(1)
+            .only(has_eval, "there are no held-out prompts to answer: set `data.eval`, or remove it")
+            .free(),
         /// Strings that end a completion.
         stop: Vec<String> = strings().or(Vec::new()),
         /// Steps whose completions are generated together, with the weights before the first of

@@ -16,6 +16,7 @@ pub(crate) mod answers;
 pub(crate) mod async_round;
 pub(crate) mod background_generator;
 mod background_task;
+mod evaluation;
 pub(crate) mod generate;
 pub(crate) mod judging;
 mod keepalive;
@@ -48,13 +49,13 @@ use crate::Result;
 use crate::config::{Algorithm, Config, OnlineConfig};
 use crate::draw::draw;
 use crate::inputs::RunInputs;
-use crate::metrics::MetricsFile;
+use crate::metrics::{MetricsFile, Split};
 use crate::parallel::DeviceMesh;
 use crate::recipe::{MicroBatcher, ScoredPrompt};
 use crate::step::TrainStep;
 use advantages::Advantages;
 use answers::{asked_of, fill};
-use generate::{GenerationContext, LockstepGroup};
+use generate::{Asked, GenerationContext, LockstepGroup};
 use judging::{JudgeRequest, Judging};
 use render::SampleRenderer;
 use sources::PolicyAndReference;
@@ -222,14 +223,14 @@ impl Online {
                     replaced: 0,
                 }
             };
-            return self.generate(steps.map(&mut batch).collect(), scorer, mesh, stop);
+            return self.generate(steps.map(&mut batch).collect(), Split::Train, scorer, mesh, stop);
         }
         if round[0].answered_after == round[0].step {
             // Generated right before this step, which a stop then left out, and its line with it.
             // A round that overlapped the step before stands in the line of that one.
             self.took.tokens += num_tokens(&round);
         }
-        self.judge(round)?;
+        self.judge(round, Split::Train)?;
         Ok(true)
     }
 
@@ -243,45 +244,51 @@ impl Online {
         }
     }
 
-    /// Starts generating and judging a round. False if any rank was stopped.
+    /// Starts generating and judging a round of a split. False if any rank was stopped.
     fn generate(
         &mut self,
         mut round: Vec<Batch>,
+        split: Split,
         scorer: &mut TrainStep,
         mesh: &mut DeviceMesh,
         stop: &AtomicBool,
     ) -> Result<bool> {
+        let num_answers =
+            if split == Split::Train { self.config.num_answers } else { self.config.eval_answers };
+        let asked = asked_of(&round, split, num_answers);
         if let GenerationMode::Aside(aside) = &mut self.answering {
-            aside.begin(round, self.judging.begin(), scorer, mesh, &self.prepared)?;
+            aside.begin(round, asked, self.judging.begin(), scorer, mesh, &self.prepared)?;
             self.round = Some(RoundState::Asked);
             return Ok(true);
         }
         let began = Instant::now();
-        let answers = self.answer(&round, scorer, mesh, stop)?;
+        let answers = self.answer(&asked, scorer, mesh, stop)?;
         self.took.generate += began.elapsed().as_secs_f64();
         let Some(answers) = answers else { return Ok(false) };
         fill(&mut round, answers);
         self.took.tokens += num_tokens(&round);
-        self.judge(round)?;
+        self.judge(round, split)?;
         Ok(true)
     }
 
-    /// Has a round judged.
-    fn judge(&mut self, round: Vec<Batch>) -> Result<()> {
+    /// Has a round of a split judged.
+    fn judge(&mut self, round: Vec<Batch>, split: Split) -> Result<()> {
         if let Some(judges) = self.judging.begin() {
             let prompts = round.iter().flat_map(|batch| &batch.prompts);
             // A closed channel means the receiver failed and reports that itself.
-            let _ = judges
-                .send(JudgeRequest::new(prompts, &SampleRenderer::new(&self.prepared, &self.config.stop))?);
+            let _ = judges.send(JudgeRequest::new(
+                prompts,
+                &SampleRenderer::new(&self.prepared, split, &self.config.stop),
+            )?);
         }
         self.round = Some(RoundState::Answered(round));
         Ok(())
     }
 
-    /// This process's answers to a round.
+    /// This process's answers.
     fn answer(
         &mut self,
-        round: &[Batch],
+        asked: &Asked,
         scorer: &mut TrainStep,
         mesh: &mut DeviceMesh,
         stop: &AtomicBool,
@@ -294,12 +301,11 @@ impl Online {
         scorer.placement.device.set_place(format_args!("generation"));
         let TrainStep { placement, decoder, dtype, checkpointing, policy, reference, progress, .. } = scorer;
         let executor = LayerExecutor::new(decoder, &placement.device, *dtype, *checkpointing);
-        let RunInputs { train: prompts, tokenizer, .. } = &*self.prepared;
         let (on, mut sources) = (
-            GenerationContext { executor, prompts, tokenizer, progress },
+            GenerationContext { executor, inputs: &self.prepared, progress },
             PolicyAndReference::new(policy, reference),
         );
-        generation.answer(&on, &mut sources, together.as_mut(), mesh, stop, &asked_of(round))
+        generation.answer(&on, &mut sources, together.as_mut(), mesh, stop, asked)
     }
 
     /// Waits for the round in progress, if any; afterwards no thread reads the weights. False if
@@ -434,7 +440,7 @@ impl Online {
                 &paired,
                 compared.as_ref(),
                 names,
-                &SampleRenderer::new(prepared, &self.config.stop),
+                &SampleRenderer::new(prepared, Split::Train, &self.config.stop),
             )? {
                 file.write_line(&line)?;
             }

@@ -10,6 +10,7 @@ use super::{Online, drawn};
 use crate::Result;
 use crate::config::GrpoConfig;
 use crate::draw::draw;
+use crate::metrics::Split;
 use crate::parallel::DeviceMesh;
 use crate::step::TrainStep;
 
@@ -39,7 +40,7 @@ impl Online {
             if others.iter().all(|others| others.prompts.is_empty()) {
                 break;
             }
-            let is_begun = self.generate(others, scorer, mesh, stop)?;
+            let is_begun = self.generate(others, Split::Train, scorer, mesh, stop)?;
             if !is_begun || !self.answered(mesh, stop)? || !self.finish_pending(mesh, stop)? {
                 self.state.unjudged.clear();
                 self.state.pending.clear();

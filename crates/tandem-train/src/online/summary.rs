@@ -133,6 +133,27 @@ impl Summary {
         record.set_count("age", self.age);
     }
 
+    /// Writes mean and deviation of a batch's rewards, and the lengths of its answers.
+    pub fn report_rewards(batch: &Batch, names: &[String], record: &mut Record) {
+        let answers = || batch.prompts.iter().flat_map(|prompt| &prompt.answers);
+        let mut set = |mean: &str, std: &str, scores: Vec<f64>| {
+            if !scores.is_empty() {
+                record.set(mean, scores.iter().sum::<f64>() / scores.len() as f64);
+                record.set(std, deviation(scores.iter().copied()));
+            }
+        };
+        set("reward", "reward_std", answers().filter_map(|answer| answer.score).collect());
+        for (place, name) in names.iter().enumerate() {
+            let scores = answers().filter_map(|answer| answer.opinions.get(place)?.score);
+            set(&format!("rewards/{name}/mean"), &format!("rewards/{name}/std"), scores.collect());
+        }
+        let (count, length) = answers().fold((0, 0), |(n, sum), answer| (n + 1, sum + answer.tokens.len()));
+        record.set("completions/mean_length", length as f64 / f64::from(count));
+        let cut = answers().filter(|answer| !answer.is_ended).count();
+        record.set("completions/clipped_ratio", cut as f64 / f64::from(count));
+        record.set_count("unscored", answers().filter(|answer| answer.score.is_none()).count() as u64);
+    }
+
     /// Counts the prompts that join from earlier steps.
     pub fn add_replayed(&mut self, prompts: usize) {
         self.replayed += prompts;

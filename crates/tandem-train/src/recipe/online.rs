@@ -61,8 +61,8 @@ impl Recipe for Online {
     }
 
     fn no_held_out_rows(&self) -> &'static str {
-        "an online run has no held-out pairs to evaluate on; `tandem eval --judge` tells how often a model's answers are \
-         better than another's"
+        "an online run answers its held-out prompts while it trains; `tandem eval --judge` tells how often a model's \
+         answers are better than another's"
     }
 
     fn add_row(

@@ -75,9 +75,7 @@ fn ipo_is_not_divided_by_lengths_as_in_trls_online_trainer() {
 fn what_makes_no_sense_is_refused_with_a_sentence() {
     for (overrides, expected) in [
         (&["reference.kind=precompute"][..], "completions are generated while the policy trains"),
-        (&["data.eval=e.jsonl"], "`tandem eval --judge`"),
         (&["data.truncation=keep_end"], "prompts are never cut"),
-        (&["compute.pipeline=2"], "pipeline stages do not support generation yet"),
         (&["online.max_new_tokens=1024"], "leaves no room for a prompt"),
         (&["online.replay_per_step=2"], "replay_size keeps only 0 prompts"),
         (&["online.replay_size=2"], "replayed prompts are never used"),
@@ -156,8 +154,6 @@ fn what_policy_gradients_do_not_use_is_refused_with_a_sentence() {
         ("grpo.sapo_temperature_pos=2", "only loss = \"sapo\" has it"),
         ("grpo.delta=1.1", "above 1 + epsilon_high"),
         ("grpo.overlong_tokens=64", "before the first token"),
-        ("compute.pipeline=2", "pipeline stages do not support generation yet"),
-        ("data.eval=e.jsonl", "`tandem eval --judge`"),
         ("objective.beta=-1", "a number of at least 0"),
     ] {
         let (_folder, config) = load_with(ONLINE, &["method=grpo", own]);

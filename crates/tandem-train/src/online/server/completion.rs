@@ -8,6 +8,7 @@ use super::protocol::{self, End, Protocol, ServerReply};
 use crate::config::OnlineConfig;
 use crate::draw::draw;
 use crate::inputs::RunInputs;
+use crate::metrics::Split;
 use crate::objective::UNKNOWN_LOG_PROB;
 
 /// Fields of completion requests, also used to check replies.
@@ -20,6 +21,10 @@ pub(crate) struct CompletionRequest<'a> {
     pub seed: u64,
     /// Prompts and stop conditions.
     pub prepared: &'a RunInputs,
+    /// Split of the prompts.
+    pub split: Split,
+    /// Answers to each.
+    pub num_answers: usize,
 }
 
 impl CompletionRequest<'_> {
@@ -46,15 +51,15 @@ impl CompletionRequest<'_> {
     /// Parses completions of a reply, or describes its defect.
     pub(crate) fn answers(&self, asked: &GenerationRequest, reply: &Value) -> Result<Vec<Answer>, String> {
         let told = self.protocol().told(self, reply)?;
-        if told.len() != self.options.num_answers {
-            let (found, wanted) = (told.len(), self.options.num_answers);
+        if told.len() != self.num_answers {
+            let (found, wanted) = (told.len(), self.num_answers);
             return Err(format!("it returned {found} completions of a prompt, expected {wanted}"));
         }
         told.into_iter().map(|told| self.answer(asked, told)).collect()
     }
 
     pub(crate) fn prompt(&self, asked: &GenerationRequest) -> &[u32] {
-        self.prepared.train.prompt(asked.row as usize).0
+        self.prepared.tokens(self.split).expect("its rows are asked for").prompt(asked.row as usize).0
     }
 
     fn answer(&self, asked: &GenerationRequest, told: ServerReply) -> Result<Answer, String> {

@@ -233,7 +233,7 @@ fn online(
     let panel =
         if mesh.world().rank() == 0 { Some(panel(config, &scorer.placement, on_line)?) } else { None };
     let state = cursor.online.clone().unwrap_or_default();
-    let longest = prepared.train.report().longest as usize;
+    let longest = prepared.longest();
     let generation = |mesh: &mut DeviceMesh| Generation::from_config(config, longest, mesh.data().size());
     let answerer = if options.server.is_some() {
         let server = Server::from_config(config, mesh.world().rank() == 0)?;

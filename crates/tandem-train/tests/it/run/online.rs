@@ -148,6 +148,76 @@ fn policy_gradients_are_the_same_on_any_number_of_ranks() {
     same_everywhere(&RESAMPLES, &[&["compute.devices=cpu:2", "compute.sharding=zero3"]]);
 }
 
+/// Also a model in stages, whose last one samples, and a reference that goes along.
+#[test]
+fn a_model_in_stages_generates_the_same() {
+    let stages = ["compute.devices=cpu:2", "compute.pipeline=2"];
+    let both = ["compute.devices=cpu:4", "compute.pipeline=2", "compute.sharding=zero3"];
+    for own in [
+        &["method=grpo", "online.answers=3", "objective.beta=0.1", "online.max_batch=4"][..],
+        &["online.algorithm=nash_md", "online.mixture=0.25", "adapter.rank=4", "online.stop=[\"e\"]"],
+        &["online.algorithm=xpo", "online.alpha=0.01", "online.overlap=true", "compute.dtype=bf16"],
+    ] {
+        same_everywhere(own, &[&stages, &both]);
+    }
+}
+
+/// A slice of an adapter generates with the others; the texts of an untrained model do not show the order of sums.
+#[test]
+fn slices_of_an_adapter_generate_together() {
+    let small = Small::new("online");
+    let own = ["adapter.rank=4", "method=grpo", "online.answers=3", "train.steps=1"];
+    let texts = |run: &Run| -> Vec<Value> {
+        let answers = run.1.iter().flat_map(|line| line["answers"].as_array().unwrap());
+        answers.map(|answer| json!([answer["text"], answer["score"]])).collect()
+    };
+    let whole = run(&small, "whole", &own);
+    for format in ["f32", "nf4"] {
+        let format = format!("compute.format={format}");
+        let format = if format.ends_with("f32") { &own[..1] } else { &[format.as_str()][..] };
+        let whole = run(&small, "whole", &[&own[..], format].concat());
+        let sliced = [&own[..], format, &["compute.devices=cpu:2", "compute.tensor=2"]].concat();
+        assert_eq!(texts(&run(&small, "sliced", &sliced)), texts(&whole));
+    }
+    let stages = ["compute.devices=cpu:4", "compute.tensor=2", "compute.pipeline=2"];
+    assert_eq!(texts(&run(&small, "stages", &[&own[..], &stages].concat())), texts(&whole));
+}
+
+/// Held-out prompts are answered before the first step, every other step and after the last, and change nothing of the training.
+#[test]
+fn held_out_prompts_are_answered_and_rewarded() {
+    let small = Small::new("online");
+    let prompts = format!("data.eval={}/../../goldens/online/prompts_conv.jsonl", env!("CARGO_MANIFEST_DIR"));
+    for own in [
+        &["method=grpo", "online.answers=3"][..],
+        &["online.overlap=true", "online.steps_per_round=2"],
+        &["online.algorithm=xpo", "online.alpha=0.01"],
+    ] {
+        let without = run(&small, "without", own);
+        let settings =
+            [own, &[&prompts, "train.eval_every=2", "train.keep_best=eval/reward", "online.eval_answers=2"]];
+        let settings = settings.concat();
+        let mut found = Vec::new();
+        for place in [
+            &[][..],
+            &["compute.devices=cpu:3", "compute.sharding=zero3"],
+            &["compute.devices=cpu:2", "compute.pipeline=2"],
+        ] {
+            let heard =
+                small.finish("with", RunDirPolicy::Overwrite, &[&COMMON[..], &settings, place].concat());
+            let (log, ..) = left(&small, "with");
+            let (held_out, trained): (Vec<_>, Vec<_>) =
+                log.into_iter().partition(|line| line["split"] == "eval");
+            assert_eq!(trained, without.0, "{own:?} {place:?}");
+            assert_eq!((held_out.len(), heard.eval_losses.len()), (4, 4));
+            assert!(held_out.iter().all(|line| line["reward"].is_number() && line["num_rows"] == 12));
+            found.push(held_out);
+        }
+        assert!(found[0][0]["reward"] != found[0][3]["reward"], "the weights have moved");
+        assert!(found.iter().all(|other| *other == found[0]), "{own:?}");
+    }
+}
+
 /// Every other group has equal rewards.
 const RESAMPLES: [&str; 5] = [
     "method=grpo",
