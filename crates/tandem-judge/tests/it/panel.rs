@@ -34,6 +34,23 @@ fn refused(members: Vec<Member>) -> String {
 }
 
 #[test]
+fn a_judge_that_may_abstain_leaves_a_response_to_the_others() {
+    let abstains = |member| Member { may_abstain: true, ..member };
+    let members = vec![
+        abstains(member("sometimes", 2.0, &[Some(1.0), None, Some(1.0), None])),
+        abstains(member("seldom", 1.0, &[Some(0.5), Some(0.5), Some(0.5), None])),
+        member("always", 0.5, &[Some(4.0), Some(4.0), None, Some(4.0)]),
+    ];
+    let mut panel = Panel::new(members).unwrap();
+    let row = Map::new();
+    let found = panel.judge(&[group("?", &row, &["1", "2", "3", "4"])], &AtomicBool::new(false)).unwrap();
+    let totals: Vec<_> = found[0].iter().map(|assessment| assessment.total).collect();
+    assert_eq!(totals, [Some(4.5), Some(2.5), None, Some(2.0)]);
+    let alone = Panel::new(vec![abstains(member("alone", 1.0, &[]))]).unwrap();
+    assert_eq!(alone.total(&[None]), None, "nobody has given a score");
+}
+
+#[test]
 fn totals_are_weighted_sums_and_never_made_up() {
     let (nan, inf) = (Some(f64::NAN), Some(f64::INFINITY));
     let members = vec![

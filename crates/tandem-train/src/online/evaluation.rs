@@ -34,7 +34,8 @@ impl Online {
         if !self.finish_pending(mesh, stop)? {
             return Ok(None);
         }
-        let coming = std::mem::take(&mut self.state.pending);
+        let (coming, unjudged) =
+            (std::mem::take(&mut self.state.pending), std::mem::take(&mut self.state.unjudged));
         let rows = 0..self.prepared.tokens(Split::Eval).expect("held-out prompts").num_rows() as u32;
         let prompts = rows.map(|row| CompletedPrompt { row, answers: Vec::new() }).collect();
         let batch = Batch { step: EVALUATION, answered_after: step, prompts, replaced: 0 };
@@ -42,8 +43,8 @@ impl Online {
             && self.answered(mesh, stop)?
             && self.finish_pending(mesh, stop)?;
         let judged = std::mem::replace(&mut self.state.pending, coming).pop_front();
+        self.state.unjudged = unjudged;
         if !is_judged {
-            self.state.unjudged.clear();
             return Ok(None);
         }
         let batch = judged.expect("a round was judged");

@@ -127,7 +127,7 @@ fn mistakes_are_refused_with_line_key_and_remedy() {
         ),
         (
             "kind = \"missing_eos\"\nmax = 3",
-            "judges.toml:6: unknown key `judges[1].max`; known here: kind, name, weight, penalty",
+            "judges.toml:6: unknown key `judges[1].max`; known here: kind, name, weight, may_abstain, penalty",
         ),
         (
             "kind = \"length\"\nmxa = 3",
