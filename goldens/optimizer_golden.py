@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Writes learning rates of transformers' schedules to goldens/optimizers/schedules.json, and weights that optimisers
-have moved over 50 steps to goldens/optimizers/updates.json.
+"""Writes learning rates of transformers' schedules to goldens/optimizers/schedules.json, weights that optimisers have
+moved over 50 steps to goldens/optimizers/updates.json, and moving averages of weights to
+goldens/optimizers/averages.json.
 
 Versions used: torch 2.15.0, transformers 5.24.0, lion-pytorch 0.2.5; CPU, f32. Gradients and weights are a formula of
 step and element, which the test has too. Optimisers take one tensor at a time (foreach=False): their order of
@@ -13,6 +14,7 @@ from pathlib import Path
 import torch
 import transformers
 from lion_pytorch import Lion
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import get_scheduler
 
 FOLDER = Path(__file__).parent / "optimizers"
@@ -100,6 +102,23 @@ def updates() -> list:
     return runs
 
 
+def averages() -> list:
+    """Averages of weights that are new at every step."""
+    runs = []
+    for decay in [0.0, 0.6, 0.9, 0.999]:
+        model = torch.nn.Linear(ELEMENTS, 1, bias=False)
+        model.weight.data = numbers(0, 2.0).view(1, -1)
+        averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
+        kept = {}
+        for step in range(1, STEPS + 1):
+            model.weight.data = numbers(step, 2.0).view(1, -1)
+            averaged.update_parameters(model)
+            if step in KEPT:
+                kept[step] = averaged.module.weight.detach().view(-1).view(torch.int32).tolist()
+        runs.append({"decay": decay, "weights": kept})
+    return runs
+
+
 def write(name: str, runs: list) -> None:
     FOLDER.mkdir(exist_ok=True)
     about = {"torch": torch.__version__, "transformers": transformers.__version__}
@@ -110,3 +129,4 @@ def write(name: str, runs: list) -> None:
 if __name__ == "__main__":
     write("schedules.json", schedules())
     write("updates.json", updates())
+    write("averages.json", averages())

@@ -45,7 +45,7 @@ pub use delta_rule::{DeltaRule, DeltaRuleBackward, DeltaShape, delta_rule, delta
 pub use depth_tree::DepthTree;
 pub(crate) use dropout::Mask;
 pub use dropout::{dropout, dropout_backward_add};
-pub use elementwise::{divide, fill, mix, square_root};
+pub use elementwise::{divide, fill, lerp, lerp_of, mix, square_root, swap};
 pub use embedding::{embedding, embedding_backward};
 pub use exact::{exact_merge, exact_sum, exact_sum_squares};
 pub use head::{

@@ -23,7 +23,8 @@ use crate::checkpoint::state::{CheckpointState, MasterWeights};
 use crate::checkpoint::{Checkpoint, TensorShard, TensorSpec};
 use crate::config::ShardedState;
 use crate::inputs::RunInputs;
-use crate::optimizer::Optimizer;
+use crate::optimizer::average::AVERAGE;
+use crate::optimizer::{EvaluationWeights, Optimizer};
 use crate::parallel::{DeviceMesh, Partition};
 use crate::weights::Policy;
 use crate::{Result, TrainError};
@@ -281,7 +282,7 @@ pub(crate) fn restore(
                 .to_owned(),
         });
     }
-    let mut num_known = restore_weights(checkpoint, decoder, policy, follower)?;
+    let mut num_known = restore_weights(checkpoint, EvaluationWeights::Trained, decoder, policy, follower)?;
     let (partition, home) = (optimizer.partition().clone(), optimizer.home().clone());
     for (group, states) in optimizer.states_mut() {
         num_known += read_states(checkpoint, group, decoder, &home, states, &partition)?;
@@ -304,12 +305,14 @@ pub(crate) fn restore(
 /// is in the policy.
 pub(crate) fn restore_weights(
     checkpoint: &Checkpoint,
+    weights: EvaluationWeights,
     decoder: &Decoder,
     policy: &mut Policy,
     follower: Option<&mut Policy>,
 ) -> Result<usize> {
     let (partition, home) = (policy.masters().1.clone(), policy.home().clone());
-    let mut num_known = read_masters(checkpoint, POLICY, decoder, &home, policy.masters_mut(), &partition)?;
+    let group = policy_group(weights);
+    let mut num_known = read_masters(checkpoint, group, decoder, &home, policy.masters_mut(), &partition)?;
     if let Some(follower) = follower {
         let (partition, home) = (follower.masters().1.clone(), follower.home().clone());
         let masters = follower.masters_mut();
@@ -323,18 +326,31 @@ pub(crate) fn restore_weights(
 }
 
 /// Checks that the checkpoint has a policy of this model.
-pub(super) fn check_policy(checkpoint: &Checkpoint, decoder: &Decoder) -> Result<()> {
-    check_group(checkpoint, POLICY, decoder).map(drop)
+pub(super) fn check_policy(
+    checkpoint: &Checkpoint,
+    weights: EvaluationWeights,
+    decoder: &Decoder,
+) -> Result<()> {
+    check_group(checkpoint, policy_group(weights), decoder).map(drop)
 }
 
 /// Reads the trained parameters of a whole layer of the policy.
 pub(super) fn read_policy(
     checkpoint: &Checkpoint,
+    weights: EvaluationWeights,
     decoder: &Decoder,
     layer: LayerId,
     flat: &mut [f32],
 ) -> Result<()> {
-    read_layer(checkpoint, POLICY, decoder, layer, 0..flat.len(), flat)
+    read_layer(checkpoint, policy_group(weights), decoder, layer, 0..flat.len(), flat)
+}
+
+/// The group that holds these weights of the policy.
+fn policy_group(weights: EvaluationWeights) -> &'static str {
+    match weights {
+        EvaluationWeights::Trained => POLICY,
+        EvaluationWeights::Average => AVERAGE,
+    }
 }
 
 /// Reads this rank's part of the masters that it holds, and returns the number of tensors that all

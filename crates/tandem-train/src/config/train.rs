@@ -39,6 +39,10 @@ keys! {
         /// Weight decay. Biases and norms have none. RMSprop and SGD add it to the gradient, as in
         /// PyTorch; the others decay the weights.
         weight_decay: f64 = number(0.0..).or(0.0),
+        /// Decay of an exponential moving average of the weights, f32, 4 bytes per parameter. Evaluations,
+        /// samples and `final/` have the average. 0 has none. See
+        /// [optimizers.md](optimizers.md#averages-of-the-weights).
+        ema_decay: Option<f64> = number(0.0..1.0).zero_is_none().or(None),
         /// Groups of parameters that train apart: `[[train.groups]]` tables with `parameters` (a
         /// regular expression of tensor names), and `learning_rate_factor`, `weight_decay` or `frozen`.
         /// See [optimizers.md](optimizers.md#parameter-groups).

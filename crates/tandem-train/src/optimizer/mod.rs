@@ -1,5 +1,8 @@
 //! The optimiser, over flat buffers with each rank's part of every layer.
 
+pub(crate) mod average;
+#[cfg(test)]
+mod golden;
 pub(crate) mod groups;
 mod rule;
 mod schedule;
@@ -17,9 +20,11 @@ use crate::gradients::Accumulator;
 use crate::parallel::Partition;
 use crate::weights::Policy;
 
+use average::{MovingAverage, own, starts};
 use groups::{ParameterGroups, ParameterSettings};
 use rule::{StateSpec, StepNumbers};
 
+pub(crate) use average::EvaluationWeights;
 pub(crate) use schedule::{Schedule, clip_coefficient};
 
 /// Optimiser states: laid out like this rank's part of the masters, in the form that the config
@@ -31,6 +36,8 @@ pub struct Optimizer {
     rule: config::Optimizer,
     /// Each state by layer.
     states: Vec<State>,
+    /// Average of the masters, if that is asked for.
+    average: Option<MovingAverage>,
     /// Per layer, the runs of this rank's part that are updated alike.
     runs: Vec<Vec<Run>>,
 }
@@ -82,18 +89,24 @@ impl Optimizer {
         config: &TrainConfig,
         groups: &ParameterGroups,
     ) -> Result<Self> {
-        let zeros = |spec: StateSpec| -> Result<State> {
+        let zeros = |moment, form| -> Result<Vec<States>> {
             let owned = (0..partition.num_layers()).map(|layer| partition.owned(layer).len());
-            let form = config.optimizer_state;
-            let of = |len| States::zeros(home, MemoryKind::Optimizer, spec.moment, form, len);
+            let of = |len| States::zeros(home, MemoryKind::Optimizer, moment, form, len);
             let layers = owned.map(of).inspect(|layer| layer.iter().for_each(States::evict_pages));
-            Ok(State { layers: layers.collect::<Result<_, _>>()?, spec })
+            Ok(layers.collect::<Result<_, _>>()?)
+        };
+        let state = |spec: StateSpec| -> Result<State> {
+            Ok(State { layers: zeros(spec.moment, config.optimizer_state)?, spec })
+        };
+        let average = |decay| -> Result<MovingAverage> {
+            Ok(MovingAverage { decay, layers: zeros(AdamMoment::First, StateForm::F32)? })
         };
         let layers = decoder.layers().into_iter().enumerate();
         Ok(Self {
             home: home.clone(),
             rule: config.optimizer,
-            states: rule::states(&config.optimizer).into_iter().map(zeros).collect::<Result<_>>()?,
+            states: rule::states(&config.optimizer).into_iter().map(state).collect::<Result<_>>()?,
+            average: config.ema_decay.map(average).transpose()?,
             runs: layers
                 .map(|(index, layer)| {
                     let owned = partition.owned(index);
@@ -119,14 +132,17 @@ impl Optimizer {
         &self.partition
     }
 
-    /// The states by name, then by layer.
+    /// The states by name, then by layer; the average of the weights is one of them.
     pub fn states(&self) -> Vec<(&'static str, &[States])> {
-        self.states.iter().map(|state| (state.spec.name, &state.layers[..])).collect()
+        let states = self.states.iter().map(|state| (state.spec.name, &state.layers[..]));
+        states.chain(self.average.iter().map(|average| (average::AVERAGE, &average.layers[..]))).collect()
     }
 
     /// Mutable states, for restoring.
     pub fn states_mut(&mut self) -> Vec<(&'static str, &mut [States])> {
-        self.states.iter_mut().map(|state| (state.spec.name, &mut state.layers[..])).collect()
+        let states = self.states.iter_mut().map(|state| (state.spec.name, &mut state.layers[..]));
+        let average = self.average.iter_mut().map(|average| (average::AVERAGE, &mut average.layers[..]));
+        states.chain(average).collect()
     }
 
     /// Applies the accumulated gradient times `grad_scale`; `update` is the 1-based count of
@@ -141,9 +157,7 @@ impl Optimizer {
         gradients: &Accumulator,
         weights: &mut Policy,
     ) -> Result<()> {
-        // Masters may be held whole while the states are in parts.
-        let starts: Vec<usize> =
-            (0..self.runs.len()).map(|index| weights.masters().1.owned(index).start).collect();
+        let starts = starts(weights);
         let mut layers = weights.layers_mut();
         for index in 0..layers.len() {
             if let Some((next, _)) = layers.get(index + 1) {
@@ -171,6 +185,10 @@ impl Optimizer {
                 let operands = ops::Update::new(grad, grad_scale, master, copy);
                 rule::step(&self.rule, &self.home, numbers, operands, states.collect())?;
             }
+            if let Some(average) = &mut self.average {
+                let masters = own(&layers[index].0, &self.partition.owned(index), starts[index]);
+                average.update(&self.home, index, masters, update)?;
+            }
             layers[index].0.evict_pages();
             self.layer(index).for_each(States::evict_pages);
         }
@@ -184,7 +202,8 @@ impl Optimizer {
 
     /// The states of a layer.
     fn layer(&self, index: usize) -> impl Iterator<Item = &States> {
-        self.states.iter().map(move |state| &state.layers[index])
+        let states = self.states.iter().map(move |state| &state.layers[index]);
+        states.chain(self.average.iter().map(move |average| &average.layers[index]))
     }
 }
 

@@ -83,16 +83,9 @@ mod tests {
     use tandem_kernels::{DType, MemoryKind, StateForm, States, StochasticRounding};
 
     use super::*;
+    use crate::optimizer::golden::{ELEMENTS, STEPS, floats, numbers};
 
-    const ELEMENTS: usize = 37;
-    const STEPS: u64 = 50;
     const RATE: f64 = 0.01;
-
-    /// The numbers of `goldens/optimizer_golden.py`.
-    fn numbers(step: u64, scale: f32) -> Vec<f32> {
-        let bits = |i| ((step * 7919 + i * 104_729 + 12345) * 2_654_435_761 % (1 << 32)) >> 16;
-        (0..ELEMENTS as u64).map(|i| (bits(i) as f32 - 32768.0) / 32768.0 * scale).collect()
-    }
 
     fn optimizer(run: &Value) -> Optimizer {
         let options = &run["options"];
@@ -148,10 +141,7 @@ mod tests {
                 step(&rule, &device, numbers, operands, states.collect()).unwrap();
                 let Some(expected) = run["weights"].get(update.to_string()) else { continue };
                 compared += 1;
-                for (found, expected) in
-                    weights.view().as_slice::<f32>().iter().zip(expected.as_array().unwrap())
-                {
-                    let expected = f32::from_bits(expected.as_i64().unwrap() as i32 as u32);
+                for (found, expected) in weights.view().as_slice::<f32>().iter().zip(floats(expected)) {
                     // Two roundings, and a few more over the steps: torch fuses other products.
                     let allowed = 1.2e-7 * (2.0 + 0.1 * update as f32) * expected.abs().max(1.0);
                     assert!(

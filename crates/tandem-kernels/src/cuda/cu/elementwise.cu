@@ -1,8 +1,8 @@
 // Elementwise operations.
 //
 // Threads: blocks of 256 over vectors of the matrix, 2 or 4 vectors per thread (`elements.cuh`).
-// Bytes per element: fill 1 write; square_root 1 read and 1 write; divide and mix 2 reads and 1 write
-// (divide 3 reads where it adds).
+// Bytes per element: fill 1 write; square_root 1 read and 1 write; divide, mix and lerp 2 reads and 1 write
+// (divide 3 reads where it adds); swap 2 reads and 2 writes.
 #include "elements.cuh"
 
 namespace {
@@ -66,6 +66,45 @@ template <int N> __device__ __forceinline__ void mix(const float *x, float weigh
         });
 }
 
+// y + weight · (end - y), from the nearer side, every term rounded; `rest` is 1 - weight.
+template <int N>
+__device__ __forceinline__ void lerp(const float *end, float weight, float rest, float *y, size_t cols) {
+    const bool is_near = fabsf(weight) < 0.5f;
+    Vector<float, N> given[DEPTH<N>], before[DEPTH<N>];
+    over_elements<N>(
+        1, cols,
+        [&](int k, size_t, size_t col) {
+            given[k] = fetch<N>(end + col);
+            before[k] = fetch<N>(y + col);
+        },
+        [&](int k, size_t, size_t col) {
+            float to[N], from[N];
+            unpack(given[k], to), unpack(before[k], from);
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                const float way = __fadd_rn(to[j], -from[j]);
+                from[j] = is_near ? __fadd_rn(from[j], __fmul_rn(weight, way)) : __fadd_rn(to[j], -__fmul_rn(way, rest));
+            }
+            put(y + col, from);
+        });
+}
+
+template <int N> __device__ __forceinline__ void swap(float *a, float *b, size_t cols) {
+    Vector<float, N> of_a[DEPTH<N>], of_b[DEPTH<N>];
+    over_elements<N>(
+        1, cols,
+        [&](int k, size_t, size_t col) {
+            of_a[k] = fetch<N>(a + col);
+            of_b[k] = fetch<N>(b + col);
+        },
+        [&](int k, size_t, size_t col) {
+            float v[N], w[N];
+            unpack(of_a[k], v), unpack(of_b[k], w);
+            put(a + col, w);
+            put(b + col, v);
+        });
+}
+
 } // namespace
 
 #define FILL(name, X)                                                                                                   \
@@ -89,4 +128,14 @@ KERNEL_BOUNDS(square_root_f32, THREADS, 4, float *x, long long cols, int wide) {
 KERNEL_BOUNDS(mix_f32, THREADS, 4, const float *x, float weight, float rest, float *y, long long cols, int wide) {
     if (wide) mix<4>(x, weight, rest, y, cols);
     else mix<1>(x, weight, rest, y, cols);
+}
+
+KERNEL_BOUNDS(lerp_f32, THREADS, 4, const float *end, float weight, float rest, float *y, long long cols, int wide) {
+    if (wide) lerp<4>(end, weight, rest, y, cols);
+    else lerp<1>(end, weight, rest, y, cols);
+}
+
+KERNEL_BOUNDS(swap_f32, THREADS, 4, float *a, float *b, long long cols, int wide) {
+    if (wide) swap<4>(a, b, cols);
+    else swap<1>(a, b, cols);
 }

@@ -164,6 +164,7 @@ impl TrainerBuilder<'_> {
         let mut learner = TrainState::new(config, decoder, &placement, mesh, partition)?;
         let mut scorer = TrainStep::new(config, placement, decoder.clone(), policy, reference);
         scorer.progress = progress;
+        learner.optimizer.start(&scorer.policy)?;
 
         let (mut cursor, mut resumed_from) = (Cursor::default(), None);
         let newest = match &run_dir {

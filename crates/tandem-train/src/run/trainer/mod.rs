@@ -230,7 +230,7 @@ impl Trainer {
         if self.cursor.step > self.first_step {
             self.sample(observer)?;
         }
-        self.restore_best(observer)?;
+        self.take_model(observer)?;
         self.write_model(observer)
     }
 

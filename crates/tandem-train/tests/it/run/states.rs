@@ -174,14 +174,19 @@ fn the_plan_counts_states_and_their_copies_as_they_are_kept() {
     let small = Small::new("dpo");
     for (form, width) in [("f32", 4.0), ("bf16", 2.0), ("8bit", 1.0 + 1.0 / 64.0)] {
         let form = format!("train.optimizer_state={form}");
-        for (optimizer, states) in [
-            ("train.optimizer=adamw", 2.0),
-            ("train.optimizer=rmsprop", 1.0),
-            ("train.optimizer=lion", 1.0),
-            ("train.optimizer=sgd", 0.0),
+        for (optimizer, states, average) in [
+            ("train.optimizer=adamw", 2.0, 0.0),
+            ("train.optimizer=rmsprop", 1.0, 0.0),
+            ("train.optimizer=lion", 1.0, 0.0),
+            ("train.optimizer=sgd", 0.0, 0.0),
+            // An average of the weights is f32, whatever the form of the states.
+            ("train.optimizer=adamw", 2.0, 0.99),
+            ("train.optimizer=sgd", 0.0, 0.99),
         ] {
+            let ema = format!("train.ema_decay={average}");
+            let average = if average > 0.0 { 4.0 } else { 0.0 };
             for mesh in [on(1, "ddp", 1, 1, 1), on(2, "zero1", 1, 1, 1), on(3, "zero3", 1, 1, 1)] {
-                let config = small.config("run", &with(&mesh, &[&form, optimizer]));
+                let config = small.config("run", &with(&mesh, &[&form, optimizer, &ema]));
                 let prepared = RunInputs::open(&config, &mut Silent).unwrap();
                 let ranks = config.compute.devices.num_ranks();
                 let mut found = [0.0; 2];
@@ -195,9 +200,10 @@ fn the_plan_counts_states_and_their_copies_as_they_are_kept() {
                 let decoder = &prepared.decoder;
                 let elements: usize =
                     decoder.layers().into_iter().map(|layer| decoder.layout(layer).len).sum();
-                // The arena rounds each buffer of four layers up to 64 bytes, on every rank: codes, scales, and masters.
-                let rounding = (5 * 4 * 64 * ranks) as f64;
-                for (found, each) in found.into_iter().zip([states * width, 4.0 + states * width]) {
+                // The arena rounds each buffer of four layers up to 64 bytes, on every rank: codes, scales, masters, and average.
+                let rounding = (6 * 4 * 64 * ranks) as f64;
+                let kept = states * width + average;
+                for (found, each) in found.into_iter().zip([kept, 4.0 + kept]) {
                     let expected = each * elements as f64;
                     assert!(
                         (expected..=expected + rounding).contains(&found),
