@@ -3,7 +3,8 @@
 moved over 50 steps to goldens/optimizers/updates.json, and moving averages of weights to
 goldens/optimizers/averages.json.
 
-Versions used: torch 2.15.0, transformers 5.24.0, lion-pytorch 0.2.5; CPU, f32. Gradients and weights are a formula of
+Versions used: torch 2.15.0, transformers 5.24.0, lion-pytorch 0.2.5, schedulefree
+1.4.1; CPU, f32. Gradients and weights are a formula of
 step and element, which the test has too. Optimisers take one tensor at a time (foreach=False): their order of
 operations is that of their documentation.
 """
@@ -14,6 +15,7 @@ from pathlib import Path
 import torch
 import transformers
 from lion_pytorch import Lion
+from schedulefree import AdamWScheduleFree
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import get_scheduler
 
@@ -74,6 +76,9 @@ OPTIMIZERS = [
     ("sgd", torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.1, "foreach": False}),
     ("sgd", torch.optim.SGD, {"momentum": 0.9, "dampening": 0.2, "weight_decay": 0.0, "foreach": False}),
     ("sgd", torch.optim.SGD, {"momentum": 0.95, "nesterov": True, "weight_decay": 0.1, "foreach": False}),
+    ("schedule_free_adamw", AdamWScheduleFree, {"weight_decay": 0.1, "warmup_steps": 7, "foreach": False}),
+    ("schedule_free_adamw", AdamWScheduleFree,
+     {"betas": [0.6, 0.95], "eps": 1e-6, "weight_decay": 0.0, "foreach": False}),
 ]
 
 
@@ -88,17 +93,27 @@ def updates() -> list:
     for name, kind, options in OPTIMIZERS:
         weights = torch.nn.Parameter(numbers(0, 2.0))
         optimizer = kind([weights], lr=RATE, **options)
-        kept = {}
+        kept, averages = {}, {}
+        is_free = name == "schedule_free_adamw"
+        if is_free:
+            optimizer.train()
         for step in range(1, STEPS + 1):
-            # The rate moves, as under a schedule.
+            # The rate moves, as under a schedule; without one it has a warm-up of its own.
             for group in optimizer.param_groups:
-                group["lr"] = RATE * (1 - step / 100)
+                group["lr"] = RATE if is_free else RATE * (1 - step / 100)
             weights.grad = numbers(step, 0.5)
             optimizer.step()
             if step in KEPT:
-                kept[step] = weights.detach().view(torch.int32).tolist()
+                trained = weights.detach().clone()
+                kept[step] = trained.view(torch.int32).tolist()
+                if is_free:
+                    optimizer.eval()
+                    averages[step] = weights.detach().view(torch.int32).tolist()
+                    # Not by train(), which rounds once more.
+                    optimizer.param_groups[0]["train_mode"] = True
+                    weights.data.copy_(trained)
         options = {key: value for key, value in options.items() if key != "foreach"}
-        runs.append({"name": name, "options": options, "weights": kept})
+        runs.append({"name": name, "options": options, "weights": kept, **({"averages": averages} if is_free else {})})
     return runs
 
 

@@ -69,8 +69,8 @@ pub use norm::{
     rms_norm_backward,
 };
 pub use optimizer::{
-    AdamW, Gradient, Lion, Momentum, RmsProp, SQUARES_BLOCK, Sgd, Update, adamw, block_squares, copy_states,
-    lion, rmsprop, sgd, sum_of_squares,
+    AdamW, Gradient, Lion, Momentum, RmsProp, SQUARES_BLOCK, ScheduleFreeAdamW, Sgd, Update, adamw,
+    block_squares, copy_states, lion, rmsprop, schedule_free_adamw, sgd, sum_of_squares,
 };
 pub(crate) use pack::rows_of_block;
 pub use pack::{pack, unpack};

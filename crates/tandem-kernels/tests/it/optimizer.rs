@@ -306,3 +306,50 @@ const TORCH_RMSPROP: [i32; 16] = [
     1_072_794_844,
     -1_068_265_653,
 ];
+
+#[test]
+fn schedule_free_adamw_follows_its_formula() {
+    const RATE: f64 = 1e-2;
+    for (isa, device) in devices(2) {
+        for len in LENGTHS {
+            let what = format!("{} {len}", isa.name());
+            let mut y = vector(&device, &numbers(1, len));
+            let (mut z, mut v) = (vector(&device, &numbers(1, len)), vector(&device, &vec![0.0; len]));
+            // The average, which is not stored, and what is.
+            let [mut x64, mut z64, mut v64] = [y.values.clone(), y.values.clone(), vec![0.0; len]];
+            for step in 1..=4 {
+                let grad = vector(&device, &numbers(10 + step, len));
+                let share = 1.0 / step as f64;
+                let config = ops::ScheduleFreeAdamW {
+                    learning_rate: RATE,
+                    beta1: 0.9,
+                    beta2: 0.99,
+                    eps: 1e-8,
+                    weight_decay: 0.1,
+                    step,
+                    share,
+                };
+                let mut copy = Matrix::new(&device, 3, (1, len), DType::Bf16, 0);
+                let update = ops::Update::new(grad.view(), 0.5, y.view_mut(), Some(copy.view_mut()));
+                ops::schedule_free_adamw(&device, &config, update, z.view_mut(), v.view_mut()).unwrap();
+                let mut expected = Vec::new();
+                for i in 0..len {
+                    let (g, at) = (0.5 * grad.values[i], 0.1 * z64[i] + 0.9 * x64[i]);
+                    v64[i] = 0.99 * v64[i] + 0.01 * g * g;
+                    let root = (v64[i] / (1.0 - 0.99f64.powi(step as i32))).sqrt();
+                    z64[i] -= RATE * (g / (root + 1e-8) + 0.1 * at);
+                    x64[i] += share * (z64[i] - x64[i]);
+                    expected.push(0.1 * z64[i] + 0.9 * x64[i]);
+                }
+                // A few roundings of weights and of steps of a hundredth, in each of four steps.
+                let allowed = |i: usize| 8.0 * F32_ROUNDOFF * (expected[i].abs() + 0.1);
+                let found = y.read(&device);
+                assert_close(&what, &found, &expected, allowed);
+                assert_close(&what, &z.read(&device), &z64, allowed);
+                assert_close(&what, &v.read(&device), &v64, |i| 1e-6 * v64[i].abs() + 1e-12);
+                let rounded: Vec<f64> = found.iter().map(|w| f64::from(bf16::from_f32(*w).to_f32())).collect();
+                assert_close(&format!("{what}, copy"), &copy.read(&device), &rounded, |_| 0.0);
+            }
+        }
+    }
+}

@@ -23,8 +23,8 @@ use crate::checkpoint::state::{CheckpointState, MasterWeights};
 use crate::checkpoint::{Checkpoint, TensorShard, TensorSpec};
 use crate::config::ShardedState;
 use crate::inputs::RunInputs;
-use crate::optimizer::average::AVERAGE;
-use crate::optimizer::{EvaluationWeights, Optimizer};
+use crate::optimizer::average::{AVERAGE, way_to_average};
+use crate::optimizer::{BASE_SEQUENCE, EvaluationWeights, Optimizer};
 use crate::parallel::{DeviceMesh, Partition};
 use crate::weights::Policy;
 use crate::{Result, TrainError};
@@ -311,16 +311,16 @@ pub(crate) fn restore_weights(
     follower: Option<&mut Policy>,
 ) -> Result<usize> {
     let (partition, home) = (policy.masters().1.clone(), policy.home().clone());
-    let group = policy_group(weights);
-    let mut num_known = read_masters(checkpoint, group, decoder, &home, policy.masters_mut(), &partition)?;
+    let masters = policy.masters_mut();
+    let mut num_known = read_masters(checkpoint, POLICY, weights, decoder, &home, masters, &partition)?;
     if let Some(follower) = follower {
         let (partition, home) = (follower.masters().1.clone(), follower.home().clone());
         let masters = follower.masters_mut();
-        num_known += read_masters(checkpoint, REFERENCE, decoder, &home, masters, &partition)?;
+        num_known += read_masters(checkpoint, REFERENCE, EvaluationWeights::Trained, decoder, &home, masters, &partition)?;
     } else if let Some(follower) = policy.follower_mut() {
         let (partition, home) = (follower.partition().clone(), follower.device().clone());
         let masters = follower.masters_mut();
-        num_known += read_masters(checkpoint, REFERENCE, decoder, &home, masters, &partition)?;
+        num_known += read_masters(checkpoint, REFERENCE, EvaluationWeights::Trained, decoder, &home, masters, &partition)?;
     }
     Ok(num_known)
 }
@@ -331,7 +331,7 @@ pub(super) fn check_policy(
     weights: EvaluationWeights,
     decoder: &Decoder,
 ) -> Result<()> {
-    check_group(checkpoint, policy_group(weights), decoder).map(drop)
+    check_policy_group(checkpoint, POLICY, weights, decoder).map(drop)
 }
 
 /// Reads the trained parameters of a whole layer of the policy.
@@ -342,14 +342,54 @@ pub(super) fn read_policy(
     layer: LayerId,
     flat: &mut [f32],
 ) -> Result<()> {
-    read_layer(checkpoint, policy_group(weights), decoder, layer, 0..flat.len(), flat)
+    read_evaluated(checkpoint, POLICY, weights, decoder, layer, 0..flat.len(), flat)
 }
 
-/// The group that holds these weights of the policy.
-fn policy_group(weights: EvaluationWeights) -> &'static str {
+/// Checks that all is there of which these weights of a group are made, and returns the number of the
+/// group's tensors.
+fn check_policy_group(
+    checkpoint: &Checkpoint,
+    group: &str,
+    weights: EvaluationWeights,
+    decoder: &Decoder,
+) -> Result<usize> {
     match weights {
-        EvaluationWeights::Trained => POLICY,
-        EvaluationWeights::Average => AVERAGE,
+        EvaluationWeights::Trained => check_group(checkpoint, group, decoder),
+        EvaluationWeights::Average => check_group(checkpoint, AVERAGE, decoder),
+        EvaluationWeights::ScheduleFree { .. } => {
+            check_group(checkpoint, BASE_SEQUENCE, decoder)?;
+            check_group(checkpoint, group, decoder)
+        }
+    }
+}
+
+/// Reads elements `owned` of a layer of these weights of a group.
+fn read_evaluated(
+    checkpoint: &Checkpoint,
+    group: &str,
+    weights: EvaluationWeights,
+    decoder: &Decoder,
+    layer: LayerId,
+    owned: Range<usize>,
+    out: &mut [f32],
+) -> Result<()> {
+    match weights {
+        EvaluationWeights::Trained => read_layer(checkpoint, group, decoder, layer, owned, out),
+        EvaluationWeights::Average => read_layer(checkpoint, AVERAGE, decoder, layer, owned, out),
+        EvaluationWeights::ScheduleFree { beta1 } => {
+            read_layer(checkpoint, group, decoder, layer, owned.clone(), out)?;
+            let mut room = Vec::new();
+            for (start, out) in owned.clone().step_by(CHUNK).zip(out.chunks_mut(CHUNK)) {
+                // Padding has no number in the file: it stays as it is.
+                room.clear();
+                room.extend_from_slice(out);
+                read_layer(checkpoint, BASE_SEQUENCE, decoder, layer, start..start + out.len(), &mut room)?;
+                for (x, base) in out.iter_mut().zip(&room) {
+                    *x = ops::lerp_of(*x, *base, way_to_average(beta1));
+                }
+            }
+            Ok(())
+        }
     }
 }
 
@@ -358,15 +398,18 @@ fn policy_group(weights: EvaluationWeights) -> &'static str {
 fn read_masters(
     checkpoint: &Checkpoint,
     group: &str,
+    weights: EvaluationWeights,
     decoder: &Decoder,
     device: &Device,
     masters: &mut FlatWeights,
     partition: &Partition,
 ) -> Result<usize> {
-    let num_tensors = check_group(checkpoint, group, decoder)?;
+    let num_tensors = check_policy_group(checkpoint, group, weights, decoder)?;
     for (index, (layer, flat)) in decoder.layers().into_iter().zip(&mut masters.layers).enumerate() {
         let owned = partition.owned(index);
-        let read = |flat: &mut [f32]| read_layer(checkpoint, group, decoder, layer, owned, flat);
+        let read = |flat: &mut [f32]| {
+            read_evaluated(checkpoint, group, weights, decoder, layer, owned, flat)
+        };
         device.host_update(flat.view_mut(), read)?.transpose()?;
     }
     Ok(num_tensors)

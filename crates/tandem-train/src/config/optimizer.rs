@@ -33,6 +33,15 @@ pub enum Optimizer {
         /// Decay rate of the momentum.
         beta2: f64,
     },
+    /// Schedule-free AdamW (arXiv 2405.15682).
+    ScheduleFreeAdamW {
+        /// Share of the average in the weights that train.
+        beta1: f64,
+        /// Decay rate of the second moment.
+        beta2: f64,
+        /// Term added to the root of the second moment.
+        eps: f64,
+    },
     /// `torch.optim.SGD`.
     Sgd {
         /// Decay rate of the buffer; without momentum there is none.
@@ -44,9 +53,12 @@ pub enum Optimizer {
     },
 }
 
+/// The optimiser that needs no schedule.
+pub(super) const SCHEDULE_FREE_ADAMW: &str = "schedule_free_adamw";
+
 impl Optimizer {
     /// Names of all optimisers in the config.
-    pub const NAMES: [&'static str; 4] = ["adamw", "rmsprop", "lion", "sgd"];
+    pub const NAMES: [&'static str; 5] = ["adamw", "rmsprop", "lion", "sgd", SCHEDULE_FREE_ADAMW];
 
     /// Name in the config.
     pub const fn name(&self) -> &'static str {
@@ -55,6 +67,7 @@ impl Optimizer {
             Self::RmsProp { .. } => "rmsprop",
             Self::Lion { .. } => "lion",
             Self::Sgd { .. } => "sgd",
+            Self::ScheduleFreeAdamW { .. } => SCHEDULE_FREE_ADAMW,
         }
     }
 
@@ -63,26 +76,39 @@ impl Optimizer {
             let names: Vec<_> = to.iter().map(|name| format!("{name:?}")).collect();
             format!("it belongs to {}; remove it, or set `train.optimizer`", names.join(", "))
         };
-        const BETAS: &[&str] = &["adamw", "lion"];
-        const EPS: &[&str] = &["adamw", "rmsprop"];
+        const BETAS: &[&str] = &["adamw", "lion", SCHEDULE_FREE_ADAMW];
+        const EPS: &[&str] = &["adamw", "rmsprop", SCHEDULE_FREE_ADAMW];
         keys! { let keys, now;
             /// The optimiser: see [optimizers.md](optimizers.md).
             optimizer = choice(Self::NAMES.map(|name| (name, name))).or("adamw"), now.name();
-            /// Decay rates of "adamw" and "lion".
+            /// Decay rates of "adamw" and "lion". The first of "schedule_free_adamw" is the share of the average
+            /// in the weights that train.
             betas = betas()
+                .unless(|betas| {
+                    (optimizer == SCHEDULE_FREE_ADAMW && betas[0] == 0.0).then(|| {
+                        "the weights that train would have no share of the average, which could not be computed from \
+                         them; take a first number above 0, for example 0.9"
+                            .to_owned()
+                    })
+                })
                 .or(if optimizer == "lion" { [0.9, 0.99] } else { [0.9, 0.999] })
                 .shown("`[0.9, 0.999]`; `[0.9, 0.99]` for \"lion\"")
                 .only(BETAS.contains(&optimizer), belongs(BETAS)),
                 match *now {
-                    Self::AdamW { beta1, beta2, .. } | Self::Lion { beta1, beta2 } => [beta1, beta2],
+                    Self::AdamW { beta1, beta2, .. }
+                    | Self::ScheduleFreeAdamW { beta1, beta2, .. }
+                    | Self::Lion { beta1, beta2 } => [beta1, beta2],
                     _ => [0.0; 2],
                 };
             /// RMSprop's decay rate.
             alpha = number(0.0..1.0).or(0.99).only(optimizer == "rmsprop", belongs(&["rmsprop"])),
                 if let Self::RmsProp { alpha, .. } = *now { alpha } else { 0.0 };
-            /// Term added to the root in "adamw" and "rmsprop".
+            /// Term added to the root in "adamw", "rmsprop" and "schedule_free_adamw".
             eps = number(POSITIVE).or(1e-8).only(EPS.contains(&optimizer), belongs(EPS)),
-                match *now { Self::AdamW { eps, .. } | Self::RmsProp { eps, .. } => eps, _ => 0.0 };
+                match *now {
+                    Self::AdamW { eps, .. } | Self::RmsProp { eps, .. } | Self::ScheduleFreeAdamW { eps, .. } => eps,
+                    _ => 0.0,
+                };
             /// Decay rate of SGD's buffer of gradients; 0 has no buffer.
             momentum = number(0.0..1.0).or(0.0).only(optimizer == "sgd", belongs(&["sgd"])),
                 if let Self::Sgd { momentum, .. } = *now { momentum } else { 0.0 };
@@ -107,6 +133,7 @@ impl Optimizer {
             "adamw" => Self::AdamW { beta1, beta2, eps },
             "rmsprop" => Self::RmsProp { alpha, eps },
             "lion" => Self::Lion { beta1, beta2 },
+            SCHEDULE_FREE_ADAMW => Self::ScheduleFreeAdamW { beta1, beta2, eps },
             _ => Self::Sgd { momentum, dampening, nesterov },
         })
     }

@@ -3,11 +3,15 @@
 //! The masters hold the weights that train. For an evaluation the others take their place, and go
 //! back to where they were: training goes on with the same bits.
 
-use tandem_kernels::{Device, States, StatesMut, StochasticRounding, Tensor, View, ViewMut, ops};
+use serde::{Deserialize, Serialize};
+use tandem_kernels::{
+    DType, Device, MemoryKind, States, StatesMut, StochasticRounding, Tensor, View, ViewMut, ops,
+};
 
 use super::Optimizer;
 use crate::Result;
-use crate::config::TrainConfig;
+use crate::config::{self, TrainConfig};
+use crate::parallel::Partition;
 use crate::weights::Policy;
 
 /// Name of the moving average in checkpoints.
@@ -20,14 +24,47 @@ pub enum EvaluationWeights {
     Trained,
     /// Their exponential moving average (`train.ema_decay`).
     Average,
+    /// The average of schedule-free AdamW, computed from the weights that train and the base sequence.
+    ScheduleFree {
+        /// Share of the average in the weights that train.
+        beta1: f64,
+    },
+}
+
+/// Way from the weights that train to the base sequence at which the average lies, beyond the weights:
+/// `1 − 1 / beta1`, as in the authors' `eval`.
+pub(crate) fn way_to_average(beta1: f64) -> f32 {
+    (1.0 - 1.0 / beta1) as f32
+}
+
+/// Weights of the points in the average of schedule-free AdamW: each has the square of the largest
+/// learning rate so far, as `weight_lr_power = 2` in the authors' code.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Weighting {
+    /// Largest learning rate of an update.
+    pub largest_rate: f64,
+    /// Sum of the weights of all points.
+    pub sum: f64,
+}
+
+impl Weighting {
+    /// Returns the share of the next point in the average.
+    pub(super) fn share(&mut self, learning_rate: f64) -> f64 {
+        self.largest_rate = self.largest_rate.max(learning_rate);
+        let weight = self.largest_rate * self.largest_rate;
+        self.sum += weight;
+        if self.sum == 0.0 { 0.0 } else { weight / self.sum }
+    }
 }
 
 impl TrainConfig {
     /// Weights that evaluations and the trained model have.
     pub fn evaluation_weights(&self) -> EvaluationWeights {
-        match self.ema_decay {
-            Some(_) => EvaluationWeights::Average,
-            None => EvaluationWeights::Trained,
+        match (self.optimizer, self.ema_decay) {
+            (config::Optimizer::ScheduleFreeAdamW { beta1, .. }, _) => EvaluationWeights::ScheduleFree { beta1 },
+            (_, Some(_)) => EvaluationWeights::Average,
+            (_, None) => EvaluationWeights::Trained,
         }
     }
 }
@@ -64,49 +101,94 @@ pub(super) fn floats(states: &mut States) -> ViewMut<'_> {
 impl Optimizer {
     /// Begins averages at the weights that a run starts with.
     pub fn start(&mut self, weights: &Policy) -> Result<()> {
-        let Some(average) = &mut self.average else { return Ok(()) };
+        let Self { home, partition, states, average, .. } = self;
         let (masters, held) = weights.masters();
-        for (layer, states) in average.layers.iter_mut().enumerate() {
-            let (owned, start) = (self.partition.owned(layer), held.owned(layer).start);
-            ops::cast(&self.home, own(&masters.layers[layer], &owned, start), floats(states))?;
-            masters.layers[layer].evict_pages();
-            states.evict_pages();
+        let states = states.iter_mut().filter(|state| state.spec.holds_weights).map(|state| &mut state.layers);
+        for layers in states.chain(average.iter_mut().map(|average| &mut average.layers)) {
+            for (layer, states) in layers.iter_mut().enumerate() {
+                let (owned, start) = (partition.owned(layer), held.owned(layer).start);
+                ops::cast(home, own(&masters.layers[layer], &owned, start), floats(states))?;
+                masters.layers[layer].evict_pages();
+                states.evict_pages();
+            }
         }
         Ok(())
     }
 
     /// Puts the weights of evaluations into this rank's part of the masters, and returns whether they are
-    /// others than those that train. The caller makes what other ranks hold, and copies, the same.
-    pub fn begin_evaluation(&mut self, weights: &mut Policy) -> Result<bool> {
-        if self.average.is_none() {
-            return Ok(false);
+    /// others than those that train. The caller makes what other ranks hold, and copies, the same. Without
+    /// `goes_on`, [`Optimizer::end_evaluation`] cannot follow, and no memory is taken.
+    pub fn begin_evaluation(&mut self, weights: &mut Policy, goes_on: bool) -> Result<bool> {
+        match self.rule {
+            config::Optimizer::ScheduleFreeAdamW { beta1, .. } => {
+                self.trained = if goes_on { Some(self.copy_masters(weights)?) } else { None };
+                let states = self.states.iter_mut().find(|state| state.spec.holds_weights);
+                let layers = &mut states.expect("it has a base sequence").layers;
+                let towards_base = |home: &Device, masters: ViewMut, base: ViewMut| {
+                    ops::lerp(home, base.view(), way_to_average(beta1), masters)
+                };
+                for_layers(&self.home, &self.partition, weights, layers, &towards_base)?;
+                Ok(true)
+            }
+            _ => self.exchange_average(weights),
         }
-        self.exchange_average(weights)?;
-        Ok(true)
     }
 
     /// Puts back the weights that train, as they were.
     pub fn end_evaluation(&mut self, weights: &mut Policy) -> Result<()> {
-        self.exchange_average(weights)
-    }
-
-    /// Exchanges masters and average.
-    fn exchange_average(&mut self, weights: &mut Policy) -> Result<()> {
-        let Self { home, partition, average: Some(average), .. } = self else { return Ok(()) };
+        let Some(trained) = self.trained.take() else { return self.exchange_average(weights).map(drop) };
         let starts = starts(weights);
-        let mut masters = weights.layers_mut();
-        for (layer, states) in average.layers.iter_mut().enumerate() {
-            if let Some((next, _)) = masters.get(layer + 1) {
-                next.prefetch_pages();
-            }
-            let (owned, (master, _)) = (partition.owned(layer), &mut masters[layer]);
+        for (layer, (kept, (master, _))) in trained.iter().zip(weights.layers_mut()).enumerate() {
+            let owned = self.partition.owned(layer);
             let held = owned.start - starts[layer]..owned.end - starts[layer];
-            ops::swap(home, master.view_mut().col_range(held), floats(states))?;
+            ops::cast(&self.home, kept.view(), master.view_mut().col_range(held))?;
             master.evict_pages();
-            states.evict_pages();
         }
         Ok(())
     }
+
+    /// Exchanges masters and average; returns whether there is one.
+    fn exchange_average(&mut self, weights: &mut Policy) -> Result<bool> {
+        let Self { home, partition, average: Some(average), .. } = self else { return Ok(false) };
+        for_layers(home, partition, weights, &mut average.layers, &ops::swap)?;
+        Ok(true)
+    }
+
+    /// Copies this rank's part of the masters.
+    fn copy_masters(&self, weights: &Policy) -> Result<Vec<Tensor>> {
+        let (masters, held) = weights.masters();
+        let copy = |(layer, master): (usize, &Tensor)| {
+            let (owned, start) = (self.partition.owned(layer), held.owned(layer).start);
+            let mut copy = self.home.alloc(MemoryKind::Optimizer, 1, owned.len(), DType::F32)?;
+            ops::cast(&self.home, own(master, &owned, start), copy.view_mut())?;
+            copy.evict_pages();
+            Ok(copy)
+        };
+        masters.layers.iter().enumerate().map(copy).collect()
+    }
+}
+
+/// Calls `change` with this rank's part of the masters and the states of each layer.
+fn for_layers(
+    home: &Device,
+    partition: &Partition,
+    weights: &mut Policy,
+    layers: &mut [States],
+    change: &dyn Fn(&Device, ViewMut, ViewMut) -> tandem_kernels::Result<()>,
+) -> Result<()> {
+    let starts = starts(weights);
+    let mut masters = weights.layers_mut();
+    for (layer, states) in layers.iter_mut().enumerate() {
+        if let Some((next, _)) = masters.get(layer + 1) {
+            next.prefetch_pages();
+        }
+        let (owned, (master, _)) = (partition.owned(layer), &mut masters[layer]);
+        let held = owned.start - starts[layer]..owned.end - starts[layer];
+        change(home, master.view_mut().col_range(held), floats(states))?;
+        master.evict_pages();
+        states.evict_pages();
+    }
+    Ok(())
 }
 
 /// The first element of each layer that a rank holds of the masters: they may be held whole while the

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use tandem_kernels::ops;
-use tandem_kernels::{AdamMoment, Device, MemoryKind, StateForm, States, StochasticRounding};
+use tandem_kernels::{AdamMoment, Device, MemoryKind, StateForm, States, StochasticRounding, Tensor};
 use tandem_model::{Decoder, LayerId, LayerLayout, ParamKind, ParamSpec};
 
 use crate::Result;
@@ -25,6 +25,8 @@ use groups::{ParameterGroups, ParameterSettings};
 use rule::{StateSpec, StepNumbers};
 
 pub(crate) use average::EvaluationWeights;
+pub use average::Weighting;
+pub(crate) use rule::BASE_SEQUENCE;
 pub(crate) use schedule::{Schedule, clip_coefficient};
 
 /// Optimiser states: laid out like this rank's part of the masters, in the form that the config
@@ -38,6 +40,10 @@ pub struct Optimizer {
     states: Vec<State>,
     /// Average of the masters, if that is asked for.
     average: Option<MovingAverage>,
+    /// Weights of the average of schedule-free AdamW so far.
+    weighting: Weighting,
+    /// Weights that train, while others are evaluated that are not stored.
+    trained: Option<Vec<Tensor>>,
     /// Per layer, the runs of this rank's part that are updated alike.
     runs: Vec<Vec<Run>>,
 }
@@ -96,7 +102,8 @@ impl Optimizer {
             Ok(layers.collect::<Result<_, _>>()?)
         };
         let state = |spec: StateSpec| -> Result<State> {
-            Ok(State { layers: zeros(spec.moment, config.optimizer_state)?, spec })
+            let form = if spec.holds_weights { StateForm::F32 } else { config.optimizer_state };
+            Ok(State { layers: zeros(spec.moment, form)?, spec })
         };
         let average = |decay| -> Result<MovingAverage> {
             Ok(MovingAverage { decay, layers: zeros(AdamMoment::First, StateForm::F32)? })
@@ -107,6 +114,8 @@ impl Optimizer {
             rule: config.optimizer,
             states: rule::states(&config.optimizer).into_iter().map(state).collect::<Result<_>>()?,
             average: config.ema_decay.map(average).transpose()?,
+            weighting: Weighting::default(),
+            trained: None,
             runs: layers
                 .map(|(index, layer)| {
                     let owned = partition.owned(index);
@@ -120,6 +129,16 @@ impl Optimizer {
                 .collect(),
             partition,
         })
+    }
+
+    /// Weights of the average of schedule-free AdamW so far; no average has none.
+    pub fn weighting(&self) -> Option<Weighting> {
+        Some(self.weighting).filter(|weighting| *weighting != Weighting::default())
+    }
+
+    /// Goes on with weights of an average that were saved.
+    pub fn restore_weighting(&mut self, saved: Option<Weighting>) {
+        self.weighting = saved.unwrap_or_default();
     }
 
     /// Device that holds and updates the states.
@@ -158,6 +177,10 @@ impl Optimizer {
         weights: &mut Policy,
     ) -> Result<()> {
         let starts = starts(weights);
+        let share = match self.rule {
+            config::Optimizer::ScheduleFreeAdamW { .. } => self.weighting.share(learning_rate),
+            _ => 0.0,
+        };
         let mut layers = weights.layers_mut();
         for index in 0..layers.len() {
             if let Some((next, _)) = layers.get(index + 1) {
@@ -181,7 +204,7 @@ impl Optimizer {
                     layers[index].range_mut(own.clone(), run.dither(update, spec.moment))
                 });
                 let learning_rate = learning_rate * learning_rate_factor;
-                let numbers = StepNumbers { learning_rate, weight_decay, update };
+                let numbers = StepNumbers { learning_rate, weight_decay, update, share };
                 let operands = ops::Update::new(grad, grad_scale, master, copy);
                 rule::step(&self.rule, &self.home, numbers, operands, states.collect())?;
             }

@@ -16,7 +16,7 @@ impl TrainStep {
         mesh: &mut DeviceMesh,
         work: impl FnOnce(&mut Self, &mut DeviceMesh) -> Result<T>,
     ) -> Result<T> {
-        if !self.begin_evaluation(learner, mesh)? {
+        if !self.put_evaluation_weights(learner, mesh, true)? {
             return work(self, mesh);
         }
         let done = work(self, mesh)?;
@@ -26,11 +26,20 @@ impl TrainStep {
         Ok(done)
     }
 
+    /// Puts the weights of evaluations in the place of those that train, after the last step. Collective.
+    pub fn keep_evaluation_weights(&mut self, learner: &mut TrainState, mesh: &mut DeviceMesh) -> Result<()> {
+        self.put_evaluation_weights(learner, mesh, false).map(drop)
+    }
+
     /// Puts the weights of evaluations in the place of those that train; returns whether they are others.
-    /// Collective.
-    pub fn begin_evaluation(&mut self, learner: &mut TrainState, mesh: &mut DeviceMesh) -> Result<bool> {
+    fn put_evaluation_weights(
+        &mut self,
+        learner: &mut TrainState,
+        mesh: &mut DeviceMesh,
+        goes_on: bool,
+    ) -> Result<bool> {
         self.finish_writes()?;
-        let are_others = learner.optimizer.begin_evaluation(&mut self.policy)?;
+        let are_others = learner.optimizer.begin_evaluation(&mut self.policy, goes_on)?;
         if are_others {
             self.share_written(learner, mesh)?;
         }

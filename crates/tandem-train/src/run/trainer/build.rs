@@ -179,6 +179,7 @@ impl TrainerBuilder<'_> {
             scorer.refresh()?;
             cursor = checkpoint.cursor().clone();
             scorer.rewards = cursor.rewards.unwrap_or_default();
+            learner.optimizer.restore_weighting(cursor.schedule_free);
             resumed_from = Some(checkpoint.path().to_path_buf());
             resume::warn_of_changes(config, earlier.as_ref(), observer);
         }

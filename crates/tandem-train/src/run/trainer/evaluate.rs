@@ -105,7 +105,7 @@ impl Trainer {
     pub(super) fn take_model(&mut self, observer: &mut dyn Observer) -> Result<()> {
         let best = self.cursor.best.as_ref().filter(|_| self.config.train.evaluation.keep_best.is_some());
         let Some(best) = best.filter(|best| best.step != self.cursor.step) else {
-            return self.scorer.begin_evaluation(&mut self.learner, &mut self.mesh).map(drop);
+            return self.scorer.keep_evaluation_weights(&mut self.learner, &mut self.mesh);
         };
         // The checksums are read once, by the rank that has written the manifest.
         let folder = self.saver.folder_of(best.step);

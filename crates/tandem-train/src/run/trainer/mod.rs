@@ -362,6 +362,7 @@ impl Trainer {
             self.cursor.online = Some(online.state().clone());
         }
         self.cursor.rewards = Some(self.scorer.rewards).filter(|rewards| rewards.count > 0);
+        self.cursor.schedule_free = self.learner.optimizer.weighting();
         let per_epoch = self.steps_per_epoch();
         self.cursor.epoch = self.cursor.step / per_epoch;
         let within = self.cursor.step % per_epoch / self.config.steps_per_batch();

@@ -12,7 +12,11 @@ use super::ranks::{held_out, log};
 use crate::small::Small;
 
 /// Settings whose evaluations are of other weights than those that train.
-const AVERAGES: [&[&str]; 1] = [&["train.ema_decay=0.9"]];
+const AVERAGES: [&[&str]; 3] = [
+    &["train.ema_decay=0.9"],
+    &["train.optimizer=schedule_free_adamw"],
+    &["train.optimizer=schedule_free_adamw", "train.optimizer_state=8bit", "train.betas=[0.4, 0.99]"],
+];
 
 /// Ranks and placement of runs that must agree.
 const MESHES: [&[&str]; 7] = [
