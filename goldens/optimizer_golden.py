@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes learning rates of transformers' schedules to goldens/optimizers/schedules.json, weights that optimisers have
 moved over 50 steps to goldens/optimizers/updates.json, and moving averages of weights to
-goldens/optimizers/averages.json.
+goldens/optimizers/averages.json. Matrices that Muon has moved, in bf16 as PyTorch has it and in f32, go to
+goldens/optimizers/muon.json.
 
 Versions used: torch 2.15.0, transformers 5.24.0, lion-pytorch 0.2.5, schedulefree
 1.4.1; CPU, f32. Gradients and weights are a formula of
@@ -13,6 +14,7 @@ import json
 from pathlib import Path
 
 import torch
+import torch.optim._muon as torch_muon
 import transformers
 from lion_pytorch import Lion
 from schedulefree import AdamWScheduleFree
@@ -82,9 +84,9 @@ OPTIMIZERS = [
 ]
 
 
-def numbers(step: int, scale: float) -> torch.Tensor:
+def numbers(step: int, scale: float, count: int = ELEMENTS) -> torch.Tensor:
     """Multiples of 2**-15 in [-1, 1), exact in f32, times a power of two."""
-    bits = [(step * 7919 + i * 104729 + 12345) * 2654435761 % 2**32 >> 16 for i in range(ELEMENTS)]
+    bits = [(step * 7919 + i * 104729 + 12345) * 2654435761 % 2**32 >> 16 for i in range(count)]
     return torch.tensor([(b - 32768) / 32768 * scale for b in bits], dtype=torch.float32)
 
 
@@ -117,6 +119,45 @@ def updates() -> list:
     return runs
 
 
+MATRICES = [
+    ((6, 10), {"momentum": 0.95, "nesterov": True, "weight_decay": 0.1, "adjust_lr_fn": "original"}),
+    ((10, 6), {"momentum": 0.95, "nesterov": True, "weight_decay": 0.1, "adjust_lr_fn": "original"}),
+    ((8, 8), {"momentum": 0.9, "nesterov": False, "weight_decay": 0.0, "adjust_lr_fn": "match_rms_adamw"}),
+    ((3, 17), {"momentum": 0.4, "nesterov": True, "weight_decay": 0.0, "adjust_lr_fn": "match_rms_adamw"}),
+]
+
+
+def orthogonalized(direction, coefficients, steps, eps):
+    """The iteration of torch.optim.Muon without its rounding to bf16."""
+    a, b, c = coefficients
+    x = direction / direction.norm().clamp(min=eps)
+    for _ in range(steps):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x
+
+
+def muon() -> list:
+    runs = []
+    torchs_own = torch_muon._zeropower_via_newtonschulz
+    for (rows, cols), options in MATRICES:
+        run = {"shape": [rows, cols], "options": options}
+        for kind, orthogonalize in [("bf16", torchs_own), ("f32", orthogonalized)]:
+            torch_muon._zeropower_via_newtonschulz = orthogonalize
+            weights = torch.nn.Parameter(numbers(0, 0.5, rows * cols).view(rows, cols))
+            optimizer = torch.optim.Muon([weights], lr=RATE, **options)
+            run[kind] = {}
+            for step in range(1, STEPS + 1):
+                optimizer.param_groups[0]["lr"] = RATE * (1 - step / 100)
+                weights.grad = numbers(step, 0.5, rows * cols).view(rows, cols)
+                optimizer.step()
+                if step in KEPT:
+                    run[kind][step] = weights.detach().reshape(-1).view(torch.int32).tolist()
+        runs.append(run)
+    torch_muon._zeropower_via_newtonschulz = torchs_own
+    return runs
+
+
 def averages() -> list:
     """Averages of weights that are new at every step."""
     runs = []
@@ -145,3 +186,4 @@ if __name__ == "__main__":
     write("schedules.json", schedules())
     write("updates.json", updates())
     write("averages.json", averages())
+    write("muon.json", muon())

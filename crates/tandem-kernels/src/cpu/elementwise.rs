@@ -15,15 +15,14 @@ pub(crate) fn divide(a: &[f32], b: &[f32], y: &mut [f32], add: bool) {
 const BLOCK: usize = 1 << 15;
 
 impl Cpu {
-    /// Computes `y = weight · x + (1 − weight) · y`.
-    pub(crate) fn mix(&self, x: &[f32], weight: f32, y: &mut [f32]) {
-        let rest = 1.0 - weight;
+    /// Computes `y = of_x · x + of_y · y`.
+    pub(crate) fn weighted_sum(&self, x: &[f32], of_x: f32, y: &mut [f32], of_y: f32) {
         let y = RowsMut::from_slice(y);
         self.parallel_ranges(x.len(), BLOCK, |_, range| {
             // SAFETY: blocks are disjoint.
             let y = unsafe { y.part(0, range.start, range.len()) };
             for (y, x) in y.iter_mut().zip(&x[range]) {
-                *y = weight * x + rest * *y;
+                *y = of_x * x + of_y * *y;
             }
         });
     }

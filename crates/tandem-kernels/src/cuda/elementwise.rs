@@ -26,11 +26,11 @@ pub(crate) fn square_root(cuda: &Cuda, x: ViewMut) -> Result<()> {
     unsafe { cuda.launch(&SOURCE, "square_root_f32", way.grid(), args![&x, way.cols, way.wide]) }
 }
 
-pub(crate) fn mix(cuda: &Cuda, x: View, weight: f32, y: ViewMut) -> Result<()> {
+pub(crate) fn weighted_sum(cuda: &Cuda, x: View, of_x: f32, y: ViewMut, of_y: f32) -> Result<()> {
     let way = Elements::new(&[x, y.view()]);
-    let args = args![x, weight, 1.0 - weight, &y, way.cols, way.wide];
+    let args = args![x, of_x, of_y, &y, way.cols, way.wide];
     // SAFETY: as above.
-    unsafe { cuda.launch(&SOURCE, "mix_f32", way.grid(), args) }
+    unsafe { cuda.launch(&SOURCE, "weighted_sum_f32", way.grid(), args) }
 }
 
 pub(crate) fn lerp(cuda: &Cuda, end: View, weight: f32, y: ViewMut) -> Result<()> {

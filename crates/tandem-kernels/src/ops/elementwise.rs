@@ -43,13 +43,18 @@ pub fn square_root(device: &Device, x: ViewMut) -> Result<()> {
 
 /// Computes `y = weight · x + (1 − weight) · y`; f32 `[1,N]`.
 pub fn mix(device: &Device, x: View, weight: f32, y: ViewMut) -> Result<()> {
-    const OP: &str = "mix";
+    weighted_sum(device, x, weight, y, 1.0 - weight)
+}
+
+/// Computes `y = of_x · x + of_y · y`; f32 `[1,N]`.
+pub fn weighted_sum(device: &Device, x: View, of_x: f32, y: ViewMut, of_y: f32) -> Result<()> {
+    const OP: &str = "weighted_sum";
     check::f32_shape(OP, "x", &x, 1, y.cols())?;
     check::f32_shape(OP, "y", &y, 1, y.cols())?;
     let work = check::work(OP, &y, 3.0 * y.len() as f64, 3.0 * y.num_bytes() as f64);
     launch!(device, work, {
-        cpu => cpu.mix(x.as_slice(), weight, y.into_slice()),
-        cuda => cuda::elementwise::mix(cuda, x, weight, y)
+        cpu => cpu.weighted_sum(x.as_slice(), of_x, y.into_slice(), of_y),
+        cuda => cuda::elementwise::weighted_sum(cuda, x, of_x, y, of_y)
     })
 }
 

@@ -347,8 +347,92 @@ fn schedule_free_adamw_follows_its_formula() {
                 assert_close(&what, &found, &expected, allowed);
                 assert_close(&what, &z.read(&device), &z64, allowed);
                 assert_close(&what, &v.read(&device), &v64, |i| 1e-6 * v64[i].abs() + 1e-12);
-                let rounded: Vec<f64> = found.iter().map(|w| f64::from(bf16::from_f32(*w).to_f32())).collect();
+                let rounded: Vec<f64> =
+                    found.iter().map(|w| f64::from(bf16::from_f32(*w).to_f32())).collect();
                 assert_close(&format!("{what}, copy"), &copy.read(&device), &rounded, |_| 0.0);
+            }
+        }
+    }
+}
+
+/// `a·x + b·(x xᵀ) x + c·(x xᵀ)² x`, five times, in f64.
+fn newton_schulz(x: &[f64], rows: usize, cols: usize) -> Vec<f64> {
+    let product = |a: &[f64], b: &[f64], rows: usize, inner: usize, cols: usize| -> Vec<f64> {
+        let element =
+            |at: usize| (0..inner).map(|k| a[at / cols * inner + k] * b[k * cols + at % cols]).sum();
+        (0..rows * cols).map(element).collect()
+    };
+    let norm = x.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let mut x: Vec<f64> = x.iter().map(|x| x / norm).collect();
+    for _ in 0..5 {
+        let transposed: Vec<f64> = (0..rows * cols).map(|at| x[at % rows * cols + at / rows]).collect();
+        let gram = product(&x, &transposed, rows, cols, rows);
+        let square = product(&gram, &gram, rows, rows, rows);
+        let both: Vec<f64> = gram.iter().zip(&square).map(|(g, s)| -4.7750 * g + 2.0315 * s).collect();
+        let more = product(&both, &x, rows, rows, cols);
+        x = x.iter().zip(&more).map(|(x, more)| 3.4445 * x + more).collect();
+    }
+    x
+}
+
+#[test]
+fn a_matrix_is_orthogonalised_as_in_f64() {
+    for (isa, device) in devices(2) {
+        for (rows, cols) in [(1, 7), (7, 1), (5, 9), (9, 5), (48, 48), (40, 136), (130, 33)] {
+            let what = format!("{} {rows}x{cols}", isa.name());
+            let mut x = Matrix::new(&device, 5, (rows, cols), DType::F32, 0);
+            // Singular values become about one; small ones grow 3.4445⁵ = 485 times, and their errors too.
+            let expected = newton_schulz(&x.values, rows, cols);
+            ops::orthogonalize(&device, x.view_mut()).unwrap();
+            assert_close(&what, &x.read(&device), &expected, |_| 500.0 * 4.0 * F32_ROUNDOFF);
+            let norm: f64 = expected.iter().map(|x| x * x).sum();
+            assert!((0.4..1.3).contains(&(norm / rows.min(cols) as f64)), "{what}: {norm}");
+        }
+    }
+}
+
+#[test]
+fn nothing_is_orthogonalised_to_nothing() {
+    for (isa, device) in devices(1) {
+        let mut x = vector(&device, &[0.0; 12]);
+        ops::orthogonalize(&device, x.view_mut().reshape(3, 4)).unwrap();
+        assert_eq!(x.read(&device), [0.0; 12], "{}", isa.name());
+    }
+}
+
+#[test]
+fn muon_follows_its_formula() {
+    for (isa, device) in devices(2) {
+        for len in LENGTHS {
+            for (momentum, nesterov) in [(0.95, true), (0.95, false), (0.3, true), (0.0, true)] {
+                let what = format!("{} {len} {momentum} {nesterov}", isa.name());
+                let (mut w, mut m) = (vector(&device, &numbers(1, len)), vector(&device, &vec![0.0; len]));
+                let [mut w64, mut m64] = [w.values.clone(), vec![0.0; len]];
+                for step in 1..=3 {
+                    let grad = vector(&device, &numbers(10 + step, len));
+                    // What lies in the room of the direction does not matter.
+                    let mut direction = vector(&device, &vec![f32::NAN; len]);
+                    let update = ops::Update::new(grad.view(), 0.5, direction.view_mut(), None);
+                    let config = ops::MuonMomentum { momentum, nesterov };
+                    ops::muon_momentum(&device, &config, update, m.view_mut()).unwrap();
+                    let mut copy = Matrix::new(&device, 3, (1, len), DType::Bf16, 0);
+                    let update = ops::Update::new(direction.view(), 1.0, w.view_mut(), Some(copy.view_mut()));
+                    let config = ops::DecayedUpdate { learning_rate: 1e-2, decay: 1e-3 };
+                    ops::decayed_update(&device, &config, update).unwrap();
+                    for i in 0..len {
+                        let g = 0.5 * grad.values[i];
+                        m64[i] = momentum * m64[i] + (1.0 - momentum) * g;
+                        let direction =
+                            if nesterov { (1.0 - momentum) * g + momentum * m64[i] } else { m64[i] };
+                        w64[i] = 0.999 * w64[i] - 1e-2 * direction;
+                    }
+                    let found = w.read(&device);
+                    assert_close(&what, &found, &w64, |i| 8.0 * F32_ROUNDOFF * (w64[i].abs() + 0.1));
+                    assert_close(&what, &m.read(&device), &m64, |_| 8.0 * F32_ROUNDOFF);
+                    let rounded: Vec<f64> =
+                        found.iter().map(|w| f64::from(bf16::from_f32(*w).to_f32())).collect();
+                    assert_close(&format!("{what}, copy"), &copy.read(&device), &rounded, |_| 0.0);
+                }
             }
         }
     }

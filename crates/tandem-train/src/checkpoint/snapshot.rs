@@ -24,7 +24,9 @@ use crate::checkpoint::{Checkpoint, TensorShard, TensorSpec};
 use crate::config::ShardedState;
 use crate::inputs::RunInputs;
 use crate::optimizer::average::{AVERAGE, way_to_average};
-use crate::optimizer::{BASE_SEQUENCE, EvaluationWeights, Optimizer};
+use crate::optimizer::{
+    BASE_SEQUENCE, EvaluationWeights, Has, Optimizer, StateGroup, every, first_element, from,
+};
 use crate::parallel::{DeviceMesh, Partition};
 use crate::weights::Policy;
 use crate::{Result, TrainError};
@@ -131,7 +133,7 @@ impl CheckpointShard {
     /// Pieces of a run's state in place, to be written before training continues.
     pub fn all_pieces<'a>(&self, state: CheckpointState<'a>) -> Vec<TensorShard<'a>> {
         let groups = self.parts(state);
-        groups.iter().flat_map(|Group { name, parts, .. }| self.pieces(name, parts)).collect()
+        groups.iter().flat_map(|Group { name, parts, has, .. }| self.pieces(name, parts, *has)).collect()
     }
 
     /// Part to write, by group and layer.
@@ -139,32 +141,49 @@ impl CheckpointShard {
         let CheckpointState { policy, optimizer, follower } = state;
         let of_masters = |name, MasterWeights { weights, partition, home }: MasterWeights<'a>| {
             let layers = weights.layers.iter().map(|flat| flat.view().into()).collect();
-            (name, layers, partition, home)
+            (name, layers, every as Has, partition, home)
         };
         let follower = follower.map(|masters| of_masters(REFERENCE, masters));
         let views = |states: &'a [States]| states.iter().map(States::view).collect();
+        let (partition, home) = (optimizer.partition(), optimizer.home());
         let states = optimizer.states().into_iter();
         let states =
-            states.map(|(name, states)| (name, views(states), optimizer.partition(), optimizer.home()));
+            states.map(|StateGroup { name, layers, has }| (name, views(layers), has, partition, home));
         let groups = std::iter::once(of_masters(POLICY, policy)).chain(states).chain(follower);
-        let parts = |layers: Parts<'a>, held: &Partition| {
+        let parts = |layers: Parts<'a>, held: &Partition, has: Has| {
+            let written = self.written(has);
             let part = |(index, flat): (usize, StatesView<'a>)| {
-                let (start, owned) = (held.owned(index).start, &self.written[index]);
+                let first = self.first_element(index, has);
+                let (start, owned) = (from(&held.owned(index), first).start, &written[index]);
                 flat.range(owned.start - start..owned.end - start)
             };
             layers.into_iter().enumerate().map(part).collect()
         };
-        groups.map(|(name, layers, held, home)| Group { name, parts: parts(layers, held), home }).collect()
+        let group =
+            |(name, layers, has, held, home)| Group { name, parts: parts(layers, held, has), has, home };
+        groups.map(group).collect()
+    }
+
+    /// First element of a layer that a state is kept of.
+    fn first_element(&self, index: usize, has: Has) -> usize {
+        let layer = self.decoder.layers()[index];
+        first_element(self.decoder.trained(layer), layer, has)
+    }
+
+    /// Elements per layer that this rank writes of a state.
+    fn written(&self, has: Has) -> Vec<Range<usize>> {
+        let written = self.written.iter().enumerate();
+        written.map(|(index, owned)| from(owned, self.first_element(index, has))).collect()
     }
 
     /// The parts of the layers of one group, by tensor.
-    fn pieces<'a>(&self, group: &str, parts: &[StatesView<'a>]) -> Vec<TensorShard<'a>> {
+    fn pieces<'a>(&self, group: &str, parts: &[StatesView<'a>], has: Has) -> Vec<TensorShard<'a>> {
         let (decoder, slice) = (&self.decoder, self.decoder.slice());
         let mut pieces = Vec::new();
-        for ((layer, owned), part) in decoder.layers().into_iter().zip(&self.written).zip(parts) {
+        for ((layer, owned), part) in decoder.layers().into_iter().zip(self.written(has)).zip(parts) {
             let params = decoder.whole().trained(layer).params.iter().zip(&decoder.trained(layer).params);
             for (whole, param) in params {
-                if slice.index > 0 && !slice.splits(whole.part) {
+                if !has(layer, whole.part) || (slice.index > 0 && !slice.splits(whole.part)) {
                     continue;
                 }
                 let mut add = |columns: Range<usize>, place: Range<usize>, first: usize| {
@@ -203,6 +222,8 @@ struct Group<'a> {
     name: &'static str,
     /// Per layer.
     parts: Parts<'a>,
+    /// Parameters that have a tensor in it.
+    has: Has,
     /// Device of the buffers.
     home: &'a Device,
 }
@@ -210,7 +231,7 @@ struct Group<'a> {
 /// Copy buffer of a rank's shard, refilled for each checkpoint so that training can continue.
 pub struct Snapshot {
     share: CheckpointShard,
-    groups: Vec<(&'static str, Vec<States>)>,
+    groups: Vec<(&'static str, Has, Vec<States>)>,
 }
 
 impl Snapshot {
@@ -221,18 +242,21 @@ impl Snapshot {
         optimizer: &Optimizer,
         follows: bool,
     ) -> Result<Self> {
-        let lengths = || share.written.iter().map(Range::len);
+        let lengths = |has| share.written(has).into_iter().map(|owned| owned.len());
         // Masters are f32, which has no moments.
         let master =
             |len| States::zeros(device, MemoryKind::Checkpoint, AdamMoment::First, StateForm::F32, len);
-        let mut groups = vec![(POLICY, lengths().map(master).collect::<Result<_, _>>()?)];
-        for (name, states) in optimizer.states() {
+        let masters = |name| -> Result<_> {
+            Ok((name, every as Has, lengths(every).map(master).collect::<Result<_, _>>()?))
+        };
+        let mut groups = vec![masters(POLICY)?];
+        for StateGroup { name, layers, has } in optimizer.states() {
             let copy =
                 |(states, len): (&States, usize)| states.zeros_like(device, MemoryKind::Checkpoint, len);
-            groups.push((name, states.iter().zip(lengths()).map(copy).collect::<Result<_, _>>()?));
+            groups.push((name, has, layers.iter().zip(lengths(has)).map(copy).collect::<Result<_, _>>()?));
         }
         if follows {
-            groups.push((REFERENCE, lengths().map(master).collect::<Result<_, _>>()?));
+            groups.push(masters(REFERENCE)?);
         }
         Ok(Self { share, groups })
     }
@@ -244,7 +268,8 @@ impl Snapshot {
     pub fn fill(&mut self, device: &Device, state: CheckpointState<'_>) -> Result<()> {
         // The CPU copies state in a file to memory that a GPU may have written.
         device.synchronize()?;
-        for ((_, copies), Group { parts, home, .. }) in self.groups.iter_mut().zip(self.share.parts(state)) {
+        for ((_, _, copies), Group { parts, home, .. }) in self.groups.iter_mut().zip(self.share.parts(state))
+        {
             for (copy, part) in copies.iter_mut().zip(parts) {
                 let all = 0..copy.len();
                 ops::copy_states(home, part, copy.range_mut(all, StochasticRounding::default()))?;
@@ -257,9 +282,9 @@ impl Snapshot {
     /// Pieces to write.
     pub fn pieces(&self) -> Vec<TensorShard<'_>> {
         let mut pieces = Vec::new();
-        for (name, copies) in &self.groups {
+        for (name, has, copies) in &self.groups {
             let views: Parts<'_> = copies.iter().map(States::view).collect();
-            pieces.append(&mut self.share.pieces(name, &views));
+            pieces.append(&mut self.share.pieces(name, &views, *has));
         }
         pieces
     }
@@ -284,8 +309,8 @@ pub(crate) fn restore(
     }
     let mut num_known = restore_weights(checkpoint, EvaluationWeights::Trained, decoder, policy, follower)?;
     let (partition, home) = (optimizer.partition().clone(), optimizer.home().clone());
-    for (group, states) in optimizer.states_mut() {
-        num_known += read_states(checkpoint, group, decoder, &home, states, &partition)?;
+    for (group, states, has) in optimizer.states_mut() {
+        num_known += read_states(checkpoint, group, decoder, &home, states, &partition, has)?;
     }
     let num_stored = checkpoint.tensors().len();
     if num_known != num_stored {
@@ -316,11 +341,27 @@ pub(crate) fn restore_weights(
     if let Some(follower) = follower {
         let (partition, home) = (follower.masters().1.clone(), follower.home().clone());
         let masters = follower.masters_mut();
-        num_known += read_masters(checkpoint, REFERENCE, EvaluationWeights::Trained, decoder, &home, masters, &partition)?;
+        num_known += read_masters(
+            checkpoint,
+            REFERENCE,
+            EvaluationWeights::Trained,
+            decoder,
+            &home,
+            masters,
+            &partition,
+        )?;
     } else if let Some(follower) = policy.follower_mut() {
         let (partition, home) = (follower.partition().clone(), follower.device().clone());
         let masters = follower.masters_mut();
-        num_known += read_masters(checkpoint, REFERENCE, EvaluationWeights::Trained, decoder, &home, masters, &partition)?;
+        num_known += read_masters(
+            checkpoint,
+            REFERENCE,
+            EvaluationWeights::Trained,
+            decoder,
+            &home,
+            masters,
+            &partition,
+        )?;
     }
     Ok(num_known)
 }
@@ -407,9 +448,7 @@ fn read_masters(
     let num_tensors = check_policy_group(checkpoint, group, weights, decoder)?;
     for (index, (layer, flat)) in decoder.layers().into_iter().zip(&mut masters.layers).enumerate() {
         let owned = partition.owned(index);
-        let read = |flat: &mut [f32]| {
-            read_evaluated(checkpoint, group, weights, decoder, layer, owned, flat)
-        };
+        let read = |flat: &mut [f32]| read_evaluated(checkpoint, group, weights, decoder, layer, owned, flat);
         device.host_update(flat.view_mut(), read)?.transpose()?;
     }
     Ok(num_tensors)
@@ -426,11 +465,12 @@ fn read_states(
     device: &Device,
     states: &mut [States],
     partition: &Partition,
+    has: Has,
 ) -> Result<usize> {
-    let num_tensors = check_group(checkpoint, group, decoder)?;
+    let num_tensors = check_having(checkpoint, group, decoder, has)?;
     let mut room = Vec::new();
     for (index, (layer, states)) in decoder.layers().into_iter().zip(states).enumerate() {
-        let owned = partition.owned(index);
+        let owned = from(&partition.owned(index), first_element(decoder.trained(layer), layer, has));
         for start in owned.clone().step_by(CHUNK) {
             let chunk = start..owned.end.min(start + CHUNK);
             room.clear();
@@ -445,9 +485,14 @@ fn read_states(
 /// Checks that all of a group is there, the other ranks' too, and returns the number of its
 /// tensors.
 fn check_group(checkpoint: &Checkpoint, group: &str, decoder: &Decoder) -> Result<usize> {
+    check_having(checkpoint, group, decoder, every)
+}
+
+/// The same of a group that some parameters have.
+fn check_having(checkpoint: &Checkpoint, group: &str, decoder: &Decoder, has: Has) -> Result<usize> {
     let mut num_tensors = 0;
     for layer in decoder.whole().layers() {
-        for param in &decoder.whole().trained(layer).params {
+        for param in decoder.whole().trained(layer).params.iter().filter(|param| has(layer, param.part)) {
             checkpoint.check_tensor(&spec(group, layer, param))?;
             num_tensors += 1;
         }

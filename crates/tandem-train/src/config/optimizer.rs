@@ -2,10 +2,12 @@
 
 use toml::Value;
 
+use super::Config;
 use super::error::Result;
 use super::form::{Form, POSITIVE, boolean, choice, custom, number};
 use super::keys::{Keys, keys};
 use super::reader::Entry;
+use super::tree::Places;
 
 /// The optimiser and its constants.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,6 +44,21 @@ pub enum Optimizer {
         /// Term added to the root of the second moment.
         eps: f64,
     },
+    /// `torch.optim.Muon` for the matrices of blocks, AdamW for everything else.
+    Muon {
+        /// Decay rate of the average of gradients.
+        momentum: f64,
+        /// Whether the direction is between the gradient and the new average.
+        nesterov: bool,
+        /// Ratio of a matrix's learning rate.
+        adjust_lr: AdjustLr,
+        /// Decay rate of AdamW's first moment.
+        beta1: f64,
+        /// Decay rate of AdamW's second moment.
+        beta2: f64,
+        /// Term added to the root of AdamW's second moment.
+        eps: f64,
+    },
     /// `torch.optim.SGD`.
     Sgd {
         /// Decay rate of the buffer; without momentum there is none.
@@ -53,12 +70,37 @@ pub enum Optimizer {
     },
 }
 
+/// Ratio of a matrix's learning rate with Muon, by the names of `torch.optim.Muon`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AdjustLr {
+    /// √max(1, rows / columns).
+    Original,
+    /// 0.2 · √max(rows, columns): steps are about as large as AdamW's.
+    #[default]
+    MatchRmsAdamW,
+}
+
+impl AdjustLr {
+    /// Every rule with its name in the config.
+    pub const NAMES: [(&'static str, Self); 2] =
+        [("original", Self::Original), ("match_rms_adamw", Self::MatchRmsAdamW)];
+
+    /// Returns the ratio of a matrix of this shape.
+    pub fn ratio(self, rows: usize, columns: usize) -> f64 {
+        let (rows, columns) = (rows as f64, columns as f64);
+        match self {
+            Self::Original => (rows / columns).max(1.0).sqrt(),
+            Self::MatchRmsAdamW => 0.2 * rows.max(columns).sqrt(),
+        }
+    }
+}
+
 /// The optimiser that needs no schedule.
 pub(super) const SCHEDULE_FREE_ADAMW: &str = "schedule_free_adamw";
 
 impl Optimizer {
     /// Names of all optimisers in the config.
-    pub const NAMES: [&'static str; 5] = ["adamw", "rmsprop", "lion", "sgd", SCHEDULE_FREE_ADAMW];
+    pub const NAMES: [&'static str; 6] = ["adamw", "rmsprop", "lion", "sgd", SCHEDULE_FREE_ADAMW, "muon"];
 
     /// Name in the config.
     pub const fn name(&self) -> &'static str {
@@ -68,6 +110,7 @@ impl Optimizer {
             Self::Lion { .. } => "lion",
             Self::Sgd { .. } => "sgd",
             Self::ScheduleFreeAdamW { .. } => SCHEDULE_FREE_ADAMW,
+            Self::Muon { .. } => "muon",
         }
     }
 
@@ -76,13 +119,14 @@ impl Optimizer {
             let names: Vec<_> = to.iter().map(|name| format!("{name:?}")).collect();
             format!("it belongs to {}; remove it, or set `train.optimizer`", names.join(", "))
         };
-        const BETAS: &[&str] = &["adamw", "lion", SCHEDULE_FREE_ADAMW];
-        const EPS: &[&str] = &["adamw", "rmsprop", SCHEDULE_FREE_ADAMW];
+        const BETAS: &[&str] = &["adamw", "lion", SCHEDULE_FREE_ADAMW, "muon"];
+        const EPS: &[&str] = &["adamw", "rmsprop", SCHEDULE_FREE_ADAMW, "muon"];
+        const MOMENTUM: &[&str] = &["sgd", "muon"];
         keys! { let keys, now;
             /// The optimiser: see [optimizers.md](optimizers.md).
             optimizer = choice(Self::NAMES.map(|name| (name, name))).or("adamw"), now.name();
             /// Decay rates of "adamw" and "lion". The first of "schedule_free_adamw" is the share of the average
-            /// in the weights that train.
+            /// in the weights that train. With "muon" they are those of the parameters that AdamW moves.
             betas = betas()
                 .unless(|betas| {
                     (optimizer == SCHEDULE_FREE_ADAMW && betas[0] == 0.0).then(|| {
@@ -97,21 +141,28 @@ impl Optimizer {
                 match *now {
                     Self::AdamW { beta1, beta2, .. }
                     | Self::ScheduleFreeAdamW { beta1, beta2, .. }
+                    | Self::Muon { beta1, beta2, .. }
                     | Self::Lion { beta1, beta2 } => [beta1, beta2],
                     _ => [0.0; 2],
                 };
             /// RMSprop's decay rate.
             alpha = number(0.0..1.0).or(0.99).only(optimizer == "rmsprop", belongs(&["rmsprop"])),
                 if let Self::RmsProp { alpha, .. } = *now { alpha } else { 0.0 };
-            /// Term added to the root in "adamw", "rmsprop" and "schedule_free_adamw".
+            /// Term added to the root in "adamw", "rmsprop" and "schedule_free_adamw"; of AdamW's in "muon".
             eps = number(POSITIVE).or(1e-8).only(EPS.contains(&optimizer), belongs(EPS)),
                 match *now {
-                    Self::AdamW { eps, .. } | Self::RmsProp { eps, .. } | Self::ScheduleFreeAdamW { eps, .. } => eps,
+                    Self::AdamW { eps, .. }
+                    | Self::RmsProp { eps, .. }
+                    | Self::ScheduleFreeAdamW { eps, .. }
+                    | Self::Muon { eps, .. } => eps,
                     _ => 0.0,
                 };
-            /// Decay rate of SGD's buffer of gradients; 0 has no buffer.
-            momentum = number(0.0..1.0).or(0.0).only(optimizer == "sgd", belongs(&["sgd"])),
-                if let Self::Sgd { momentum, .. } = *now { momentum } else { 0.0 };
+            /// Decay rate of SGD's buffer of gradients; 0 has no buffer. Of Muon's average of gradients.
+            momentum = number(0.0..1.0)
+                .or(if optimizer == "muon" { 0.95 } else { 0.0 })
+                .shown("0; 0.95 for \"muon\"")
+                .only(MOMENTUM.contains(&optimizer), belongs(MOMENTUM)),
+                match *now { Self::Sgd { momentum, .. } | Self::Muon { momentum, .. } => momentum, _ => 0.0 };
             /// Share of a gradient that does not enter SGD's buffer. The first one enters whole.
             dampening = number(0.0..=1.0)
                 .or(0.0)
@@ -120,13 +171,21 @@ impl Optimizer {
                 if let Self::Sgd { dampening, .. } = *now { dampening } else { 0.0 };
             /// Nesterov's momentum: the gradient is added to the decayed new buffer.
             nesterov = boolean()
-                .or(false)
-                .only(optimizer == "sgd", belongs(&["sgd"]))
+                .or(optimizer == "muon")
+                .shown("false; true for \"muon\"")
+                .only(MOMENTUM.contains(&optimizer), belongs(MOMENTUM))
                 .only(
-                    momentum != 0.0 && dampening == 0.0,
+                    optimizer == "muon" || (momentum != 0.0 && dampening == 0.0),
                     "Nesterov's momentum needs `train.momentum` above 0 and `train.dampening` of 0, as in PyTorch",
                 ),
-                if let Self::Sgd { nesterov, .. } = *now { nesterov } else { false };
+                match *now { Self::Sgd { nesterov, .. } | Self::Muon { nesterov, .. } => nesterov, _ => false };
+            /// Ratio of a matrix's learning rate with Muon, by the names of PyTorch. "original":
+            /// √max(1, rows / columns). "match_rms_adamw": 0.2 · √max(rows, columns), which suits rates and
+            /// weight decays of AdamW.
+            adjust_lr_fn = choice(AdjustLr::NAMES)
+                .or(AdjustLr::MatchRmsAdamW)
+                .only(optimizer == "muon", belongs(&["muon"])),
+                if let Self::Muon { adjust_lr, .. } = *now { adjust_lr } else { AdjustLr::default() };
         }
         let [beta1, beta2] = betas;
         Ok(match optimizer {
@@ -134,9 +193,23 @@ impl Optimizer {
             "rmsprop" => Self::RmsProp { alpha, eps },
             "lion" => Self::Lion { beta1, beta2 },
             SCHEDULE_FREE_ADAMW => Self::ScheduleFreeAdamW { beta1, beta2, eps },
+            "muon" => Self::Muon { momentum, nesterov, adjust_lr: adjust_lr_fn, beta1, beta2, eps },
             _ => Self::Sgd { momentum, dampening, nesterov },
         })
     }
+}
+
+/// Rules that need later keys.
+pub(super) fn check(config: &Config, places: &Places) -> super::error::Result<()> {
+    let Optimizer::Muon { .. } = config.train.optimizer else { return Ok(()) };
+    if config.compute.tensor > 1 {
+        return Err(places.conflict(
+            "train.optimizer",
+            "\"muon\" needs whole matrices, and compute.tensor divides them; use compute.sharding or compute.pipeline, \
+             or another optimiser",
+        ));
+    }
+    Ok(())
 }
 
 fn betas<'a>() -> Form<'a, [f64; 2]> {

@@ -26,7 +26,7 @@ keys! {
         /// The optimiser and its constants.
         optimizer: Optimizer = group(Optimizer::visit),
         /// Storage of the optimiser's states (AdamW has two; RMSprop, Lion and SGD with momentum one;
-        /// schedule-free AdamW one, and 4 bytes of weights);
+        /// schedule-free AdamW one, and 4 bytes of weights; Muon one for matrices of blocks);
         /// updates compute in f32. `"f32"`: 4 bytes per parameter. `"bf16"`: 2 bytes, with stochastic rounding. `"8bit"`: 1 + 1/64
         /// bytes, codes of bitsandbytes' dynamic maps with a scale for each 256 elements. See
         /// [ranks.md](ranks.md#optimiser-states-in-fewer-bits).

@@ -62,7 +62,9 @@ impl TrainConfig {
     /// Weights that evaluations and the trained model have.
     pub fn evaluation_weights(&self) -> EvaluationWeights {
         match (self.optimizer, self.ema_decay) {
-            (config::Optimizer::ScheduleFreeAdamW { beta1, .. }, _) => EvaluationWeights::ScheduleFree { beta1 },
+            (config::Optimizer::ScheduleFreeAdamW { beta1, .. }, _) => {
+                EvaluationWeights::ScheduleFree { beta1 }
+            }
             (_, Some(_)) => EvaluationWeights::Average,
             (_, None) => EvaluationWeights::Trained,
         }
@@ -103,7 +105,8 @@ impl Optimizer {
     pub fn start(&mut self, weights: &Policy) -> Result<()> {
         let Self { home, partition, states, average, .. } = self;
         let (masters, held) = weights.masters();
-        let states = states.iter_mut().filter(|state| state.spec.holds_weights).map(|state| &mut state.layers);
+        let states =
+            states.iter_mut().filter(|state| state.spec.holds_weights).map(|state| &mut state.layers);
         for layers in states.chain(average.iter_mut().map(|average| &mut average.layers)) {
             for (layer, states) in layers.iter_mut().enumerate() {
                 let (owned, start) = (partition.owned(layer), held.owned(layer).start);

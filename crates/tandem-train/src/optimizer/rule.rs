@@ -2,6 +2,7 @@
 
 use tandem_kernels::ops::{self, AdamW, Lion, Momentum, RmsProp, ScheduleFreeAdamW, Sgd};
 use tandem_kernels::{AdamMoment, Device, Result, StatesMut};
+use tandem_model::{LayerId, LayerLayout, ParamKind};
 
 use crate::config::Optimizer;
 
@@ -13,6 +14,38 @@ pub(super) struct StateSpec {
     pub moment: AdamMoment,
     /// Whether it holds weights: f32 in every form of the states, and the first weights at the start.
     pub holds_weights: bool,
+    /// Parameters that have it.
+    pub has: Has,
+}
+
+/// Whether a parameter of a layer has a state.
+pub(crate) type Has = fn(LayerId, ParamKind) -> bool;
+
+/// Every parameter has it.
+pub(crate) fn every(_: LayerId, _: ParamKind) -> bool {
+    true
+}
+
+/// Whether Muon orthogonalises the steps of a parameter: a matrix of a block, or of an adapter there.
+/// AdamW moves tables of tokens, heads, convolutions, norms and biases.
+pub(super) fn is_orthogonalized(layer: LayerId, part: ParamKind) -> bool {
+    matches!(layer, LayerId::Block(_)) && part.is_matrix()
+}
+
+/// Whether an optimiser moves a parameter's matrices whole.
+pub(super) fn is_whole_matrix(rule: &Optimizer, layer: LayerId, part: ParamKind) -> bool {
+    matches!(rule, Optimizer::Muon { .. }) && is_orthogonalized(layer, part)
+}
+
+fn is_of_adamw(layer: LayerId, part: ParamKind) -> bool {
+    !is_orthogonalized(layer, part)
+}
+
+/// First element of a layer from which a state is kept: that of the first parameter that has it. Matrices
+/// come first in a layer.
+pub(crate) fn first_element(layout: &LayerLayout, layer: LayerId, has: Has) -> usize {
+    let mut having = layout.params.iter().filter(|param| has(layer, param.part));
+    having.next().map_or(layout.len, |param| param.offset)
 }
 
 /// Numbers of one step of some elements.
@@ -27,11 +60,11 @@ pub(super) struct StepNumbers {
 }
 
 const fn first(name: &'static str) -> StateSpec {
-    StateSpec { name, moment: AdamMoment::First, holds_weights: false }
+    StateSpec { name, moment: AdamMoment::First, holds_weights: false, has: every }
 }
 
 const fn second(name: &'static str) -> StateSpec {
-    StateSpec { name, moment: AdamMoment::Second, holds_weights: false }
+    StateSpec { name, moment: AdamMoment::Second, holds_weights: false, has: every }
 }
 
 /// Name of the base sequence of schedule-free AdamW in checkpoints.
@@ -45,6 +78,10 @@ pub(super) fn states(rule: &Optimizer) -> Vec<StateSpec> {
         Optimizer::Lion { .. } => vec![first("first_moment")],
         Optimizer::ScheduleFreeAdamW { .. } => {
             vec![StateSpec { holds_weights: true, ..first(BASE_SEQUENCE) }, second("second_moment")]
+        }
+        // The average of gradients is Muon's momentum and AdamW's first moment.
+        Optimizer::Muon { .. } => {
+            vec![first("first_moment"), StateSpec { has: is_of_adamw, ..second("second_moment") }]
         }
         Optimizer::Sgd { momentum, .. } if *momentum == 0.0 => Vec::new(),
         Optimizer::Sgd { .. } => vec![first("momentum_buffer")],
@@ -63,7 +100,8 @@ pub(super) fn step(
     let mut states = states.into_iter();
     let mut state = || states.next().expect("a state for each of `states`");
     match *rule {
-        Optimizer::AdamW { beta1, beta2, eps } => {
+        // Muon's matrices are not moved element by element.
+        Optimizer::AdamW { beta1, beta2, eps } | Optimizer::Muon { beta1, beta2, eps, .. } => {
             let rule = AdamW { learning_rate, beta1, beta2, eps, weight_decay, step };
             ops::adamw(device, &rule, update, state(), state())
         }
@@ -160,7 +198,9 @@ mod tests {
             for update in 1..=STEPS {
                 let learning_rate = match rule {
                     // Its rate is the peak, after a warm-up of its own.
-                    Optimizer::ScheduleFreeAdamW { .. } if update <= warmup => RATE * (update as f64 / warmup as f64),
+                    Optimizer::ScheduleFreeAdamW { .. } if update <= warmup => {
+                        RATE * (update as f64 / warmup as f64)
+                    }
                     Optimizer::ScheduleFreeAdamW { .. } => RATE,
                     _ => RATE * (1.0 - update as f64 / 100.0),
                 };
@@ -174,14 +214,19 @@ mod tests {
                 step(&rule, &device, numbers, operands, states.collect()).unwrap();
                 let Some(expected) = run["weights"].get(update.to_string()) else { continue };
                 compared += 1;
-                if let (Optimizer::ScheduleFreeAdamW { beta1, .. }, Some(averages)) = (&rule, run.get("averages")) {
+                if let (Optimizer::ScheduleFreeAdamW { beta1, .. }, Some(averages)) =
+                    (&rule, run.get("averages"))
+                {
                     let z = kept[0].view().as_f32().unwrap();
                     let y = weights.view().as_slice::<f32>();
                     let expected = floats(&averages[update.to_string()]);
                     for ((y, z), expected) in y.iter().zip(z).zip(expected) {
                         let found = ops::lerp_of(*y, *z, (1.0 - 1.0 / beta1) as f32);
                         let allowed = 1.2e-7 * (3.0 + 0.1 * update as f32) * expected.abs().max(1.0);
-                        assert!((found - expected).abs() <= allowed, "{run} step {update}: {found}, expected {expected}");
+                        assert!(
+                            (found - expected).abs() <= allowed,
+                            "{run} step {update}: {found}, expected {expected}"
+                        );
                     }
                 }
                 for (found, expected) in weights.view().as_slice::<f32>().iter().zip(floats(expected)) {
@@ -195,6 +240,7 @@ mod tests {
             }
             assert_eq!(compared, 4);
         }
-        assert!(Optimizer::NAMES.iter().all(|name| seen.contains(name)), "{seen:?}");
+        // Muon's matrices have a test of their own.
+        assert!(Optimizer::NAMES.iter().all(|name| *name == "muon" || seen.contains(name)), "{seen:?}");
     }
 }

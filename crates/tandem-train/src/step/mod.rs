@@ -270,7 +270,8 @@ impl TrainStep {
         let scale = clip_coefficient(outcome.grad_norm, options.max_grad_norm) as f32;
         self.finish_writes()?;
         let TrainState { gradients, optimizer, .. } = learner;
-        optimizer.step(options.learning_rate, scale, options.update, gradients, &mut self.policy)?;
+        let StepOptions { learning_rate, update, .. } = *options;
+        optimizer.step(learning_rate, scale, update, gradients, &mut self.policy, mesh.shard())?;
         self.policy.gather(&self.placement.device, optimizer.partition(), mesh.shard())
     }
 

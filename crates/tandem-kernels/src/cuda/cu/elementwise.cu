@@ -1,7 +1,7 @@
 // Elementwise operations.
 //
 // Threads: blocks of 256 over vectors of the matrix, 2 or 4 vectors per thread (`elements.cuh`).
-// Bytes per element: fill 1 write; square_root 1 read and 1 write; divide, mix and lerp 2 reads and 1 write
+// Bytes per element: fill 1 write; square_root 1 read and 1 write; divide, weighted_sum and lerp 2 reads and 1 write
 // (divide 3 reads where it adds); swap 2 reads and 2 writes.
 #include "elements.cuh"
 
@@ -48,8 +48,9 @@ template <int N> __device__ __forceinline__ void square_root(float *x, size_t co
         });
 }
 
-// y = weight · x + rest · y, every term rounded.
-template <int N> __device__ __forceinline__ void mix(const float *x, float weight, float rest, float *y, size_t cols) {
+// y = of_x · x + of_y · y, every term rounded.
+template <int N>
+__device__ __forceinline__ void weighted_sum(const float *x, float of_x, float of_y, float *y, size_t cols) {
     Vector<float, N> given[DEPTH<N>], before[DEPTH<N>];
     over_elements<N>(
         1, cols,
@@ -61,7 +62,7 @@ template <int N> __device__ __forceinline__ void mix(const float *x, float weigh
             float v[N], kept[N];
             unpack(given[k], v), unpack(before[k], kept);
 #pragma unroll
-            for (int j = 0; j < N; j++) v[j] = __fadd_rn(__fmul_rn(weight, v[j]), __fmul_rn(rest, kept[j]));
+            for (int j = 0; j < N; j++) v[j] = __fadd_rn(__fmul_rn(of_x, v[j]), __fmul_rn(of_y, kept[j]));
             put(y + col, v);
         });
 }
@@ -125,9 +126,9 @@ KERNEL_BOUNDS(square_root_f32, THREADS, 4, float *x, long long cols, int wide) {
     else square_root<1>(x, cols);
 }
 
-KERNEL_BOUNDS(mix_f32, THREADS, 4, const float *x, float weight, float rest, float *y, long long cols, int wide) {
-    if (wide) mix<4>(x, weight, rest, y, cols);
-    else mix<1>(x, weight, rest, y, cols);
+KERNEL_BOUNDS(weighted_sum_f32, THREADS, 4, const float *x, float of_x, float of_y, float *y, long long cols, int wide) {
+    if (wide) weighted_sum<4>(x, of_x, of_y, y, cols);
+    else weighted_sum<1>(x, of_x, of_y, y, cols);
 }
 
 KERNEL_BOUNDS(lerp_f32, THREADS, 4, const float *end, float weight, float rest, float *y, long long cols, int wide) {

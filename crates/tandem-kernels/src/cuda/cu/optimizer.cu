@@ -132,6 +132,21 @@ struct ScheduleFreeAdamW {
     }
 };
 
+struct MuonMomentum {
+    // Of the new average and of the direction: whether the second end is the nearer one, the way from it.
+    static __device__ __forceinline__ void step(const Numbers &n, float g, float &direction, float &m, float &) {
+        m = __fmaf_rn(__fadd_rn(g, -m), n[1], 0.0f < n[0] ? g : m);
+        direction = __fmaf_rn(__fadd_rn(m, -g), n[3], 0.0f < n[2] ? m : g);
+    }
+};
+
+struct DecayedUpdate {
+    // What stays of the weights, minus the learning rate.
+    static __device__ __forceinline__ void step(const Numbers &n, float direction, float &w, float &, float &) {
+        w = __fmaf_rn(direction, n[1], __fmul_rn(w, n[0]));
+    }
+};
+
 // A step with states of two formats; `NONE` for those that the rule has not.
 template <typename Rule, int A, int B>
 __device__ __forceinline__ void update(const float *grad, const int64_t *sums, float grad_scale, const Weights &weights,
@@ -209,6 +224,11 @@ WITH_STATE(lion_8bit, Lion, SIGNED)
 WITH_STATES(schedule_free_adamw_f32_f32, ScheduleFreeAdamW, F32, F32)
 WITH_STATES(schedule_free_adamw_f32_bf16, ScheduleFreeAdamW, F32, BF16)
 WITH_STATES(schedule_free_adamw_f32_8bit, ScheduleFreeAdamW, F32, UNSIGNED)
+
+WITH_STATE(muon_momentum_f32, MuonMomentum, F32)
+WITH_STATE(muon_momentum_bf16, MuonMomentum, BF16)
+WITH_STATE(muon_momentum_8bit, MuonMomentum, SIGNED)
+WITHOUT_STATES(decayed_update, DecayedUpdate)
 
 WITHOUT_STATES(sgd, Sgd)
 WITH_STATE(momentum_f32, Momentum, F32)

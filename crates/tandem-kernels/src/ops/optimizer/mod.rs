@@ -3,6 +3,7 @@
 
 mod adamw;
 mod lion;
+mod muon;
 mod rmsprop;
 mod schedule_free;
 mod sgd;
@@ -20,6 +21,7 @@ use crate::{
 
 pub use adamw::{AdamW, adamw};
 pub use lion::{Lion, lion};
+pub use muon::{DecayedUpdate, MuonMomentum, decayed_update, muon_momentum};
 pub use rmsprop::{RmsProp, rmsprop};
 pub use schedule_free::{ScheduleFreeAdamW, schedule_free_adamw};
 pub use sgd::{Momentum, Sgd, sgd};

@@ -186,6 +186,13 @@ fn the_resolved_config_reads_back_as_the_same_value() {
         set(&["train.optimizer=lion", "train.betas=[0.8, 0.95]"]),
         set(&["train.optimizer=lion"]),
         set(&["train.ema_decay=0.999"]),
+        set(&["train.optimizer=muon"]),
+        set(&[
+            "train.optimizer=muon",
+            "train.momentum=0.9",
+            "train.nesterov=false",
+            "train.adjust_lr_fn=original",
+        ]),
         set(&["train.optimizer=schedule_free_adamw", "train.schedule=constant", "train.betas=[0.95, 0.99]"]),
         set(&["train.optimizer=sgd"]),
         set(&["train.optimizer=sgd", "train.momentum=0.9", "train.nesterov=true"]),

@@ -36,6 +36,7 @@ fn every_mesh_gives_the_same_bits_and_none_those_of_f32() {
         &["train.optimizer=lion", "train.learning_rate=1e-4"],
         &["train.optimizer=sgd", "train.momentum=0.9", "train.learning_rate=1e-2"],
         &["train.optimizer=schedule_free_adamw"],
+        &["train.optimizer=muon"],
     ] {
         let of = |form: &[&'static str]| [optimizer, form].concat();
         let optimizer = format!("{optimizer:?}");
@@ -104,6 +105,7 @@ fn every_optimizer_resumes_on_another_number_of_ranks() {
         &["train.optimizer=sgd", "train.momentum=0.9", "train.dampening=0.5"],
         &["train.optimizer=sgd", "train.momentum=0.9", "train.nesterov=true"],
         &["train.optimizer=schedule_free_adamw"],
+        &["train.optimizer=muon", "train.adjust_lr_fn=original", "train.nesterov=false"],
     ] {
         let settings = [optimizer, &["train.weight_decay=0.1"]].concat();
         small.finish("whole", RunDirPolicy::Overwrite, &with(&on(1, "ddp", 1, 1, 1), &settings));
@@ -188,8 +190,7 @@ fn the_plan_counts_states_and_their_copies_as_they_are_kept() {
             ("train.optimizer=sgd", 0.0, 0.99),
         ] {
             let ema = if (0.0..1.0).contains(&average) { average } else { 0.0 };
-            let (ema, average) =
-                (format!("train.ema_decay={ema}"), if average > 0.0 { 4.0 } else { 0.0 });
+            let (ema, average) = (format!("train.ema_decay={ema}"), if average > 0.0 { 4.0 } else { 0.0 });
             for mesh in [on(1, "ddp", 1, 1, 1), on(2, "zero1", 1, 1, 1), on(3, "zero3", 1, 1, 1)] {
                 let config = small.config("run", &with(&mesh, &[&form, optimizer, &ema]));
                 let prepared = RunInputs::open(&config, &mut Silent).unwrap();

@@ -10,7 +10,7 @@ use crate::config::foreign::values::{as_number, is_off};
 use crate::config::{BestMetric, Method, Optimizer, Shape};
 
 /// Names of optimisers that are ours.
-const OPTIMIZERS: [(&[&str], &str, Option<&str>); 7] = [
+const OPTIMIZERS: [(&[&str], &str, Option<&str>); 8] = [
     (
         &[
             "adamw",
@@ -276,8 +276,11 @@ impl Translator<'_> {
         let optimizer = self.draft.get("train.optimizer").and_then(toml::Value::as_str);
         if optimizer == Some("schedule_free_adamw") {
             match &given {
-                Some(given) if ours == "constant" => self.not_needed(given, "its optimiser needs no schedule"),
-                Some(given) => self.missing(given, "schedule-free AdamW keeps its rate: its average does a schedule's work"),
+                Some(given) if ours == "constant" => {
+                    self.not_needed(given, "its optimiser needs no schedule")
+                }
+                Some(given) => self
+                    .missing(given, "schedule-free AdamW keeps its rate: its average does a schedule's work"),
                 None => {}
             }
             return self.warmup("constant_with_warmup");
