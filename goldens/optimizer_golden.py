@@ -2,7 +2,8 @@
 """Writes learning rates of transformers' schedules to goldens/optimizers/schedules.json, weights that optimisers have
 moved over 50 steps to goldens/optimizers/updates.json, and moving averages of weights to
 goldens/optimizers/averages.json. Matrices that Muon has moved, in bf16 as PyTorch has it and in f32, go to
-goldens/optimizers/muon.json.
+goldens/optimizers/muon.json, those of transformers' Adafactor, with the constants of optim="adafactor", to
+goldens/optimizers/adafactor.json.
 
 Versions used: torch 2.15.0, transformers 5.24.0, lion-pytorch 0.2.5, schedulefree
 1.4.1; CPU, f32. Gradients and weights are a formula of
@@ -11,6 +12,7 @@ operations is that of their documentation.
 """
 
 import json
+import math
 from pathlib import Path
 
 import torch
@@ -19,7 +21,7 @@ import transformers
 from lion_pytorch import Lion
 from schedulefree import AdamWScheduleFree
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from transformers import get_scheduler
+from transformers import Adafactor, get_scheduler
 
 FOLDER = Path(__file__).parent / "optimizers"
 
@@ -158,6 +160,24 @@ def muon() -> list:
     return runs
 
 
+def adafactor() -> list:
+    runs = []
+    for shape, weight_decay in [((6, 10), 0.1), ((10, 6), 0.0), ((1, 9), 0.0), ((23,), 0.1)]:
+        count = math.prod(shape)
+        weights = torch.nn.Parameter(numbers(0, 2.0, count).view(shape))
+        optimizer = Adafactor([weights], lr=RATE, scale_parameter=False, relative_step=False,
+                              weight_decay=weight_decay)
+        kept = {}
+        for step in range(1, STEPS + 1):
+            optimizer.param_groups[0]["lr"] = RATE * (1 - step / 100)
+            weights.grad = numbers(step, 0.5, count).view(shape)
+            optimizer.step()
+            if step in KEPT:
+                kept[step] = weights.detach().reshape(-1).view(torch.int32).tolist()
+        runs.append({"shape": list(shape), "weight_decay": weight_decay, "weights": kept})
+    return runs
+
+
 def averages() -> list:
     """Averages of weights that are new at every step."""
     runs = []
@@ -187,3 +207,4 @@ if __name__ == "__main__":
     write("updates.json", updates())
     write("averages.json", averages())
     write("muon.json", muon())
+    write("adafactor.json", adafactor())

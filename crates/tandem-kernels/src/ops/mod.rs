@@ -3,6 +3,7 @@
 //! profile times the kernel.
 
 mod activation;
+mod adafactor;
 mod attention;
 mod bitsandbytes;
 mod causal_conv;
@@ -32,6 +33,7 @@ mod rope;
 mod sampling;
 
 pub use activation::{Activation, activate, activate_backward, gated, gated_backward};
+pub use adafactor::{factored_direction, factored_moments, whole_moments};
 pub use attention::{
     Attention, AttentionBackward, AttentionDecode, AttentionShape, MANY_TREES, Visible, attention,
     attention_backward, attention_decode,
@@ -73,7 +75,7 @@ pub use norm::{
 pub use optimizer::{
     AdamW, DecayedUpdate, Gradient, Lion, Momentum, MuonMomentum, RmsProp, SQUARES_BLOCK, ScheduleFreeAdamW,
     Sgd, Update, adamw, block_squares, copy_states, decayed_update, lion, muon_momentum, rmsprop,
-    schedule_free_adamw, sgd, sum_of_squares,
+    scaled_gradient, schedule_free_adamw, sgd, sum_of_squares,
 };
 pub(crate) use pack::rows_of_block;
 pub use pack::{pack, unpack};

@@ -2,7 +2,8 @@
 //! over thread counts.
 
 use crate::support::{
-    ADAMW, F32_ROUNDOFF, LION, Matrix, Place, RMSPROP, SGD, assert_close, devices, numbers, vector,
+    ADAMW, F32_ROUNDOFF, LION, Matrix, Place, RMSPROP, SGD, assert_close, devices, numbers, processors,
+    vector,
 };
 use tandem_kernels::{DType, Device, MemoryKind, bf16, ops};
 
@@ -432,6 +433,64 @@ fn muon_follows_its_formula() {
                     let rounded: Vec<f64> =
                         found.iter().map(|w| f64::from(bf16::from_f32(*w).to_f32())).collect();
                     assert_close(&format!("{what}, copy"), &copy.read(&device), &rounded, |_| 0.0);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_gradient_is_scaled_whatever_lay_there() {
+    for (isa, device) in devices(2) {
+        for len in LENGTHS {
+            let (grad, mut room) = (vector(&device, &numbers(1, len)), vector(&device, &vec![f32::NAN; len]));
+            ops::scaled_gradient(&device, ops::Update::new(grad.view(), 0.5, room.view_mut(), None)).unwrap();
+            let expected: Vec<f64> = grad.values.iter().map(|g| 0.5 * g).collect();
+            assert_close(isa.name(), &room.read(&device), &expected, |_| 0.0);
+        }
+    }
+}
+
+#[test]
+fn adafactor_follows_its_formula() {
+    for threads in [1, 3] {
+        for (isa, device) in processors(threads) {
+            for (rows, cols) in [(1, 7), (7, 1), (130, 257), (1000, 40)] {
+                let what = format!("{} {rows}x{cols}", isa.name());
+                let (mut row, mut col) =
+                    (vector(&device, &vec![0.0; rows]), vector(&device, &vec![0.0; cols]));
+                let mut v = vector(&device, &vec![0.0; rows * cols]);
+                let [mut row64, mut col64, mut v64] =
+                    [vec![0.0; rows], vec![0.0; cols], vec![0.0; rows * cols]];
+                for (step, beta) in [(1, 0.0), (2, 0.4)] {
+                    let mut g = Matrix::new(&device, 20 + step, (rows, cols), DType::F32, 0);
+                    let squares: Vec<f64> = g.values.iter().map(|g| g * g).collect();
+                    for (i, mean) in row64.iter_mut().enumerate() {
+                        let sum: f64 = squares[i * cols..(i + 1) * cols].iter().sum();
+                        *mean = beta * *mean + (1.0 - beta) * sum / cols as f64;
+                    }
+                    for (j, mean) in col64.iter_mut().enumerate() {
+                        let sum: f64 = squares.iter().skip(j).step_by(cols).sum();
+                        *mean = beta * *mean + (1.0 - beta) * sum / rows as f64;
+                    }
+                    for (v, square) in v64.iter_mut().zip(&squares) {
+                        *v = beta * *v + (1.0 - beta) * square;
+                    }
+                    let mut unfactored = Matrix::new(&device, 20 + step, (rows, cols), DType::F32, 0);
+                    let flat = unfactored.view_mut().reshape(1, rows * cols);
+                    ops::whole_moments(&device, flat, beta, v.view_mut()).unwrap();
+                    ops::factored_moments(&device, g.view(), beta, row.view_mut(), col.view_mut()).unwrap();
+                    assert_close(&what, &row.read(&device), &row64, |i| 1e-6 * row64[i]);
+                    assert_close(&what, &col.read(&device), &col64, |j| 1e-6 * col64[j]);
+                    ops::factored_direction(&device, g.view_mut(), row.view(), col.view()).unwrap();
+                    let mean = row64.iter().sum::<f64>() / rows as f64;
+                    let of = |at: usize| (row64[at / cols] * col64[at % cols] / mean).sqrt();
+                    let expected: Vec<f64> =
+                        unfactored.values.iter().enumerate().map(|(at, g)| g / of(at)).collect();
+                    assert_close(&what, &g.read(&device), &expected, |at| 1e-6 * expected[at].abs() + 1e-12);
+                    let expected: Vec<f64> =
+                        unfactored.values.iter().zip(&v64).map(|(g, v)| g / v.sqrt()).collect();
+                    assert_close(&what, &unfactored.read(&device), &expected, |_| 3e-6);
                 }
             }
         }

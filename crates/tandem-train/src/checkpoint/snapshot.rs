@@ -23,6 +23,7 @@ use crate::checkpoint::state::{CheckpointState, MasterWeights};
 use crate::checkpoint::{Checkpoint, TensorShard, TensorSpec};
 use crate::config::ShardedState;
 use crate::inputs::RunInputs;
+use crate::optimizer::adafactor::{MomentTensor, moment_tensors};
 use crate::optimizer::average::{AVERAGE, way_to_average};
 use crate::optimizer::{
     BASE_SEQUENCE, EvaluationWeights, Has, Optimizer, StateGroup, every, first_element, from,
@@ -116,6 +117,8 @@ pub struct CheckpointShard {
     decoder: Arc<Decoder>,
     /// Element range per layer that this rank writes; empty for a copy of another stage's tensor.
     written: Vec<Range<usize>>,
+    /// Whether it writes what all replicas hold whole.
+    is_first: bool,
 }
 
 impl CheckpointShard {
@@ -127,13 +130,21 @@ impl CheckpointShard {
             if decoder.owns(layer) { owned } else { owned.start..owned.start }
         };
         let written = decoder.layers().into_iter().enumerate().map(written).collect();
-        Self { decoder: decoder.clone(), written }
+        Self { decoder: decoder.clone(), written, is_first: share.0 == 0 }
     }
 
     /// Pieces of a run's state in place, to be written before training continues.
     pub fn all_pieces<'a>(&self, state: CheckpointState<'a>) -> Vec<TensorShard<'a>> {
         let groups = self.parts(state);
-        groups.iter().flat_map(|Group { name, parts, has, .. }| self.pieces(name, parts, *has)).collect()
+        let pieces = groups.iter().flat_map(|Group { name, parts, has, .. }| self.pieces(name, parts, *has));
+        pieces.chain(self.moments(state.optimizer).into_iter().flat_map(moment_pieces)).collect()
+    }
+
+    /// Moments of layers that this rank writes, of those that all replicas hold.
+    fn moments<'a>(&self, optimizer: &'a Optimizer) -> Vec<Moments<'a>> {
+        let layers = optimizer.factored().filter(|_| self.is_first).into_iter().flat_map(|all| &all.layers);
+        let owned = layers.filter(|moments| self.decoder.owns(moments.layer));
+        owned.map(|moments| (moments.layer, &moments.tensors[..], moments.values.view())).collect()
     }
 
     /// Part to write, by group and layer.
@@ -214,6 +225,22 @@ impl CheckpointShard {
     }
 }
 
+/// Moments of a layer: their tensors, and the elements of all.
+type Moments<'a> = (LayerId, &'a [MomentTensor], StatesView<'a>);
+
+/// The tensors of a layer's moments, to be written.
+fn moment_pieces((layer, tensors, values): Moments<'_>) -> impl Iterator<Item = TensorShard<'_>> {
+    tensors.iter().map(move |tensor| {
+        let spec = moment_spec(layer, tensor);
+        let data = values.range(tensor.range.clone());
+        TensorShard { columns: 0..spec.columns(), tensor: spec, start: 0, data }
+    })
+}
+
+fn moment_spec(layer: LayerId, tensor: &MomentTensor) -> TensorSpec {
+    TensorSpec { name: name(tensor.group, layer, tensor.part.name()), shape: tensor.shape.clone() }
+}
+
 /// Held elements per layer.
 type Parts<'a> = Vec<StatesView<'a>>;
 
@@ -232,6 +259,8 @@ struct Group<'a> {
 pub struct Snapshot {
     share: CheckpointShard,
     groups: Vec<(&'static str, Has, Vec<States>)>,
+    /// Moments that all replicas hold whole, on the rank that writes them.
+    moments: Vec<(LayerId, Vec<MomentTensor>, States)>,
 }
 
 impl Snapshot {
@@ -258,7 +287,11 @@ impl Snapshot {
         if follows {
             groups.push(masters(REFERENCE)?);
         }
-        Ok(Self { share, groups })
+        let copy = |(layer, tensors, values): Moments<'_>| -> Result<_> {
+            Ok((layer, tensors.to_vec(), master(values.len())?))
+        };
+        let moments = share.moments(optimizer).into_iter().map(copy).collect::<Result<_>>()?;
+        Ok(Self { share, groups, moments })
     }
 
     /// Copies the state of a run.
@@ -275,6 +308,12 @@ impl Snapshot {
                 ops::copy_states(home, part, copy.range_mut(all, StochasticRounding::default()))?;
             }
         }
+        let home = state.optimizer.home();
+        for ((_, _, copy), (_, _, values)) in self.moments.iter_mut().zip(self.share.moments(state.optimizer))
+        {
+            let all = 0..copy.len();
+            ops::copy_states(home, values, copy.range_mut(all, StochasticRounding::default()))?;
+        }
         // Another thread reads it next.
         Ok(device.synchronize()?)
     }
@@ -285,6 +324,9 @@ impl Snapshot {
         for (name, has, copies) in &self.groups {
             let views: Parts<'_> = copies.iter().map(States::view).collect();
             pieces.append(&mut self.share.pieces(name, &views, *has));
+        }
+        for (layer, tensors, copy) in &self.moments {
+            pieces.extend(moment_pieces((*layer, tensors, copy.view())));
         }
         pieces
     }
@@ -312,6 +354,7 @@ pub(crate) fn restore(
     for (group, states, has) in optimizer.states_mut() {
         num_known += read_states(checkpoint, group, decoder, &home, states, &partition, has)?;
     }
+    num_known += read_moments(checkpoint, decoder, optimizer)?;
     let num_stored = checkpoint.tensors().len();
     if num_known != num_stored {
         return Err(TrainError::BrokenCheckpoint {
@@ -478,6 +521,28 @@ fn read_states(
             read_layer(checkpoint, group, decoder, layer, chunk, &mut room)?;
             device.write_states(&room, states, start - owned.start)?;
         }
+    }
+    Ok(num_tensors)
+}
+
+/// Reads the moments that every rank holds whole, and returns the number of tensors of all layers.
+fn read_moments(checkpoint: &Checkpoint, decoder: &Decoder, optimizer: &mut Optimizer) -> Result<usize> {
+    let home = optimizer.home().clone();
+    let Some(moments) = optimizer.factored_mut() else { return Ok(0) };
+    let mut num_tensors = 0;
+    for layer in decoder.whole().layers() {
+        for tensor in moment_tensors(decoder.whole(), layer) {
+            checkpoint.check_tensor(&moment_spec(layer, &tensor))?;
+            num_tensors += 1;
+        }
+    }
+    for moments in &mut moments.layers {
+        let mut values = vec![0.0; moments.values.len()];
+        for tensor in &moments.tensors {
+            let out = &mut values[tensor.range.clone()];
+            checkpoint.read(&moment_spec(moments.layer, tensor).name, 0, out)?;
+        }
+        home.write_states(&values, &mut moments.values, 0)?;
     }
     Ok(num_tensors)
 }

@@ -1,5 +1,6 @@
 //! The optimiser of `[train]` and its constants.
 
+use tandem_kernels::Backend;
 use toml::Value;
 
 use super::Config;
@@ -59,6 +60,8 @@ pub enum Optimizer {
         /// Term added to the root of AdamW's second moment.
         eps: f64,
     },
+    /// Adafactor (arXiv 1804.04235), with the constants that `optim="adafactor"` has in `transformers`.
+    Adafactor,
     /// `torch.optim.SGD`.
     Sgd {
         /// Decay rate of the buffer; without momentum there is none.
@@ -100,7 +103,8 @@ pub(super) const SCHEDULE_FREE_ADAMW: &str = "schedule_free_adamw";
 
 impl Optimizer {
     /// Names of all optimisers in the config.
-    pub const NAMES: [&'static str; 6] = ["adamw", "rmsprop", "lion", "sgd", SCHEDULE_FREE_ADAMW, "muon"];
+    pub const NAMES: [&'static str; 7] =
+        ["adamw", "rmsprop", "lion", "sgd", SCHEDULE_FREE_ADAMW, "muon", "adafactor"];
 
     /// Name in the config.
     pub const fn name(&self) -> &'static str {
@@ -111,6 +115,7 @@ impl Optimizer {
             Self::Sgd { .. } => "sgd",
             Self::ScheduleFreeAdamW { .. } => SCHEDULE_FREE_ADAMW,
             Self::Muon { .. } => "muon",
+            Self::Adafactor => "adafactor",
         }
     }
 
@@ -193,6 +198,7 @@ impl Optimizer {
             "rmsprop" => Self::RmsProp { alpha, eps },
             "lion" => Self::Lion { beta1, beta2 },
             SCHEDULE_FREE_ADAMW => Self::ScheduleFreeAdamW { beta1, beta2, eps },
+            "adafactor" => Self::Adafactor,
             "muon" => Self::Muon { momentum, nesterov, adjust_lr: adjust_lr_fn, beta1, beta2, eps },
             _ => Self::Sgd { momentum, dampening, nesterov },
         })
@@ -201,15 +207,22 @@ impl Optimizer {
 
 /// Rules that need later keys.
 pub(super) fn check(config: &Config, places: &Places) -> super::error::Result<()> {
-    let Optimizer::Muon { .. } = config.train.optimizer else { return Ok(()) };
-    if config.compute.tensor > 1 {
-        return Err(places.conflict(
-            "train.optimizer",
-            "\"muon\" needs whole matrices, and compute.tensor divides them; use compute.sharding or compute.pipeline, \
+    let (optimizer, compute) = (&config.train.optimizer, &config.compute);
+    let conflict = |reason: String| Err(places.conflict("train.optimizer", reason));
+    match optimizer {
+        Optimizer::Muon { .. } | Optimizer::Adafactor if compute.tensor > 1 => conflict(format!(
+            "{:?} needs whole matrices, and compute.tensor = {} divides them; use compute.sharding or compute.pipeline, \
              or another optimiser",
-        ));
+            optimizer.name(),
+            compute.tensor
+        )),
+        Optimizer::Adafactor if compute.devices.backend() == Backend::Cuda => conflict(
+            "\"adafactor\" has no kernels for GPUs yet; take \"adamw\" with train.optimizer_state = \"8bit\", or \
+             compute.devices = \"cpu\""
+                .to_owned(),
+        ),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 fn betas<'a>() -> Form<'a, [f64; 2]> {

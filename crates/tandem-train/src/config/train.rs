@@ -26,11 +26,19 @@ keys! {
         /// The optimiser and its constants.
         optimizer: Optimizer = group(Optimizer::visit),
         /// Storage of the optimiser's states (AdamW has two; RMSprop, Lion and SGD with momentum one;
-        /// schedule-free AdamW one, and 4 bytes of weights; Muon one for matrices of blocks);
+        /// schedule-free AdamW one, and 4 bytes of weights; Muon one for matrices of blocks;
+        /// Adafactor a row and a column a matrix);
         /// updates compute in f32. `"f32"`: 4 bytes per parameter. `"bf16"`: 2 bytes, with stochastic rounding. `"8bit"`: 1 + 1/64
         /// bytes, codes of bitsandbytes' dynamic maps with a scale for each 256 elements. See
         /// [ranks.md](ranks.md#optimiser-states-in-fewer-bits).
-        optimizer_state: StateForm = choice(StateForm::NAMES).or(StateForm::F32),
+        optimizer_state: StateForm = choice(StateForm::NAMES)
+            .unless(|form| {
+                (optimizer == Optimizer::Adafactor && *form != StateForm::F32).then(|| {
+                    "Adafactor's second moments are sums of rows and columns, which are few and f32; remove it"
+                        .to_owned()
+                })
+            })
+            .or(StateForm::F32),
         /// Learning rate after the warm-up.
         schedule: Shape = group(|now, keys: &mut Keys| Shape::visit(now, keys, learning_rate, &optimizer)),
         /// Rise of the learning rate before the schedule.

@@ -1,5 +1,6 @@
 //! The optimiser, over flat buffers with each rank's part of every layer.
 
+pub(crate) mod adafactor;
 pub(crate) mod average;
 #[cfg(test)]
 mod golden;
@@ -23,6 +24,7 @@ use crate::gradients::Accumulator;
 use crate::parallel::Partition;
 use crate::weights::Policy;
 
+use adafactor::FactoredMoments;
 use average::{MovingAverage, own, starts};
 use groups::{ParameterGroups, ParameterSettings};
 use rule::{StateSpec, StepNumbers};
@@ -43,6 +45,8 @@ pub struct Optimizer {
     rule: config::Optimizer,
     /// Each state by layer.
     states: Vec<State>,
+    /// Moments of Adafactor, whole on every rank.
+    factored: Option<FactoredMoments>,
     /// Average of the masters, if that is asked for.
     average: Option<MovingAverage>,
     /// Weights of the average of schedule-free AdamW so far.
@@ -142,6 +146,10 @@ impl Optimizer {
             rule: config.optimizer,
             states: rule::states(&config.optimizer).into_iter().map(state).collect::<Result<_>>()?,
             average: config.ema_decay.map(average).transpose()?,
+            factored: match config.optimizer {
+                config::Optimizer::Adafactor => Some(FactoredMoments::new(home, decoder)?),
+                _ => None,
+            },
             weighting: Weighting::default(),
             trained: None,
             firsts: layers
@@ -151,7 +159,7 @@ impl Optimizer {
             whole: layers
                 .clone()
                 .map(|(index, layer)| {
-                    let is_whole = |part| rule::is_whole_matrix(&config.optimizer, layer, part);
+                    let is_whole = |part| rule::is_whole(&config.optimizer, layer, part);
                     WholeParameter::of_layer(decoder, layer, groups, (&partition, index), is_whole)
                 })
                 .collect(),
@@ -164,7 +172,7 @@ impl Optimizer {
                             runs(layer, decoder.trained(layer), groups, &owned)
                         }
                     };
-                    runs.retain(|run| !rule::is_whole_matrix(&config.optimizer, layer, run.part));
+                    runs.retain(|run| !rule::is_whole(&config.optimizer, layer, run.part));
                     runs
                 })
                 .collect(),
@@ -199,6 +207,16 @@ impl Optimizer {
         let average =
             self.average.iter().map(|average| (average::AVERAGE, &average.layers[..], every as Has));
         states.chain(average).map(of).collect()
+    }
+
+    /// Moments that every rank holds whole.
+    pub fn factored(&self) -> Option<&FactoredMoments> {
+        self.factored.as_ref()
+    }
+
+    /// The same, for restoring.
+    pub fn factored_mut(&mut self) -> Option<&mut FactoredMoments> {
+        self.factored.as_mut()
     }
 
     /// Mutable states, for restoring.
@@ -269,9 +287,18 @@ impl Optimizer {
                     master,
                     master_start: starts[index],
                     copy: copy.as_deref_mut(),
-                    state: &mut self.states[0].layers[index],
                 };
-                muon::step(&self.rule, &self.home, numbers, &self.whole[index], operands, room, group)?;
+                let (home, whole) = (&self.home, &self.whole[index]);
+                match &mut self.factored {
+                    Some(moments) => {
+                        let moments = &mut moments.layers[index];
+                        adafactor::step(home, numbers, whole, moments, operands, room, group)?;
+                    }
+                    None => {
+                        let averages = &mut self.states[0].layers[index];
+                        muon::step(&self.rule, home, numbers, whole, averages, operands, room, group)?;
+                    }
+                }
             }
             if let Some(average) = &mut self.average {
                 let masters = own(&layers[index].0, &self.partition.owned(index), starts[index]);

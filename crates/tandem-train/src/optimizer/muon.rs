@@ -6,33 +6,34 @@
 
 use tandem_comm::ProcessGroup;
 use tandem_kernels::ops::{self, DecayedUpdate, MuonMomentum, Update};
-use tandem_kernels::{AdamMoment, Device, Tensor};
+use tandem_kernels::{AdamMoment, Device, States, Tensor};
 
 use super::rule::StepNumbers;
 use super::whole::{Operands, WholeParameter, overlap};
 use crate::Result;
 use crate::config::Optimizer;
 
-/// Takes a step on the matrices of a layer; `state` is the average of gradients. Collective where parts
-/// are on other ranks of `group`.
+/// Takes a step on the matrices of a layer, of which `averages` has the averages of gradients. Collective
+/// where parts are on other ranks of `group`.
 pub(super) fn step(
     rule: &Optimizer,
     home: &Device,
     numbers: StepNumbers,
     matrices: &[WholeParameter],
+    averages: &mut States,
     operands: Operands<'_>,
     room: &mut Tensor,
     group: &mut ProcessGroup,
 ) -> Result<()> {
     let &Optimizer::Muon { momentum, nesterov, adjust_lr, .. } = rule else { return Ok(()) };
-    let Operands { grad, grad_scale, owned, master, master_start, mut copy, state } = operands;
+    let Operands { grad, grad_scale, owned, master, master_start, mut copy } = operands;
     let momentum = MuonMomentum { momentum, nesterov };
     for parameter in matrices {
         if let Some(run) = &parameter.run {
             let own = run.range.start - owned.start..run.range.end - owned.start;
             let direction = room.view_mut().col_range(parameter.place(&run.range));
             let update = Update::new(grad.range(own.clone()), grad_scale, direction, None);
-            let average = state.range_mut(own, run.dither(numbers.update, AdamMoment::First));
+            let average = averages.range_mut(own, run.dither(numbers.update, AdamMoment::First));
             ops::muon_momentum(home, &momentum, update, average)?;
         }
         parameter.gather(home, room, group)?;
@@ -65,7 +66,7 @@ mod tests {
 
     use serde_json::Value;
 
-    use tandem_kernels::{DType, MemoryKind, StateForm, States};
+    use tandem_kernels::{DType, MemoryKind, StateForm};
     use tandem_model::{LayerId, ParamKind};
 
     use super::*;
@@ -135,11 +136,10 @@ mod tests {
                     master: &mut master,
                     master_start: 0,
                     copy: None,
-                    state: &mut average,
                 };
                 let numbers = StepNumbers { learning_rate, weight_decay: 0.0, update, share: 0.0 };
                 let group = &mut ProcessGroup::alone();
-                step(&rule, &device, numbers, &matrices, operands, &mut room, group).unwrap();
+                step(&rule, &device, numbers, &matrices, &mut average, operands, &mut room, group).unwrap();
                 let Some(expected) = run["f32"].get(update.to_string()) else { continue };
                 compared += 1;
                 let found = master.view().as_slice::<f32>();

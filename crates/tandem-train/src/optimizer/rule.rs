@@ -32,9 +32,13 @@ pub(super) fn is_orthogonalized(layer: LayerId, part: ParamKind) -> bool {
     matches!(layer, LayerId::Block(_)) && part.is_matrix()
 }
 
-/// Whether an optimiser moves a parameter's matrices whole.
-pub(super) fn is_whole_matrix(rule: &Optimizer, layer: LayerId, part: ParamKind) -> bool {
-    matches!(rule, Optimizer::Muon { .. }) && is_orthogonalized(layer, part)
+/// Whether an optimiser updates a parameter whole.
+pub(super) fn is_whole(rule: &Optimizer, layer: LayerId, part: ParamKind) -> bool {
+    match rule {
+        Optimizer::Muon { .. } => is_orthogonalized(layer, part),
+        Optimizer::Adafactor => true,
+        _ => false,
+    }
 }
 
 fn is_of_adamw(layer: LayerId, part: ParamKind) -> bool {
@@ -83,6 +87,8 @@ pub(super) fn states(rule: &Optimizer) -> Vec<StateSpec> {
         Optimizer::Muon { .. } => {
             vec![first("first_moment"), StateSpec { has: is_of_adamw, ..second("second_moment") }]
         }
+        // Its moments are of rows and columns.
+        Optimizer::Adafactor => Vec::new(),
         Optimizer::Sgd { momentum, .. } if *momentum == 0.0 => Vec::new(),
         Optimizer::Sgd { .. } => vec![first("momentum_buffer")],
     }
@@ -115,6 +121,7 @@ pub(super) fn step(
             let rule = ScheduleFreeAdamW { learning_rate, beta1, beta2, eps, weight_decay, step, share };
             ops::schedule_free_adamw(device, &rule, update, state(), state())
         }
+        Optimizer::Adafactor => unreachable!("it updates parameters whole"),
         Optimizer::Sgd { momentum, dampening, nesterov } => {
             let momentum = (momentum != 0.0).then_some(Momentum { momentum, dampening, nesterov, step });
             ops::sgd(
@@ -240,7 +247,8 @@ mod tests {
             }
             assert_eq!(compared, 4);
         }
-        // Muon's matrices have a test of their own.
-        assert!(Optimizer::NAMES.iter().all(|name| *name == "muon" || seen.contains(name)), "{seen:?}");
+        // Those of whole matrices have tests of their own.
+        let mut others = Optimizer::NAMES.iter().filter(|name| !["muon", "adafactor"].contains(name));
+        assert!(others.all(|name| seen.contains(name)), "{seen:?}");
     }
 }

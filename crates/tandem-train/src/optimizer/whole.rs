@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use tandem_comm::ProcessGroup;
 use tandem_kernels::ops::Gradient;
-use tandem_kernels::{DType, Device, MemoryKind, States, Tensor};
-use tandem_model::{Decoder, LayerId, TrainedTensor, trained_tensors};
+use tandem_kernels::{DType, Device, MemoryKind, Tensor};
+use tandem_model::{Decoder, LayerId, ParamKind, TrainedTensor, trained_tensors};
 
 use super::Run;
 use super::groups::{ParameterGroups, ParameterSettings};
@@ -14,6 +14,7 @@ use crate::parallel::{Partition, collective_buffer};
 
 /// A parameter that is updated whole.
 pub(super) struct WholeParameter {
+    pub part: ParamKind,
     /// Elements of the layer.
     pub range: Range<usize>,
     /// The rank's own, if any.
@@ -42,7 +43,7 @@ impl WholeParameter {
         layer: LayerId,
         groups: &ParameterGroups,
         (partition, index): (&Partition, usize),
-        is_whole: impl Fn(tandem_model::ParamKind) -> bool,
+        is_whole: impl Fn(ParamKind) -> bool,
     ) -> Vec<Self> {
         let tensors = trained_tensors(decoder, layer);
         let piece = |TrainedTensor { range, matrix: (rows, cols), shape, .. }: &TrainedTensor| Piece {
@@ -69,7 +70,14 @@ impl WholeParameter {
             });
             let counts = counts.collect();
             let pieces = tensors.iter().filter(|tensor| tensor.part == param.part).map(piece);
-            (!settings.frozen).then(|| Self { counts, run, pieces: pieces.collect(), range, settings })
+            (!settings.frozen).then(|| Self {
+                part: param.part,
+                counts,
+                run,
+                pieces: pieces.collect(),
+                range,
+                settings,
+            })
         });
         all.collect()
     }
@@ -77,8 +85,8 @@ impl WholeParameter {
     /// A parameter that one rank holds.
     #[cfg(test)]
     pub(super) fn alone(run: Run, pieces: Vec<Piece>) -> Self {
-        let (range, settings) = (run.range.clone(), run.settings);
-        Self { counts: vec![range.len()], run: Some(run), pieces, range, settings }
+        let (part, range, settings) = (run.part, run.range.clone(), run.settings);
+        Self { part, counts: vec![range.len()], run: Some(run), pieces, range, settings }
     }
 
     /// Place of a range of the layer in the parameter.
@@ -121,6 +129,4 @@ pub(super) struct Operands<'a> {
     pub master_start: usize,
     /// Compute copy of the layer's first elements.
     pub copy: Option<&'a mut Tensor>,
-    /// The optimiser's first state of the layer.
-    pub state: &'a mut States,
 }

@@ -147,6 +147,10 @@ struct DecayedUpdate {
     }
 };
 
+struct ScaledGradient {
+    static __device__ __forceinline__ void step(const Numbers &, float g, float &w, float &, float &) { w = g; }
+};
+
 // A step with states of two formats; `NONE` for those that the rule has not.
 template <typename Rule, int A, int B>
 __device__ __forceinline__ void update(const float *grad, const int64_t *sums, float grad_scale, const Weights &weights,
@@ -229,6 +233,8 @@ WITH_STATE(muon_momentum_f32, MuonMomentum, F32)
 WITH_STATE(muon_momentum_bf16, MuonMomentum, BF16)
 WITH_STATE(muon_momentum_8bit, MuonMomentum, SIGNED)
 WITHOUT_STATES(decayed_update, DecayedUpdate)
+
+WITHOUT_STATES(scaled_gradient, ScaledGradient)
 
 WITHOUT_STATES(sgd, Sgd)
 WITH_STATE(momentum_f32, Momentum, F32)

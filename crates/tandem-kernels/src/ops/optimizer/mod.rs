@@ -5,6 +5,7 @@ mod adamw;
 mod lion;
 mod muon;
 mod rmsprop;
+mod scaled;
 mod schedule_free;
 mod sgd;
 
@@ -23,6 +24,7 @@ pub use adamw::{AdamW, adamw};
 pub use lion::{Lion, lion};
 pub use muon::{DecayedUpdate, MuonMomentum, decayed_update, muon_momentum};
 pub use rmsprop::{RmsProp, rmsprop};
+pub use scaled::scaled_gradient;
 pub use schedule_free::{ScheduleFreeAdamW, schedule_free_adamw};
 pub use sgd::{Momentum, Sgd, sgd};
 

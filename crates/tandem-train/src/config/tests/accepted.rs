@@ -187,6 +187,7 @@ fn the_resolved_config_reads_back_as_the_same_value() {
         set(&["train.optimizer=lion"]),
         set(&["train.ema_decay=0.999"]),
         set(&["train.optimizer=muon"]),
+        set(&["train.optimizer=adafactor"]),
         set(&[
             "train.optimizer=muon",
             "train.momentum=0.9",

@@ -106,6 +106,8 @@ fn every_optimizer_resumes_on_another_number_of_ranks() {
         &["train.optimizer=sgd", "train.momentum=0.9", "train.nesterov=true"],
         &["train.optimizer=schedule_free_adamw"],
         &["train.optimizer=muon", "train.adjust_lr_fn=original", "train.nesterov=false"],
+        &["train.optimizer=adafactor"],
+        &["train.optimizer=adafactor", "adapter.rank=4", "reference.kind=base"],
     ] {
         let settings = [optimizer, &["train.weight_decay=0.1"]].concat();
         small.finish("whole", RunDirPolicy::Overwrite, &with(&on(1, "ddp", 1, 1, 1), &settings));

@@ -10,7 +10,7 @@ use crate::config::foreign::values::{as_number, is_off};
 use crate::config::{BestMetric, Method, Optimizer, Shape};
 
 /// Names of optimisers that are ours.
-const OPTIMIZERS: [(&[&str], &str, Option<&str>); 8] = [
+const OPTIMIZERS: [(&[&str], &str, Option<&str>); 9] = [
     (
         &[
             "adamw",
@@ -40,6 +40,7 @@ const OPTIMIZERS: [(&[&str], &str, Option<&str>); 8] = [
     (&["lion_8bit", "paged_lion_8bit"], "lion", Some("8bit")),
     (&["sgd", "SGD"], "sgd", None),
     (&["schedule_free_adamw"], "schedule_free_adamw", None),
+    (&["adafactor", "Adafactor"], "adafactor", None),
 ];
 
 impl Translator<'_> {
