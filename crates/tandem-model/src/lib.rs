@@ -52,7 +52,7 @@ pub use layers::{
 };
 pub use layout::{LayerId, LayerLayout, ParamKind, ParamSpec, PipelineStage, TensorParallelShard};
 pub use lora::{Adapter, AdapterConfig, AdapterKind, Targets};
-pub use names::trained_names;
+pub use names::{TrainedTensor, trained_names, trained_tensors};
 pub use spec::{Config, DecoderSpec};
 pub use weights::{
     AdapterWeights, FlatLayer, FlatWeights, GradientSink, LayerGradients, LayerWeights, PackedLayer,

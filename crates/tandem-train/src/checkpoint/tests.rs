@@ -43,6 +43,7 @@ fn cursor(step: u64) -> Cursor {
         skipped: 1,
         skipped_in_row: 0,
         seconds: 0.1 + step as f64,
+        schedule_free: None,
         rewards: Some(crate::objective::RewardMean { mean: -1.0 / 3.0, count: 1 << 40 }),
         learning_rate_factor: Some(0.1 + 0.2),
         best: Some(BestEvaluation {

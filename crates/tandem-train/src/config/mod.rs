@@ -65,7 +65,7 @@ pub use keys::{KeyRow, Resume};
 pub use logging::{LoggingConfig, MlflowConfig};
 pub use method::Method;
 pub use online::{Algorithm, OnlineConfig, Pairs};
-pub use optimizer::Optimizer;
+pub use optimizer::{AdjustLr, Optimizer};
 pub use page::reference_page;
 pub use reference::{ReferenceConfig, ReferenceKind, Sync};
 pub use resolved::{Change, RESOLVED_HEADER};
@@ -166,6 +166,7 @@ impl Config {
         keys.finish()?;
         online::check(&config, &places)?;
         evaluation::check(&config, &places)?;
+        optimizer::check(&config, &places)?;
         reference::check(&config, &places)?;
         judges::check(&config.judges, &places)?;
         objective::check(&config, &places)?;

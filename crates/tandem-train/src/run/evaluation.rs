@@ -46,7 +46,7 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
     let mut step = 0;
     if let Some(path) = checkpoint {
         let checkpoint = Checkpoint::open(path)?;
-        resume::restore_weights(&checkpoint, &mut scorer)?;
+        resume::restore_evaluated(&checkpoint, config.train.evaluation_weights(), &mut scorer)?;
         step = checkpoint.cursor().step;
     }
     let Some(cache) = &prepared.eval else { unreachable!("data.eval is not empty") };

@@ -164,6 +164,7 @@ impl TrainerBuilder<'_> {
         let mut learner = TrainState::new(config, decoder, &placement, mesh, partition)?;
         let mut scorer = TrainStep::new(config, placement, decoder.clone(), policy, reference);
         scorer.progress = progress;
+        learner.optimizer.start(&scorer.policy)?;
 
         let (mut cursor, mut resumed_from) = (Cursor::default(), None);
         let newest = match &run_dir {
@@ -178,6 +179,7 @@ impl TrainerBuilder<'_> {
             scorer.refresh()?;
             cursor = checkpoint.cursor().clone();
             scorer.rewards = cursor.rewards.unwrap_or_default();
+            learner.optimizer.restore_weighting(cursor.schedule_free);
             resumed_from = Some(checkpoint.path().to_path_buf());
             resume::warn_of_changes(config, earlier.as_ref(), observer);
         }

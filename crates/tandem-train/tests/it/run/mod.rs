@@ -1,6 +1,7 @@
 //! Whole runs of a two-layer model on the committed small data: what must hold whatever happens in between.
 
 mod adapters;
+mod averages;
 mod chat_template;
 mod checkpoints;
 mod collectives;
