@@ -398,7 +398,7 @@ fn a_stopped_run_goes_on_as_if_it_had_not_been() {
 /// Stops at arbitrary moments: while completions are generated or judged, or a step trains.
 #[test]
 fn a_run_that_is_stopped_anywhere_goes_on_as_if_it_had_not_been() {
-    for own in [&["online.overlap=false"][..], &["online.overlap=true"]] {
+    for own in [&["online.overlap=false"][..], &["online.overlap=true"], &RESAMPLES] {
         let small = Small::new("online");
         let own = [own, &["online.max_new_tokens=40", "online.answers=4"]].concat();
         let whole = run(&small, "whole", &own);
