@@ -50,12 +50,12 @@ pub use decoder::Decoder;
 pub use error::ModelError;
 pub use io::{ModelFolder, Save, WeightFiles, save, write_policy};
 pub use layers::{
-    BatchCapacity, Checkpointing, Gradient, LayerExecutor, PolicyAndReferenceScores, RankOrder,
+    BatchCapacity, Checkpointing, Gradient, LayerExecutor, PipelineOps, PolicyAndReferenceScores, RankOrder,
     SavedActivations, TensorParallelOps,
 };
 pub use layout::{LayerId, LayerLayout, ParamKind, ParamSpec, PipelineStage, TensorParallelShard};
 pub use lora::{Adapter, AdapterConfig, AdapterKind, Targets};
-pub use names::trained_names;
+pub use names::{TrainedTensor, trained_names, trained_tensors};
 pub use spec::{Config, DecoderSpec};
 pub use weights::{
     AdapterWeights, FlatLayer, FlatWeights, GradientSink, LayerGradients, LayerWeights, PackedLayer,

@@ -1,6 +1,7 @@
 //! CPU kernels, their thread pool, per-thread scratch and vector instructions.
 
 pub(crate) mod activation;
+mod adafactor;
 #[cfg(target_arch = "x86_64")]
 mod amx;
 pub(crate) mod attention;

@@ -4,7 +4,7 @@ use super::elements::Elements;
 use super::{Cuda, args, by_type, driver, source};
 use crate::{Result, View, ViewMut};
 
-pub(super) static SOURCE: driver::Source = source!("elementwise.cu");
+pub(super) static SOURCE: driver::Source = source!("elementwise.cu", not fused);
 
 /// Fills a matrix of either type, contiguous or not.
 pub(crate) fn fill(cuda: &Cuda, x: ViewMut, value: f32) -> Result<()> {
@@ -26,9 +26,22 @@ pub(crate) fn square_root(cuda: &Cuda, x: ViewMut) -> Result<()> {
     unsafe { cuda.launch(&SOURCE, "square_root_f32", way.grid(), args![&x, way.cols, way.wide]) }
 }
 
-pub(crate) fn mix(cuda: &Cuda, x: View, weight: f32, y: ViewMut) -> Result<()> {
+pub(crate) fn weighted_sum(cuda: &Cuda, x: View, of_x: f32, y: ViewMut, of_y: f32) -> Result<()> {
     let way = Elements::new(&[x, y.view()]);
-    let args = args![x, weight, 1.0 - weight, &y, way.cols, way.wide];
+    let args = args![x, of_x, of_y, &y, way.cols, way.wide];
     // SAFETY: as above.
-    unsafe { cuda.launch(&SOURCE, "mix_f32", way.grid(), args) }
+    unsafe { cuda.launch(&SOURCE, "weighted_sum_f32", way.grid(), args) }
+}
+
+pub(crate) fn lerp(cuda: &Cuda, end: View, weight: f32, y: ViewMut) -> Result<()> {
+    let way = Elements::new(&[end, y.view()]);
+    let args = args![end, weight, 1.0 - weight, &y, way.cols, way.wide];
+    // SAFETY: as above.
+    unsafe { cuda.launch(&SOURCE, "lerp_f32", way.grid(), args) }
+}
+
+pub(crate) fn swap(cuda: &Cuda, a: ViewMut, b: ViewMut) -> Result<()> {
+    let way = Elements::new(&[a.view(), b.view()]);
+    // SAFETY: as above.
+    unsafe { cuda.launch(&SOURCE, "swap_f32", way.grid(), args![&a, &b, way.cols, way.wide]) }
 }

@@ -17,7 +17,7 @@ const THREADS: u32 = 256;
 const BLOCK: usize = THREADS as usize / 32 * STATE_BLOCK;
 
 /// Kernels of steps: a rule and the formats of its states.
-const KERNELS: [&str; 19] = [
+const KERNELS: [&str; 27] = [
     "adamw_f32_f32",
     "adamw_f32_bf16",
     "adamw_f32_8bit",
@@ -33,6 +33,14 @@ const KERNELS: [&str; 19] = [
     "lion_f32",
     "lion_bf16",
     "lion_8bit",
+    "schedule_free_adamw_f32_f32",
+    "schedule_free_adamw_f32_bf16",
+    "schedule_free_adamw_f32_8bit",
+    "muon_momentum_f32",
+    "muon_momentum_bf16",
+    "muon_momentum_8bit",
+    "decayed_update",
+    "scaled_gradient",
     "sgd",
     "momentum_f32",
     "momentum_bf16",

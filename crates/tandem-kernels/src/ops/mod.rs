@@ -3,6 +3,7 @@
 //! profile times the kernel.
 
 mod activation;
+mod adafactor;
 mod attention;
 mod bitsandbytes;
 mod causal_conv;
@@ -24,6 +25,7 @@ mod head_strips;
 mod linear;
 mod logits;
 mod low_rank;
+mod newton_schulz;
 mod norm;
 pub(crate) mod optimizer;
 mod pack;
@@ -31,6 +33,7 @@ mod rope;
 mod sampling;
 
 pub use activation::{Activation, activate, activate_backward, gated, gated_backward};
+pub use adafactor::{factored_direction, factored_moments, whole_moments};
 pub use attention::{
     Attention, AttentionBackward, AttentionDecode, AttentionShape, MANY_TREES, Visible, attention,
     attention_backward, attention_decode,
@@ -45,7 +48,7 @@ pub use delta_rule::{DeltaRule, DeltaRuleBackward, DeltaShape, delta_rule, delta
 pub use depth_tree::DepthTree;
 pub(crate) use dropout::Mask;
 pub use dropout::{dropout, dropout_backward_add};
-pub use elementwise::{divide, fill, mix, square_root};
+pub use elementwise::{divide, fill, lerp, lerp_of, mix, square_root, swap, weighted_sum};
 pub use embedding::{embedding, embedding_backward};
 pub use exact::{exact_merge, exact_sum, exact_sum_squares};
 pub use head::{
@@ -63,14 +66,16 @@ pub use linear::{
 };
 pub use logits::score_logits;
 pub use low_rank::{LowRank, low_rank_row_norms, low_rank_row_squares};
+pub use newton_schulz::orthogonalize;
 pub(crate) use norm::BLOCK_ROWS;
 pub use norm::{
     LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward, layer_norm, layer_norm_backward, rms_norm,
     rms_norm_backward,
 };
 pub use optimizer::{
-    AdamW, Gradient, Lion, Momentum, RmsProp, SQUARES_BLOCK, Sgd, Update, adamw, block_squares, copy_states,
-    lion, rmsprop, sgd, sum_of_squares,
+    AdamW, DecayedUpdate, Gradient, Lion, Momentum, MuonMomentum, RmsProp, SQUARES_BLOCK, ScheduleFreeAdamW,
+    Sgd, Update, adamw, block_squares, copy_states, decayed_update, lion, muon_momentum, rmsprop,
+    scaled_gradient, schedule_free_adamw, sgd, sum_of_squares,
 };
 pub(crate) use pack::rows_of_block;
 pub use pack::{pack, unpack};

@@ -67,3 +67,42 @@ fn a_mixture_lies_between() {
         }
     }
 }
+
+#[test]
+fn a_row_moves_towards_an_end_and_reaches_it() {
+    for (place, device) in [1, 3].into_iter().flat_map(devices) {
+        for len in [100_003, 4096] {
+            let numbers: Vec<f32> = (0..len).map(|i| i as f32 / 7.0).collect();
+            let end = vector(&device, &numbers);
+            for weight in [0.0, 0.001, 0.25, 0.75, 1.0, 1.0 - 1.0 / 0.9] {
+                let mut y = vector(&device, &vec![-1.5; len]);
+                ops::lerp(&device, end.view(), weight, y.view_mut()).unwrap();
+                for (y, &end) in y.read(&device).iter().zip(&numbers) {
+                    assert_eq!(y.to_bits(), ops::lerp_of(-1.5, end, weight).to_bits(), "{place:?}");
+                    let exact = -1.5 + f64::from(weight) * (f64::from(end) + 1.5);
+                    // Three roundings of numbers no larger than the end.
+                    assert!(
+                        (f64::from(*y) - exact).abs() <= 3e-7 * f64::from(end).max(1.5),
+                        "{place:?}: {y}, {exact}"
+                    );
+                }
+            }
+            // What stands still does not drift.
+            let mut still = vector(&device, &numbers);
+            ops::lerp(&device, end.view(), 0.001, still.view_mut()).unwrap();
+            assert_eq!(still.read(&device), numbers, "{place:?}");
+        }
+    }
+}
+
+#[test]
+fn rows_are_exchanged() {
+    for (place, device) in [1, 3].into_iter().flat_map(devices) {
+        for len in [1, 100_003, 4096] {
+            let numbers: Vec<f32> = (0..len).map(|i| i as f32).collect();
+            let (mut a, mut b) = (vector(&device, &numbers), vector(&device, &vec![-1.0; len]));
+            ops::swap(&device, a.view_mut(), b.view_mut()).unwrap();
+            assert_eq!((a.read(&device), b.read(&device)), (vec![-1.0; len], numbers), "{place:?}");
+        }
+    }
+}

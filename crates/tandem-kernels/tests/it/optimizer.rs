@@ -2,7 +2,8 @@
 //! over thread counts.
 
 use crate::support::{
-    ADAMW, F32_ROUNDOFF, LION, Matrix, Place, RMSPROP, SGD, assert_close, devices, numbers, vector,
+    ADAMW, F32_ROUNDOFF, LION, Matrix, Place, RMSPROP, SGD, assert_close, devices, numbers, processors,
+    vector,
 };
 use tandem_kernels::{DType, Device, MemoryKind, bf16, ops};
 
@@ -306,3 +307,192 @@ const TORCH_RMSPROP: [i32; 16] = [
     1_072_794_844,
     -1_068_265_653,
 ];
+
+#[test]
+fn schedule_free_adamw_follows_its_formula() {
+    const RATE: f64 = 1e-2;
+    for (isa, device) in devices(2) {
+        for len in LENGTHS {
+            let what = format!("{} {len}", isa.name());
+            let mut y = vector(&device, &numbers(1, len));
+            let (mut z, mut v) = (vector(&device, &numbers(1, len)), vector(&device, &vec![0.0; len]));
+            // The average, which is not stored, and what is.
+            let [mut x64, mut z64, mut v64] = [y.values.clone(), y.values.clone(), vec![0.0; len]];
+            for step in 1..=4 {
+                let grad = vector(&device, &numbers(10 + step, len));
+                let share = 1.0 / step as f64;
+                let config = ops::ScheduleFreeAdamW {
+                    learning_rate: RATE,
+                    beta1: 0.9,
+                    beta2: 0.99,
+                    eps: 1e-8,
+                    weight_decay: 0.1,
+                    step,
+                    share,
+                };
+                let mut copy = Matrix::new(&device, 3, (1, len), DType::Bf16, 0);
+                let update = ops::Update::new(grad.view(), 0.5, y.view_mut(), Some(copy.view_mut()));
+                ops::schedule_free_adamw(&device, &config, update, z.view_mut(), v.view_mut()).unwrap();
+                let mut expected = Vec::new();
+                for i in 0..len {
+                    let (g, at) = (0.5 * grad.values[i], 0.1 * z64[i] + 0.9 * x64[i]);
+                    v64[i] = 0.99 * v64[i] + 0.01 * g * g;
+                    let root = (v64[i] / (1.0 - 0.99f64.powi(step as i32))).sqrt();
+                    z64[i] -= RATE * (g / (root + 1e-8) + 0.1 * at);
+                    x64[i] += share * (z64[i] - x64[i]);
+                    expected.push(0.1 * z64[i] + 0.9 * x64[i]);
+                }
+                // A few roundings of weights and of steps of a hundredth, in each of four steps.
+                let allowed = |i: usize| 8.0 * F32_ROUNDOFF * (expected[i].abs() + 0.1);
+                let found = y.read(&device);
+                assert_close(&what, &found, &expected, allowed);
+                assert_close(&what, &z.read(&device), &z64, allowed);
+                assert_close(&what, &v.read(&device), &v64, |i| 1e-6 * v64[i].abs() + 1e-12);
+                let rounded: Vec<f64> =
+                    found.iter().map(|w| f64::from(bf16::from_f32(*w).to_f32())).collect();
+                assert_close(&format!("{what}, copy"), &copy.read(&device), &rounded, |_| 0.0);
+            }
+        }
+    }
+}
+
+/// `a·x + b·(x xᵀ) x + c·(x xᵀ)² x`, five times, in f64.
+fn newton_schulz(x: &[f64], rows: usize, cols: usize) -> Vec<f64> {
+    let product = |a: &[f64], b: &[f64], rows: usize, inner: usize, cols: usize| -> Vec<f64> {
+        let element =
+            |at: usize| (0..inner).map(|k| a[at / cols * inner + k] * b[k * cols + at % cols]).sum();
+        (0..rows * cols).map(element).collect()
+    };
+    let norm = x.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let mut x: Vec<f64> = x.iter().map(|x| x / norm).collect();
+    for _ in 0..5 {
+        let transposed: Vec<f64> = (0..rows * cols).map(|at| x[at % rows * cols + at / rows]).collect();
+        let gram = product(&x, &transposed, rows, cols, rows);
+        let square = product(&gram, &gram, rows, rows, rows);
+        let both: Vec<f64> = gram.iter().zip(&square).map(|(g, s)| -4.7750 * g + 2.0315 * s).collect();
+        let more = product(&both, &x, rows, rows, cols);
+        x = x.iter().zip(&more).map(|(x, more)| 3.4445 * x + more).collect();
+    }
+    x
+}
+
+#[test]
+fn a_matrix_is_orthogonalised_as_in_f64() {
+    for (isa, device) in devices(2) {
+        for (rows, cols) in [(1, 7), (7, 1), (5, 9), (9, 5), (48, 48), (40, 136), (130, 33)] {
+            let what = format!("{} {rows}x{cols}", isa.name());
+            let mut x = Matrix::new(&device, 5, (rows, cols), DType::F32, 0);
+            // Singular values become about one; small ones grow 3.4445⁵ = 485 times, and their errors too.
+            let expected = newton_schulz(&x.values, rows, cols);
+            ops::orthogonalize(&device, x.view_mut()).unwrap();
+            assert_close(&what, &x.read(&device), &expected, |_| 500.0 * 4.0 * F32_ROUNDOFF);
+            let norm: f64 = expected.iter().map(|x| x * x).sum();
+            assert!((0.4..1.3).contains(&(norm / rows.min(cols) as f64)), "{what}: {norm}");
+        }
+    }
+}
+
+#[test]
+fn nothing_is_orthogonalised_to_nothing() {
+    for (isa, device) in devices(1) {
+        let mut x = vector(&device, &[0.0; 12]);
+        ops::orthogonalize(&device, x.view_mut().reshape(3, 4)).unwrap();
+        assert_eq!(x.read(&device), [0.0; 12], "{}", isa.name());
+    }
+}
+
+#[test]
+fn muon_follows_its_formula() {
+    for (isa, device) in devices(2) {
+        for len in LENGTHS {
+            for (momentum, nesterov) in [(0.95, true), (0.95, false), (0.3, true), (0.0, true)] {
+                let what = format!("{} {len} {momentum} {nesterov}", isa.name());
+                let (mut w, mut m) = (vector(&device, &numbers(1, len)), vector(&device, &vec![0.0; len]));
+                let [mut w64, mut m64] = [w.values.clone(), vec![0.0; len]];
+                for step in 1..=3 {
+                    let grad = vector(&device, &numbers(10 + step, len));
+                    // What lies in the room of the direction does not matter.
+                    let mut direction = vector(&device, &vec![f32::NAN; len]);
+                    let update = ops::Update::new(grad.view(), 0.5, direction.view_mut(), None);
+                    let config = ops::MuonMomentum { momentum, nesterov };
+                    ops::muon_momentum(&device, &config, update, m.view_mut()).unwrap();
+                    let mut copy = Matrix::new(&device, 3, (1, len), DType::Bf16, 0);
+                    let update = ops::Update::new(direction.view(), 1.0, w.view_mut(), Some(copy.view_mut()));
+                    let config = ops::DecayedUpdate { learning_rate: 1e-2, decay: 1e-3 };
+                    ops::decayed_update(&device, &config, update).unwrap();
+                    for i in 0..len {
+                        let g = 0.5 * grad.values[i];
+                        m64[i] = momentum * m64[i] + (1.0 - momentum) * g;
+                        let direction =
+                            if nesterov { (1.0 - momentum) * g + momentum * m64[i] } else { m64[i] };
+                        w64[i] = 0.999 * w64[i] - 1e-2 * direction;
+                    }
+                    let found = w.read(&device);
+                    assert_close(&what, &found, &w64, |i| 8.0 * F32_ROUNDOFF * (w64[i].abs() + 0.1));
+                    assert_close(&what, &m.read(&device), &m64, |_| 8.0 * F32_ROUNDOFF);
+                    let rounded: Vec<f64> =
+                        found.iter().map(|w| f64::from(bf16::from_f32(*w).to_f32())).collect();
+                    assert_close(&format!("{what}, copy"), &copy.read(&device), &rounded, |_| 0.0);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_gradient_is_scaled_whatever_lay_there() {
+    for (isa, device) in devices(2) {
+        for len in LENGTHS {
+            let (grad, mut room) = (vector(&device, &numbers(1, len)), vector(&device, &vec![f32::NAN; len]));
+            ops::scaled_gradient(&device, ops::Update::new(grad.view(), 0.5, room.view_mut(), None)).unwrap();
+            let expected: Vec<f64> = grad.values.iter().map(|g| 0.5 * g).collect();
+            assert_close(isa.name(), &room.read(&device), &expected, |_| 0.0);
+        }
+    }
+}
+
+#[test]
+fn adafactor_follows_its_formula() {
+    for threads in [1, 3] {
+        for (isa, device) in processors(threads) {
+            for (rows, cols) in [(1, 7), (7, 1), (130, 257), (1000, 40)] {
+                let what = format!("{} {rows}x{cols}", isa.name());
+                let (mut row, mut col) =
+                    (vector(&device, &vec![0.0; rows]), vector(&device, &vec![0.0; cols]));
+                let mut v = vector(&device, &vec![0.0; rows * cols]);
+                let [mut row64, mut col64, mut v64] =
+                    [vec![0.0; rows], vec![0.0; cols], vec![0.0; rows * cols]];
+                for (step, beta) in [(1, 0.0), (2, 0.4)] {
+                    let mut g = Matrix::new(&device, 20 + step, (rows, cols), DType::F32, 0);
+                    let squares: Vec<f64> = g.values.iter().map(|g| g * g).collect();
+                    for (i, mean) in row64.iter_mut().enumerate() {
+                        let sum: f64 = squares[i * cols..(i + 1) * cols].iter().sum();
+                        *mean = beta * *mean + (1.0 - beta) * sum / cols as f64;
+                    }
+                    for (j, mean) in col64.iter_mut().enumerate() {
+                        let sum: f64 = squares.iter().skip(j).step_by(cols).sum();
+                        *mean = beta * *mean + (1.0 - beta) * sum / rows as f64;
+                    }
+                    for (v, square) in v64.iter_mut().zip(&squares) {
+                        *v = beta * *v + (1.0 - beta) * square;
+                    }
+                    let mut unfactored = Matrix::new(&device, 20 + step, (rows, cols), DType::F32, 0);
+                    let flat = unfactored.view_mut().reshape(1, rows * cols);
+                    ops::whole_moments(&device, flat, beta, v.view_mut()).unwrap();
+                    ops::factored_moments(&device, g.view(), beta, row.view_mut(), col.view_mut()).unwrap();
+                    assert_close(&what, &row.read(&device), &row64, |i| 1e-6 * row64[i]);
+                    assert_close(&what, &col.read(&device), &col64, |j| 1e-6 * col64[j]);
+                    ops::factored_direction(&device, g.view_mut(), row.view(), col.view()).unwrap();
+                    let mean = row64.iter().sum::<f64>() / rows as f64;
+                    let of = |at: usize| (row64[at / cols] * col64[at % cols] / mean).sqrt();
+                    let expected: Vec<f64> =
+                        unfactored.values.iter().enumerate().map(|(at, g)| g / of(at)).collect();
+                    assert_close(&what, &g.read(&device), &expected, |at| 1e-6 * expected[at].abs() + 1e-12);
+                    let expected: Vec<f64> =
+                        unfactored.values.iter().zip(&v64).map(|(g, v)| g / v.sqrt()).collect();
+                    assert_close(&what, &unfactored.read(&device), &expected, |_| 3e-6);
+                }
+            }
+        }
+    }
+}

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::OnlineState;
 use crate::objective::RewardMean;
+use crate::optimizer::Weighting;
 
 /// Everything besides tensors that the next step depends on. Orders and permutations are functions
 /// of seed and epoch, so no generator state is needed.
@@ -36,6 +37,9 @@ pub struct Cursor {
     /// With the loss `bco`: the mean of the rewards so far.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rewards: Option<RewardMean>,
+    /// With schedule-free AdamW: the weights of its average so far.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule_free: Option<Weighting>,
     /// Factor of the learning rate, where a training loop has set one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub learning_rate_factor: Option<f64>,

@@ -24,9 +24,10 @@ pub fn export(config: &Config, checkpoint: &Path, to: &Path) -> Result<usize> {
     let checkpoint = Checkpoint::open(checkpoint)?;
     let (folder, _) = open_policy(config, &mut Silent)?;
     let decoder = ModelSpecs::from_config(config, &Decoder::new(folder.spec().clone(), 1)?)?.policy;
-    snapshot::check_policy(&checkpoint, &decoder)?;
+    let weights = config.train.evaluation_weights();
+    snapshot::check_policy(&checkpoint, weights, &decoder)?;
     let read = &mut |layer: LayerId, flat: &mut [f32]| -> ModelResult<()> {
-        let read = snapshot::read_policy(&checkpoint, &decoder, layer, flat);
+        let read = snapshot::read_policy(&checkpoint, weights, &decoder, layer, flat);
         read.map_err(|error| ModelError::Store(Box::new(error)))
     };
     if decoder.adapter().is_some() {

@@ -4,6 +4,7 @@
 use super::error::Result;
 use super::form::{AT_LEAST_ONE, COUNT, POSITIVE, choice, integer, number};
 use super::keys::{Keys, keys};
+use super::optimizer::Optimizer;
 
 /// Learning rate after the warm-up, as a share of the peak.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -77,7 +78,13 @@ impl Shape {
         }
     }
 
-    pub(super) fn visit(now: Option<&Self>, keys: &mut Keys, learning_rate: f64) -> Result<Self> {
+    pub(super) fn visit(
+        now: Option<&Self>,
+        keys: &mut Keys,
+        learning_rate: f64,
+        optimizer: &Optimizer,
+    ) -> Result<Self> {
+        let is_free = matches!(optimizer, Optimizer::ScheduleFreeAdamW { .. });
         let has_ratio = keys.has_second("decay_steps", "decay_ratio")?;
         let belongs = |schedule: &str, to: &str| {
             format!("train.schedule is \"{schedule}\", and the key belongs to {to}; remove it")
@@ -85,7 +92,17 @@ impl Shape {
         keys! { let keys, now;
             /// Learning rate after the warm-up, by the names of `transformers`. See
             /// [optimizers.md](optimizers.md#schedules).
-            schedule = choice(Self::NAMES.map(|name| (name, name))).or("linear"), now.name();
+            schedule = choice(Self::NAMES.map(|name| (name, name)))
+                .unless(|name| {
+                    (is_free && *name != "constant").then(|| format!(
+                        "train.optimizer is \"{}\", whose average does a schedule's work; remove it, or set it to \
+                         \"constant\"",
+                        optimizer.name()
+                    ))
+                })
+                .or(if is_free { "constant" } else { "linear" })
+                .shown("\"linear\"; \"constant\" for \"schedule_free_adamw\""),
+                now.name();
             /// Share of the peak that "cosine_with_min_lr" ends at, and that "warmup_stable_decay" begins
             /// and ends at.
             min_lr_rate = number(0.0..=1.0)
@@ -210,7 +227,7 @@ impl Span {
 pub(super) fn warmup(now: Option<&Span>, keys: &mut Keys) -> Result<Span> {
     let is_ratio = keys.has_second("warmup_steps", "warmup_ratio")?;
     keys! { let keys, now;
-        /// Steps of linear rise from 0.
+        /// Steps of linear rise from 0; with "schedule_free_adamw" the first step has a share already.
         warmup_steps = integer(COUNT).maybe().or((!is_ratio).then_some(0)),
             if let Span::Steps(steps) = *now { Some(steps) } else { None };
         /// Instead: a share of all steps, rounded up.

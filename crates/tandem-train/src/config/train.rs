@@ -25,13 +25,22 @@ keys! {
         learning_rate: f64 = number(0.0..).required("the peak learning rate, for example 1e-6 for full DPO"),
         /// The optimiser and its constants.
         optimizer: Optimizer = group(Optimizer::visit),
-        /// Storage of the optimiser's states (AdamW has two, RMSprop, Lion and SGD with momentum one);
+        /// Storage of the optimiser's states (AdamW has two; RMSprop, Lion and SGD with momentum one;
+        /// schedule-free AdamW one, and 4 bytes of weights; Muon one for matrices of blocks;
+        /// Adafactor a row and a column a matrix);
         /// updates compute in f32. `"f32"`: 4 bytes per parameter. `"bf16"`: 2 bytes, with stochastic rounding. `"8bit"`: 1 + 1/64
         /// bytes, codes of bitsandbytes' dynamic maps with a scale for each 256 elements. See
         /// [ranks.md](ranks.md#optimiser-states-in-fewer-bits).
-        optimizer_state: StateForm = choice(StateForm::NAMES).or(StateForm::F32),
+        optimizer_state: StateForm = choice(StateForm::NAMES)
+            .unless(|form| {
+                (optimizer == Optimizer::Adafactor && *form != StateForm::F32).then(|| {
+                    "Adafactor's second moments are sums of rows and columns, which are few and f32; remove it"
+                        .to_owned()
+                })
+            })
+            .or(StateForm::F32),
         /// Learning rate after the warm-up.
-        schedule: Shape = group(|now, keys: &mut Keys| Shape::visit(now, keys, learning_rate)),
+        schedule: Shape = group(|now, keys: &mut Keys| Shape::visit(now, keys, learning_rate, &optimizer)),
         /// Rise of the learning rate before the schedule.
         warmup: Span = group(schedule::warmup),
         /// Largest norm of the gradient over all parameters; 0 never clips.
@@ -39,6 +48,16 @@ keys! {
         /// Weight decay. Biases and norms have none. RMSprop and SGD add it to the gradient, as in
         /// PyTorch; the others decay the weights.
         weight_decay: f64 = number(0.0..).or(0.0),
+        /// Decay of an exponential moving average of the weights, f32, 4 bytes per parameter. Evaluations,
+        /// samples and `final/` have the average. 0 has none. See
+        /// [optimizers.md](optimizers.md#averages-of-the-weights).
+        ema_decay: Option<f64> = number(0.0..1.0)
+            .zero_is_none()
+            .or(None)
+            .only(
+                !matches!(optimizer, Optimizer::ScheduleFreeAdamW { .. }),
+                "schedule-free AdamW has an average of its own, which is evaluated and saved; remove it",
+            ),
         /// Groups of parameters that train apart: `[[train.groups]]` tables with `parameters` (a
         /// regular expression of tensor names), and `learning_rate_factor`, `weight_decay` or `frozen`.
         /// See [optimizers.md](optimizers.md#parameter-groups).

@@ -3,7 +3,7 @@
 
 use std::f64::consts::PI;
 
-use crate::config::{DecayType, Shape, TrainConfig};
+use crate::config::{DecayType, Optimizer, Shape, TrainConfig};
 
 /// The learning rate of every step of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,6 +16,9 @@ pub struct Schedule {
     pub warmup_steps: u64,
     /// Steps of the whole run.
     pub total_steps: u64,
+    /// Whether the first step of a warm-up has a share of the peak already, as in schedule-free
+    /// optimisers; in `transformers` it has rate 0.
+    pub starts_above_zero: bool,
 }
 
 impl Schedule {
@@ -29,7 +32,7 @@ impl Schedule {
     fn factor(&self, step: u64) -> f64 {
         let (at, warmup, total) = (step as f64, self.warmup_steps as f64, self.total_steps as f64);
         if step < self.warmup_steps {
-            let factor = at / warmup.max(1.0);
+            let factor = (at + f64::from(u8::from(self.starts_above_zero))) / warmup.max(1.0);
             return match self.shape {
                 Shape::WarmupStableDecay { min_lr_rate, .. } => raised(factor, min_lr_rate),
                 _ => factor,
@@ -87,7 +90,13 @@ impl TrainConfig {
     /// The learning rates of a run of `total_steps`.
     pub fn schedule(&self, total_steps: u64) -> Schedule {
         let warmup_steps = self.warmup.steps(total_steps);
-        Schedule { learning_rate: self.learning_rate, shape: self.schedule, warmup_steps, total_steps }
+        Schedule {
+            learning_rate: self.learning_rate,
+            shape: self.schedule,
+            warmup_steps,
+            total_steps,
+            starts_above_zero: matches!(self.optimizer, Optimizer::ScheduleFreeAdamW { .. }),
+        }
     }
 }
 
@@ -149,7 +158,8 @@ mod tests {
             let learning_rate = run["learning_rate"].as_f64().unwrap();
             let (warmup_steps, total_steps) =
                 (count(&run["warmup_steps"]).unwrap(), count(&run["steps"]).unwrap());
-            let schedule = Schedule { learning_rate, shape, warmup_steps, total_steps };
+            let schedule =
+                Schedule { learning_rate, shape, warmup_steps, total_steps, starts_above_zero: false };
             let expected = run["rates"].as_array().unwrap();
             assert!(!expected.is_empty());
             for (step, expected) in expected.iter().enumerate() {
@@ -171,6 +181,7 @@ mod tests {
             shape: Shape::WarmupStableDecay { decay, decay_type: DecayType::Linear, min_lr_rate: 0.0 },
             warmup_steps: 0,
             total_steps: 10,
+            starts_above_zero: false,
         };
         let rates = |decay| (0..10).map(|step| of(decay).at(step)).collect::<Vec<_>>();
         assert_eq!(rates(Span::Ratio(0.31)), rates(Span::Steps(4)));

@@ -313,7 +313,7 @@ impl DryRun<'_> {
                 placement.device.set_place(format_args!("generation"));
                 let TrainStep { decoder, dtype, checkpointing, policy, reference, .. } = &mut scorer;
                 let executor = LayerExecutor::new(decoder, &placement.device, *dtype, *checkpointing);
-                let executor = LayerExecutor { split: mesh.split(), ..executor };
+                let executor = mesh.join_generation(executor);
                 generation.dry_run(&executor, &mut PolicyAndReference::new(policy, reference), longest)?;
                 self.phases.push(PhasePlan::new("generate", &placement, 0.0));
             }
@@ -337,23 +337,29 @@ impl DryRun<'_> {
         self.phases.push(PhasePlan::new("save", &placement, 0.0));
 
         if self.outline.eval_rows.is_some() {
-            for batch in &survey.evaluation.largest {
-                placement.device.set_place(format_args!("evaluation"));
-                scorer.evaluate(&mut mesh, &RankBatch::uniform(batch, 1), &mut |_| Ok(batch.clone()))?;
-            }
-            let flops = total_flops(&placement) / survey.evaluation.largest.len() as f64;
-            if turns.iter().any(|turns| turns.own < turns.all) {
-                let share =
-                    RankBatch { own_micro_batches: Vec::new(), ..RankBatch::uniform(&survey.typical, 1) };
-                scorer.evaluate(&mut mesh, &share, &mut |_| Ok(survey.typical.clone()))?;
-            }
+            let idles = turns.iter().any(|turns| turns.own < turns.all);
+            let flops = scorer.with_evaluation_weights(&mut learner, &mut mesh, |scorer, mesh| {
+                for batch in &survey.evaluation.largest {
+                    placement.device.set_place(format_args!("evaluation"));
+                    scorer.evaluate(mesh, &RankBatch::uniform(batch, 1), &mut |_| Ok(batch.clone()))?;
+                }
+                let flops = total_flops(&placement) / survey.evaluation.largest.len() as f64;
+                if idles {
+                    let share =
+                        RankBatch { own_micro_batches: Vec::new(), ..RankBatch::uniform(&survey.typical, 1) };
+                    scorer.evaluate(mesh, &share, &mut |_| Ok(survey.typical.clone()))?;
+                }
+                Ok(flops)
+            })?;
             self.phases.push(PhasePlan::new("evaluate", &placement, flops));
         }
         if let Some(sampler) = self.outline.sampler(config)
             && Sampler::takes_part(config, self.rank)
         {
             begin(&placement);
-            sampler.dry_run(&mut scorer, &mut mesh)?;
+            scorer.with_evaluation_weights(&mut learner, &mut mesh, |scorer, mesh| {
+                sampler.dry_run(scorer, mesh)
+            })?;
             self.phases.push(PhasePlan::new("sample", &placement, 0.0));
         }
 

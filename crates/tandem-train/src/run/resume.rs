@@ -7,6 +7,7 @@ use tandem_comm::ProcessGroup;
 use crate::checkpoint::{Checkpoint, snapshot};
 use crate::config::Config;
 use crate::events::{Event, Observer};
+use crate::optimizer::EvaluationWeights;
 use crate::run::run_dir::{RunDir, RunDirPolicy};
 use crate::step::TrainStep;
 use crate::{Result, TrainError};
@@ -60,10 +61,15 @@ pub(crate) fn agree_on(newest: Option<Checkpoint>, group: &mut ProcessGroup) -> 
     Ok(Some(Checkpoint::open_checked(&path)?))
 }
 
-/// Replaces the weights of the policy, and of a reference that follows it, by those of a checkpoint.
-pub(crate) fn restore_weights(checkpoint: &Checkpoint, scorer: &mut TrainStep) -> Result<()> {
+/// Replaces the weights of the policy by those that evaluations have in a checkpoint, and those of a
+/// reference that follows it.
+pub(crate) fn restore_evaluated(
+    checkpoint: &Checkpoint,
+    weights: EvaluationWeights,
+    scorer: &mut TrainStep,
+) -> Result<()> {
     let TrainStep { policy, reference, decoder, .. } = scorer;
-    snapshot::restore_weights(checkpoint, decoder, policy, reference.ema_reference())?;
+    snapshot::restore_weights(checkpoint, weights, decoder, policy, reference.ema_reference())?;
     scorer.refresh()
 }
 

@@ -13,6 +13,7 @@
 //! rest. Between them no weight has changed. A recipe ([`crate::recipe`]) differs in the forest
 //! that comes in and in the loss; the order of passes is here alone.
 
+mod averages;
 mod evaluation;
 mod learner;
 mod passes;
@@ -267,12 +268,10 @@ impl TrainStep {
         }
         self.enter(StepPhase::Update);
         let scale = clip_coefficient(outcome.grad_norm, options.max_grad_norm) as f32;
-        // What lies in a GPU's file the CPU updates, which no stream waits for.
-        if self.placement.staging_pair().is_some() {
-            self.placement.device.synchronize()?;
-        }
+        self.finish_writes()?;
         let TrainState { gradients, optimizer, .. } = learner;
-        optimizer.step(options.learning_rate, scale, options.update, gradients, &mut self.policy)?;
+        let StepOptions { learning_rate, update, .. } = *options;
+        optimizer.step(learning_rate, scale, update, gradients, &mut self.policy, mesh.shard())?;
         self.policy.gather(&self.placement.device, optimizer.partition(), mesh.shard())
     }
 

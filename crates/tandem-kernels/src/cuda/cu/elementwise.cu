@@ -1,8 +1,8 @@
 // Elementwise operations.
 //
 // Threads: blocks of 256 over vectors of the matrix, 2 or 4 vectors per thread (`elements.cuh`).
-// Bytes per element: fill 1 write; square_root 1 read and 1 write; divide and mix 2 reads and 1 write
-// (divide 3 reads where it adds).
+// Bytes per element: fill 1 write; square_root 1 read and 1 write; divide, weighted_sum and lerp 2 reads and 1 write
+// (divide 3 reads where it adds); swap 2 reads and 2 writes.
 #include "elements.cuh"
 
 namespace {
@@ -48,8 +48,9 @@ template <int N> __device__ __forceinline__ void square_root(float *x, size_t co
         });
 }
 
-// y = weight · x + rest · y, every term rounded.
-template <int N> __device__ __forceinline__ void mix(const float *x, float weight, float rest, float *y, size_t cols) {
+// y = of_x · x + of_y · y, every term rounded.
+template <int N>
+__device__ __forceinline__ void weighted_sum(const float *x, float of_x, float of_y, float *y, size_t cols) {
     Vector<float, N> given[DEPTH<N>], before[DEPTH<N>];
     over_elements<N>(
         1, cols,
@@ -61,8 +62,47 @@ template <int N> __device__ __forceinline__ void mix(const float *x, float weigh
             float v[N], kept[N];
             unpack(given[k], v), unpack(before[k], kept);
 #pragma unroll
-            for (int j = 0; j < N; j++) v[j] = __fadd_rn(__fmul_rn(weight, v[j]), __fmul_rn(rest, kept[j]));
+            for (int j = 0; j < N; j++) v[j] = __fadd_rn(__fmul_rn(of_x, v[j]), __fmul_rn(of_y, kept[j]));
             put(y + col, v);
+        });
+}
+
+// y + weight · (end - y), from the nearer side, every term rounded; `rest` is 1 - weight.
+template <int N>
+__device__ __forceinline__ void lerp(const float *end, float weight, float rest, float *y, size_t cols) {
+    const bool is_near = fabsf(weight) < 0.5f;
+    Vector<float, N> given[DEPTH<N>], before[DEPTH<N>];
+    over_elements<N>(
+        1, cols,
+        [&](int k, size_t, size_t col) {
+            given[k] = fetch<N>(end + col);
+            before[k] = fetch<N>(y + col);
+        },
+        [&](int k, size_t, size_t col) {
+            float to[N], from[N];
+            unpack(given[k], to), unpack(before[k], from);
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                const float way = __fadd_rn(to[j], -from[j]);
+                from[j] = is_near ? __fadd_rn(from[j], __fmul_rn(weight, way)) : __fadd_rn(to[j], -__fmul_rn(way, rest));
+            }
+            put(y + col, from);
+        });
+}
+
+template <int N> __device__ __forceinline__ void swap(float *a, float *b, size_t cols) {
+    Vector<float, N> of_a[DEPTH<N>], of_b[DEPTH<N>];
+    over_elements<N>(
+        1, cols,
+        [&](int k, size_t, size_t col) {
+            of_a[k] = fetch<N>(a + col);
+            of_b[k] = fetch<N>(b + col);
+        },
+        [&](int k, size_t, size_t col) {
+            float v[N], w[N];
+            unpack(of_a[k], v), unpack(of_b[k], w);
+            put(a + col, w);
+            put(b + col, v);
         });
 }
 
@@ -86,7 +126,17 @@ KERNEL_BOUNDS(square_root_f32, THREADS, 4, float *x, long long cols, int wide) {
     else square_root<1>(x, cols);
 }
 
-KERNEL_BOUNDS(mix_f32, THREADS, 4, const float *x, float weight, float rest, float *y, long long cols, int wide) {
-    if (wide) mix<4>(x, weight, rest, y, cols);
-    else mix<1>(x, weight, rest, y, cols);
+KERNEL_BOUNDS(weighted_sum_f32, THREADS, 4, const float *x, float of_x, float of_y, float *y, long long cols, int wide) {
+    if (wide) weighted_sum<4>(x, of_x, of_y, y, cols);
+    else weighted_sum<1>(x, of_x, of_y, y, cols);
+}
+
+KERNEL_BOUNDS(lerp_f32, THREADS, 4, const float *end, float weight, float rest, float *y, long long cols, int wide) {
+    if (wide) lerp<4>(end, weight, rest, y, cols);
+    else lerp<1>(end, weight, rest, y, cols);
+}
+
+KERNEL_BOUNDS(swap_f32, THREADS, 4, float *a, float *b, long long cols, int wide) {
+    if (wide) swap<4>(a, b, cols);
+    else swap<1>(a, b, cols);
 }

@@ -70,7 +70,7 @@ __device__ __forceinline__ LaneRange lane_range(bool wide, long long n) {
 
 // The rules, as in `ops/optimizer`: a step moves a weight and its states by the gradient. `n` has the
 // step's numbers in the order of `Rule::numbers`.
-constexpr int NUMBERS = 7;
+constexpr int NUMBERS = 9;
 typedef float Numbers[NUMBERS];
 
 struct AdamW {
@@ -119,6 +119,38 @@ struct Momentum {
     }
 };
 
+struct ScheduleFreeAdamW {
+    // Whether z is the nearer of y and z, the way from it, beta2, 1 - beta2, the second correction, eps,
+    // weight decay, factors of the direction for y and z.
+    static __device__ __forceinline__ void step(const Numbers &n, float g, float &y, float &z, float &v) {
+        v = __fmaf_rn(__fmul_rn(g, n[3]), g, __fmul_rn(v, n[2]));
+        float direction = __fdiv_rn(g, __fadd_rn(__fsqrt_rn(__fdiv_rn(v, n[4])), n[5]));
+        direction = __fmaf_rn(y, n[6], direction);
+        y = __fmaf_rn(__fadd_rn(z, -y), n[1], 0.0f < n[0] ? z : y);
+        y = __fmaf_rn(direction, n[7], y);
+        z = __fmaf_rn(direction, n[8], z);
+    }
+};
+
+struct MuonMomentum {
+    // Of the new average and of the direction: whether the second end is the nearer one, the way from it.
+    static __device__ __forceinline__ void step(const Numbers &n, float g, float &direction, float &m, float &) {
+        m = __fmaf_rn(__fadd_rn(g, -m), n[1], 0.0f < n[0] ? g : m);
+        direction = __fmaf_rn(__fadd_rn(m, -g), n[3], 0.0f < n[2] ? m : g);
+    }
+};
+
+struct DecayedUpdate {
+    // What stays of the weights, minus the learning rate.
+    static __device__ __forceinline__ void step(const Numbers &n, float direction, float &w, float &, float &) {
+        w = __fmaf_rn(direction, n[1], __fmul_rn(w, n[0]));
+    }
+};
+
+struct ScaledGradient {
+    static __device__ __forceinline__ void step(const Numbers &, float g, float &w, float &, float &) { w = g; }
+};
+
 // A step with states of two formats; `NONE` for those that the rule has not.
 template <typename Rule, int A, int B>
 __device__ __forceinline__ void update(const float *grad, const int64_t *sums, float grad_scale, const Weights &weights,
@@ -156,8 +188,8 @@ __device__ __forceinline__ void update(const float *grad, const int64_t *sums, f
         uint32_t s##_skipped
 #define STATE(s) {s, s##_scales, nullptr, s##_key, s##_first, s##_width, s##_stride, s##_skipped}
 #define NUMBER_PARAMETERS                                                                                               \
-    float n0, float n1, float n2, float n3, float n4, float n5, float n6, long long n
-#define ALL_NUMBERS {n0, n1, n2, n3, n4, n5, n6}
+    float n0, float n1, float n2, float n3, float n4, float n5, float n6, float n7, float n8, long long n
+#define ALL_NUMBERS {n0, n1, n2, n3, n4, n5, n6, n7, n8}
 
 #define WITHOUT_STATES(name, Rule)                                                                                      \
     KERNEL_BOUNDS(name, THREADS, 4, UPDATE_PARAMETERS, NUMBER_PARAMETERS) {                                             \
@@ -192,6 +224,17 @@ WITH_STATE(rmsprop_8bit, RmsProp, UNSIGNED)
 WITH_STATE(lion_f32, Lion, F32)
 WITH_STATE(lion_bf16, Lion, BF16)
 WITH_STATE(lion_8bit, Lion, SIGNED)
+
+WITH_STATES(schedule_free_adamw_f32_f32, ScheduleFreeAdamW, F32, F32)
+WITH_STATES(schedule_free_adamw_f32_bf16, ScheduleFreeAdamW, F32, BF16)
+WITH_STATES(schedule_free_adamw_f32_8bit, ScheduleFreeAdamW, F32, UNSIGNED)
+
+WITH_STATE(muon_momentum_f32, MuonMomentum, F32)
+WITH_STATE(muon_momentum_bf16, MuonMomentum, BF16)
+WITH_STATE(muon_momentum_8bit, MuonMomentum, SIGNED)
+WITHOUT_STATES(decayed_update, DecayedUpdate)
+
+WITHOUT_STATES(scaled_gradient, ScaledGradient)
 
 WITHOUT_STATES(sgd, Sgd)
 WITH_STATE(momentum_f32, Momentum, F32)

@@ -1,6 +1,6 @@
 //! AdamW.
 
-use super::{Numbers, Rule, Update, step};
+use super::{Numbers, Rule, Update, rounded, step};
 use crate::cpu::vector::Vector;
 use crate::{AdamMoment, Device, KernelError, Result, StatesMut};
 
@@ -48,8 +48,7 @@ impl Rule for AdamW {
         let decay = 1.0 - self.learning_rate * self.weight_decay;
         let (root_correction2, step_size) = (correction2.sqrt(), self.learning_rate / correction1);
         let Self { beta1, beta2, eps, .. } = *self;
-        [decay, 1.0 - beta1, beta2, 1.0 - beta2, root_correction2, eps, -step_size]
-            .map(|number| number as f32)
+        rounded([decay, 1.0 - beta1, beta2, 1.0 - beta2, root_correction2, eps, -step_size])
     }
 
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! Lion.
 
-use super::{Numbers, Rule, Update, step};
+use super::{Numbers, Rule, Update, rounded, step};
 use crate::cpu::vector::Vector;
 use crate::{AdamMoment, Device, Result, StatesMut};
 
@@ -30,7 +30,7 @@ impl Rule for Lion {
     fn numbers(&self) -> Numbers {
         let Self { learning_rate, beta1, beta2, weight_decay } = *self;
         let decay = 1.0 - learning_rate * weight_decay;
-        [decay, beta1, 1.0 - beta1, beta2, 1.0 - beta2, -learning_rate, 0.0].map(|number| number as f32)
+        rounded([decay, beta1, 1.0 - beta1, beta2, 1.0 - beta2, -learning_rate])
     }
 
     #[inline(always)]

@@ -3,7 +3,10 @@
 
 mod adamw;
 mod lion;
+mod muon;
 mod rmsprop;
+mod scaled;
+mod schedule_free;
 mod sgd;
 
 use super::check;
@@ -19,7 +22,10 @@ use crate::{
 
 pub use adamw::{AdamW, adamw};
 pub use lion::{Lion, lion};
+pub use muon::{DecayedUpdate, MuonMomentum, decayed_update, muon_momentum};
 pub use rmsprop::{RmsProp, rmsprop};
+pub use scaled::scaled_gradient;
+pub use schedule_free::{ScheduleFreeAdamW, schedule_free_adamw};
 pub use sgd::{Momentum, Sgd, sgd};
 
 /// A gradient `[1,N]` in either representation.
@@ -114,7 +120,12 @@ pub(crate) trait Rule: Sync {
 }
 
 /// Numbers of a step that all elements share; a rule leaves the last ones 0.
-pub(crate) type Numbers = [f32; 7];
+pub(crate) type Numbers = [f32; 9];
+
+/// Returns the numbers of a step, rounded to f32, and 0 for those that a rule has not.
+fn rounded<const N: usize>(numbers: [f64; N]) -> Numbers {
+    std::array::from_fn(|index| numbers.get(index).map_or(0.0, |&number| number as f32))
+}
 
 /// Operands of an optimiser step beside its states; all contiguous, of N elements.
 pub struct Update<'a> {

@@ -1,6 +1,6 @@
 //! RMSprop.
 
-use super::{Numbers, Rule, Update, step};
+use super::{Numbers, Rule, Update, rounded, step};
 use crate::cpu::vector::Vector;
 use crate::{AdamMoment, Device, Result, StatesMut};
 
@@ -35,7 +35,7 @@ impl Rule for RmsProp {
 
     fn numbers(&self) -> Numbers {
         let Self { learning_rate, alpha, eps, weight_decay } = *self;
-        [weight_decay, alpha, 1.0 - alpha, eps, -learning_rate, 0.0, 0.0].map(|number| number as f32)
+        rounded([weight_decay, alpha, 1.0 - alpha, eps, -learning_rate])
     }
 
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! Stochastic gradient descent, with momentum or without.
 
-use super::{Numbers, Rule, Update, step};
+use super::{Numbers, Rule, Update, rounded, step};
 use crate::cpu::vector::Vector;
 use crate::{AdamMoment, Device, Result, StatesMut};
 
@@ -52,7 +52,7 @@ impl Rule for Plain {
 
     fn numbers(&self) -> Numbers {
         let Sgd { learning_rate, weight_decay, .. } = self.0;
-        [weight_decay, -learning_rate, 0.0, 0.0, 0.0, 0.0, 0.0].map(|number| number as f32)
+        rounded([weight_decay, -learning_rate])
     }
 
     #[inline(always)]
@@ -78,7 +78,7 @@ impl Rule for WithMomentum {
         let entering = if step == 1 { 1.0 } else { 1.0 - dampening };
         // The direction is `ahead · buffer + now · gradient`.
         let [ahead, now] = if nesterov { [momentum, 1.0] } else { [1.0, 0.0] };
-        [weight_decay, momentum, entering, ahead, now, -learning_rate, 0.0].map(|number| number as f32)
+        rounded([weight_decay, momentum, entering, ahead, now, -learning_rate])
     }
 
     #[inline(always)]

@@ -107,7 +107,7 @@ pub(super) const NAMES: &[Name] = &[
     part(
         &["optimizer"],
         Part::Optimizer,
-        "it is `train.optimizer` here: \"adamw\", \"rmsprop\", \"lion\" or \"sgd\"; for 8-bit states set `train.optimizer_state` to \
+        "it is `train.optimizer` here: \"adamw\", \"rmsprop\", \"lion\", \"sgd\" and others; for 8-bit states set `train.optimizer_state` to \
          \"8bit\"",
     ),
     missing(

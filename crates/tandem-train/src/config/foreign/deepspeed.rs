@@ -87,7 +87,7 @@ pub(super) const NAMES: &[Name] = &[
     part(
         &["optimizer.type"],
         Part::Optimizer,
-        "it is `train.optimizer` here: \"adamw\", \"rmsprop\", \"lion\" or \"sgd\"",
+        "it is `train.optimizer` here: \"adamw\", \"rmsprop\", \"lion\", \"sgd\" and others",
     ),
     part(&["optimizer.params.lr"], Part::LearningRate, "it is `train.learning_rate` here"),
     part(&["optimizer.params.betas"], Part::Betas, "it is `train.betas` here"),

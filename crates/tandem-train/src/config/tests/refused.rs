@@ -281,7 +281,7 @@ fn what_is_not_there_yet_is_refused_and_never_ignored() {
 fn contradictions_are_refused() {
     let both = refusal(&changed("steps = 20 ", "epochs = 1\nsteps = 20 "), &[]);
     assert_eq!(both, "run.toml:19: `train.epochs`: `train.steps` is given too; remove one of the two");
-    let cases: [(&[&str], &str); 28] = [
+    let cases: [(&[&str], &str); 33] = [
         (
             &["compute.devices=cpu:4", "compute.engine=nccl"],
             "the ranks of devices = \"cpu:4\" are threads, but NCCL connects processes",
@@ -316,9 +316,20 @@ fn contradictions_are_refused() {
         (&["train.alpha=0.9"], "it belongs to \"rmsprop\"; remove it"),
         (&["train.optimizer=rmsprop", "train.betas=[0.9, 0.99]"], "it belongs to \"adamw\", \"lion\""),
         (&["train.optimizer=lion", "train.eps=1e-6"], "it belongs to \"adamw\", \"rmsprop\""),
+        (&["train.optimizer=adafactor", "train.optimizer_state=8bit"], "which are few and f32"),
+        (
+            &["train.optimizer=adafactor", "compute.devices=cpu:2", "compute.tensor=2"],
+            "\"adafactor\" needs whole",
+        ),
+        (&["train.optimizer=adafactor", "compute.devices=cuda:0"], "has no kernels for GPUs"),
+        (&["train.adjust_lr_fn=original"], "it belongs to \"muon\""),
+        (
+            &["train.optimizer=muon", "compute.devices=cpu:2", "compute.tensor=2"],
+            "\"muon\" needs whole matrices",
+        ),
         (&["train.optimizer=sgd", "train.nesterov=true"], "needs `train.momentum` above 0"),
         (&["train.optimizer=sgd", "train.dampening=0.5"], "without `train.momentum` SGD has no buffer"),
-        (&["train.momentum=0.9"], "it belongs to \"sgd\""),
+        (&["train.momentum=0.9"], "it belongs to \"sgd\", \"muon\""),
     ];
     for (overrides, expected) in cases {
         let text = refusal(EXAMPLE, overrides);

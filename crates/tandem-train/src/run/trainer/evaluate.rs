@@ -20,11 +20,21 @@ impl Trainer {
     /// # Errors
     /// A pass or another rank fails, or a file cannot be written.
     pub fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<Option<Record>> {
+        self.evaluate_unless(observer, &AtomicBool::new(false))
+    }
+
+    /// Evaluates the held-out rows; an online run only if no rank is stopped.
+    fn evaluate_unless(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Option<Record>> {
+        let Self { scorer, learner, mesh, batcher, online, .. } = self;
         let Some(cache) = &self.prepared.eval else { return Ok(None) };
-        self.mesh.world().progress().begin_phase(Phase::Evaluate);
-        self.scorer.placement.device.begin_phase("evaluation");
+        mesh.world().progress().begin_phase(Phase::Evaluate);
+        scorer.placement.device.begin_phase("evaluation");
         let step = self.cursor.step;
-        let mut record = evaluation_record(&mut self.scorer, &mut self.mesh, &mut self.batcher, cache, step)?;
+        let evaluated = scorer.with_evaluation_weights(learner, mesh, |scorer, mesh| match online {
+            Some(online) => online.evaluate(step, scorer, mesh, stop),
+            None => evaluation_record(scorer, mesh, batcher, cache, step).map(Some),
+        })?;
+        let Some(mut record) = evaluated else { return Ok(None) };
         record.set("epoch", step as f64 / self.steps_per_epoch() as f64);
         self.log(&record, observer)?;
         Ok(Some(record))
@@ -36,18 +46,20 @@ impl Trainer {
         observer: &mut dyn Observer,
         stop: &AtomicBool,
     ) -> Result<()> {
-        let Some(record) = self.evaluate(observer)? else { return Ok(()) };
+        let Some(record) = self.evaluate_unless(observer, stop)? else { return Ok(()) };
         if self.is_best(&record)? { self.save(observer, stop) } else { Ok(()) }
     }
 
     /// Has the model answer the prompts of a few rows, and keeps the answers.
     pub(super) fn sample(&mut self, observer: &mut dyn Observer) -> Result<()> {
         let Some(sampler) = &self.sampler else { return Ok(()) };
-        if !Sampler::takes_part(&self.config, self.mesh.world().rank()) {
-            return Ok(());
-        }
-        self.scorer.placement.device.begin_phase("samples");
-        let answers = sampler.answer(&mut self.scorer, &mut self.mesh)?;
+        let Self { config, scorer, learner, mesh, .. } = self;
+        let takes_part = Sampler::takes_part(config, mesh.world().rank());
+        scorer.placement.device.begin_phase("samples");
+        let answers = scorer.with_evaluation_weights(learner, mesh, |scorer, mesh| {
+            takes_part.then(|| sampler.answer(scorer, mesh)).transpose()
+        })?;
+        let Some(answers) = answers else { return Ok(()) };
         let Some(Files { samples: Some(file), .. }) = &mut self.files else { return Ok(()) };
         let (step, samples) = (self.cursor.step, sampler.samples(&self.config, &self.prepared, &answers)?);
         for sample in &samples {
@@ -95,21 +107,19 @@ impl Trainer {
         (since >= patience).then_some(since)
     }
 
-    /// Returns to the weights of the best step, if that is not the last. The run's checkpoints must be
-    /// complete.
-    pub(super) fn restore_best(&mut self, observer: &mut dyn Observer) -> Result<()> {
-        let (Some(best), true) = (&self.cursor.best, self.config.train.evaluation.keep_best.is_some()) else {
-            return Ok(());
+    /// Makes the policy the trained model: the weights of evaluations, of the best step if that is not the
+    /// last. The run's checkpoints must be complete.
+    pub(super) fn take_model(&mut self, observer: &mut dyn Observer) -> Result<()> {
+        let best = self.cursor.best.as_ref().filter(|_| self.config.train.evaluation.keep_best.is_some());
+        let Some(best) = best.filter(|best| best.step != self.cursor.step) else {
+            return self.scorer.keep_evaluation_weights(&mut self.learner, &mut self.mesh);
         };
-        if best.step == self.cursor.step {
-            return Ok(());
-        }
         // The checksums are read once, by the rank that has written the manifest.
         let folder = self.saver.folder_of(best.step);
         let is_first = self.mesh.world().rank() == 0;
         let opened = is_first.then(|| Checkpoint::open(&folder)).transpose()?;
         let checkpoint = resume::agree_on(opened, self.mesh.world())?.expect("the first rank has opened it");
-        resume::restore_weights(&checkpoint, &mut self.scorer)?;
+        resume::restore_evaluated(&checkpoint, self.config.train.evaluation_weights(), &mut self.scorer)?;
         observer.event(&Event::Best { step: best.step, metric: &best.metric, value: best.value });
         Ok(())
     }

@@ -230,7 +230,7 @@ impl Trainer {
         if self.cursor.step > self.first_step {
             self.sample(observer)?;
         }
-        self.restore_best(observer)?;
+        self.take_model(observer)?;
         self.write_model(observer)
     }
 
@@ -362,6 +362,7 @@ impl Trainer {
             self.cursor.online = Some(online.state().clone());
         }
         self.cursor.rewards = Some(self.scorer.rewards).filter(|rewards| rewards.count > 0);
+        self.cursor.schedule_free = self.learner.optimizer.weighting();
         let per_epoch = self.steps_per_epoch();
         self.cursor.epoch = self.cursor.step / per_epoch;
         let within = self.cursor.step % per_epoch / self.config.steps_per_batch();

@@ -1,6 +1,7 @@
 //! Whole runs of a two-layer model on the committed small data: what must hold whatever happens in between.
 
 mod adapters;
+mod averages;
 mod chat_template;
 mod checkpoints;
 mod collectives;
@@ -27,6 +28,7 @@ mod reward;
 mod rotary;
 mod safety;
 mod server;
+mod server_golden;
 mod server_sglang;
 mod sglang;
 mod sliced_adapters;

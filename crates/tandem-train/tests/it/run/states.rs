@@ -35,6 +35,8 @@ fn every_mesh_gives_the_same_bits_and_none_those_of_f32() {
         &["train.optimizer=rmsprop"],
         &["train.optimizer=lion", "train.learning_rate=1e-4"],
         &["train.optimizer=sgd", "train.momentum=0.9", "train.learning_rate=1e-2"],
+        &["train.optimizer=schedule_free_adamw"],
+        &["train.optimizer=muon"],
     ] {
         let of = |form: &[&'static str]| [optimizer, form].concat();
         let optimizer = format!("{optimizer:?}");
@@ -102,6 +104,10 @@ fn every_optimizer_resumes_on_another_number_of_ranks() {
         &["train.optimizer=sgd"],
         &["train.optimizer=sgd", "train.momentum=0.9", "train.dampening=0.5"],
         &["train.optimizer=sgd", "train.momentum=0.9", "train.nesterov=true"],
+        &["train.optimizer=schedule_free_adamw"],
+        &["train.optimizer=muon", "train.adjust_lr_fn=original", "train.nesterov=false"],
+        &["train.optimizer=adafactor"],
+        &["train.optimizer=adafactor", "adapter.rank=4", "reference.kind=base"],
     ] {
         let settings = [optimizer, &["train.weight_decay=0.1"]].concat();
         small.finish("whole", RunDirPolicy::Overwrite, &with(&on(1, "ddp", 1, 1, 1), &settings));
@@ -174,14 +180,21 @@ fn the_plan_counts_states_and_their_copies_as_they_are_kept() {
     let small = Small::new("dpo");
     for (form, width) in [("f32", 4.0), ("bf16", 2.0), ("8bit", 1.0 + 1.0 / 64.0)] {
         let form = format!("train.optimizer_state={form}");
-        for (optimizer, states) in [
-            ("train.optimizer=adamw", 2.0),
-            ("train.optimizer=rmsprop", 1.0),
-            ("train.optimizer=lion", 1.0),
-            ("train.optimizer=sgd", 0.0),
+        for (optimizer, states, average) in [
+            ("train.optimizer=adamw", 2.0, 0.0),
+            ("train.optimizer=rmsprop", 1.0, 0.0),
+            ("train.optimizer=lion", 1.0, 0.0),
+            ("train.optimizer=sgd", 0.0, 0.0),
+            // The base sequence holds weights, and is f32.
+            ("train.optimizer=schedule_free_adamw", 1.0, 4.0),
+            // An average of the weights is f32, whatever the form of the states.
+            ("train.optimizer=adamw", 2.0, 0.99),
+            ("train.optimizer=sgd", 0.0, 0.99),
         ] {
+            let ema = if (0.0..1.0).contains(&average) { average } else { 0.0 };
+            let (ema, average) = (format!("train.ema_decay={ema}"), if average > 0.0 { 4.0 } else { 0.0 });
             for mesh in [on(1, "ddp", 1, 1, 1), on(2, "zero1", 1, 1, 1), on(3, "zero3", 1, 1, 1)] {
-                let config = small.config("run", &with(&mesh, &[&form, optimizer]));
+                let config = small.config("run", &with(&mesh, &[&form, optimizer, &ema]));
                 let prepared = RunInputs::open(&config, &mut Silent).unwrap();
                 let ranks = config.compute.devices.num_ranks();
                 let mut found = [0.0; 2];
@@ -195,9 +208,10 @@ fn the_plan_counts_states_and_their_copies_as_they_are_kept() {
                 let decoder = &prepared.decoder;
                 let elements: usize =
                     decoder.layers().into_iter().map(|layer| decoder.layout(layer).len).sum();
-                // The arena rounds each buffer of four layers up to 64 bytes, on every rank: codes, scales, and masters.
-                let rounding = (5 * 4 * 64 * ranks) as f64;
-                for (found, each) in found.into_iter().zip([states * width, 4.0 + states * width]) {
+                // The arena rounds each buffer of four layers up to 64 bytes, on every rank: codes, scales, masters, and average.
+                let rounding = (6 * 4 * 64 * ranks) as f64;
+                let kept = states * width + average;
+                for (found, each) in found.into_iter().zip([kept, 4.0 + kept]) {
                     let expected = each * elements as f64;
                     assert!(
                         (expected..=expected + rounding).contains(&found),

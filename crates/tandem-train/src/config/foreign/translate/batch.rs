@@ -10,7 +10,7 @@ use crate::config::foreign::values::{as_number, is_off};
 use crate::config::{BestMetric, Method, Optimizer, Shape};
 
 /// Names of optimisers that are ours.
-const OPTIMIZERS: [(&[&str], &str, Option<&str>); 7] = [
+const OPTIMIZERS: [(&[&str], &str, Option<&str>); 9] = [
     (
         &[
             "adamw",
@@ -39,6 +39,8 @@ const OPTIMIZERS: [(&[&str], &str, Option<&str>); 7] = [
     (&["lion", "lion_32bit", "paged_lion_32bit", "Lion"], "lion", None),
     (&["lion_8bit", "paged_lion_8bit"], "lion", Some("8bit")),
     (&["sgd", "SGD"], "sgd", None),
+    (&["schedule_free_adamw"], "schedule_free_adamw", None),
+    (&["adafactor", "Adafactor"], "adafactor", None),
 ];
 
 impl Translator<'_> {
@@ -272,6 +274,18 @@ impl Translator<'_> {
             "constant_with_warmup" | "WarmupLR" => "constant",
             name => Shape::NAMES.into_iter().find(|ours| *ours == name).unwrap_or_default(),
         };
+        let optimizer = self.draft.get("train.optimizer").and_then(toml::Value::as_str);
+        if optimizer == Some("schedule_free_adamw") {
+            match &given {
+                Some(given) if ours == "constant" => {
+                    self.not_needed(given, "its optimiser needs no schedule")
+                }
+                Some(given) => self
+                    .missing(given, "schedule-free AdamW keeps its rate: its average does a schedule's work"),
+                None => {}
+            }
+            return self.warmup("constant_with_warmup");
+        }
         match (&given, ours) {
             (Some(given), "") => {
                 self.missing(
