@@ -47,7 +47,7 @@ pub use decoder::Decoder;
 pub use error::ModelError;
 pub use io::{ModelFolder, Save, WeightFiles, save, write_policy};
 pub use layers::{
-    BatchCapacity, Checkpointing, Gradient, LayerExecutor, PolicyAndReferenceScores, RankOrder,
+    BatchCapacity, Checkpointing, Gradient, LayerExecutor, PipelineOps, PolicyAndReferenceScores, RankOrder,
     SavedActivations, TensorParallelOps,
 };
 pub use layout::{LayerId, LayerLayout, ParamKind, ParamSpec, PipelineStage, TensorParallelShard};

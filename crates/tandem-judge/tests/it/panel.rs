@@ -26,11 +26,28 @@ impl Judge for Fixed {
 }
 
 fn member(name: &'static str, weight: f64, scores: &[Option<f64>]) -> Member {
-    Member { judge: Box::new(Fixed(name, scores.to_vec())), weight }
+    Member { judge: Box::new(Fixed(name, scores.to_vec())), weight, may_abstain: false }
 }
 
 fn refused(members: Vec<Member>) -> String {
     Panel::new(members).err().unwrap().to_string()
+}
+
+#[test]
+fn a_judge_that_may_abstain_leaves_a_response_to_the_others() {
+    let abstains = |member| Member { may_abstain: true, ..member };
+    let members = vec![
+        abstains(member("sometimes", 2.0, &[Some(1.0), None, Some(1.0), None])),
+        abstains(member("seldom", 1.0, &[Some(0.5), Some(0.5), Some(0.5), None])),
+        member("always", 0.5, &[Some(4.0), Some(4.0), None, Some(4.0)]),
+    ];
+    let mut panel = Panel::new(members).unwrap();
+    let row = Map::new();
+    let found = panel.judge(&[group("?", &row, &["1", "2", "3", "4"])], &AtomicBool::new(false)).unwrap();
+    let totals: Vec<_> = found[0].iter().map(|assessment| assessment.total).collect();
+    assert_eq!(totals, [Some(4.5), Some(2.5), None, Some(2.0)]);
+    let alone = Panel::new(vec![abstains(member("alone", 1.0, &[]))]).unwrap();
+    assert_eq!(alone.total(&[None]), None, "nobody has given a score");
 }
 
 #[test]
@@ -95,7 +112,8 @@ fn a_judges_error_is_the_panels() {
             Counts::default()
         }
     }
-    let mut panel = Panel::new(vec![Member { judge: Box::new(Broken), weight: 1.0 }]).unwrap();
+    let mut panel =
+        Panel::new(vec![Member { judge: Box::new(Broken), weight: 1.0, may_abstain: false }]).unwrap();
     let error = panel.judge(&[], &GO).unwrap_err().to_string();
     assert!(error.starts_with("judge `broken`: the budget of 3 requests is spent"), "{error}");
 }

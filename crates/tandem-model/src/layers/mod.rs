@@ -36,7 +36,7 @@ pub(crate) use block::{Block, SavePolicy};
 pub(crate) use linear_attention::Recurrence;
 pub use rows::BatchCapacity;
 pub use split::{RankOrder, TensorParallelOps};
-pub use stage::Gradient;
+pub use stage::{Gradient, PipelineOps};
 pub use streams::PolicyAndReferenceScores;
 
 use tandem_kernels::ops::{HeadScores, NoiseRow};
@@ -98,6 +98,8 @@ pub struct LayerExecutor<'a> {
     pub checkpointing: Checkpointing,
     /// Exchange with the other tensor-parallel ranks, if `decoder` is a shard.
     pub split: Option<&'a dyn TensorParallelOps>,
+    /// Transfers to the other stages in generation, if `decoder` is a stage.
+    pub stages: Option<&'a dyn PipelineOps>,
     /// Dropout key of adapters, another one for each micro-batch. `None` drops nothing.
     pub dropout: Option<u64>,
     /// Noise that is added to the embeddings of each token, in the policy's pass. `None` adds nothing.
@@ -114,17 +116,8 @@ impl<'a> LayerExecutor<'a> {
     /// Makes passes over a whole decoder or a stage, without dropout, offload or spare capacity.
     pub fn new(decoder: &'a Decoder, device: &'a Device, dtype: DType, checkpointing: Checkpointing) -> Self {
         let room = BatchCapacity::default();
-        Self {
-            decoder,
-            device,
-            dtype,
-            checkpointing,
-            split: None,
-            dropout: None,
-            noise: None,
-            host: None,
-            room,
-        }
+        let (split, stages, dropout, noise, host) = (None, None, None, None, None);
+        Self { decoder, device, dtype, checkpointing, split, stages, dropout, noise, host, room }
     }
 }
 

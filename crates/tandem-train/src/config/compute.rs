@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use tandem_kernels::{Backend, DType, Format};
 use toml::Value;
 
-use super::Method;
 use super::error::Result;
 use super::form::{self, Form, boolean, choice, custom, integer, path};
 use super::keys::keys;
@@ -20,7 +19,7 @@ const MAX_RANKS: usize = 256;
 keys! {
     /// Devices and arithmetic.
     #[derive(Clone, Debug, PartialEq, Eq)]
-    pub struct ComputeConfig(method: Method, has_adapter: bool) {
+    pub struct ComputeConfig(has_adapter: bool) {
         /// `"cpu"`; `"cpu:4"`: four ranks, each a thread with a device of its own
         /// ([ranks.md](ranks.md)); `"cuda"` or `"cuda:0,1"`: a rank on each of all GPUs or of these
         /// ([gpu.md](gpu.md)); `"auto"`: the GPUs if there are any, else the CPU.
@@ -79,9 +78,6 @@ keys! {
         /// bit for bit. With m micro-batches on a data rank the stages idle (p − 1) / (m + p − 1)
         /// of the time: see [ranks.md](ranks.md#layers-over-ranks).
         pipeline: usize = integer(1..=MAX_RANKS as u64)
-            .unless(|stages: &usize| (*stages > 1 && method.generates()).then(|| {
-                "pipeline stages do not support generation yet; use compute.sharding or compute.tensor".to_owned()
-            }))
             .or(1)
             .free(),
         /// Activations recomputed in backward to save memory: `"none"`, `"selective"` (norms and

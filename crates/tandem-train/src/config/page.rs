@@ -131,7 +131,7 @@ pub fn reference_page() -> String {
 pub(super) fn judge_keys() -> Vec<KeyRow> {
     let mut keys = list(|keys| JudgeSection::visit(None, keys).map(drop)).remove(0).keys;
     // Those of the default kind follow.
-    keys.truncate(3);
+    keys.truncate(4);
     keys
 }
 

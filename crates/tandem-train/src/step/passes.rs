@@ -9,7 +9,7 @@ use crate::Result;
 use crate::metrics::Split;
 use crate::objective::{Loss, WholeBatch};
 use crate::parallel::{DeviceMesh, StagedExecutor};
-use crate::recipe::{LossTerms, MicroBatch, ScoredBatch, SequenceLogProbs};
+use crate::recipe::{LossTerms, MicroBatch, ScoredBatch, SequenceLogProbs, counted_entropies};
 
 impl TrainStep {
     /// Goes forward with the ranks that have more micro-batches than this one, where ranks meet in
@@ -47,6 +47,11 @@ impl TrainStep {
         }
         if micro.pairs.len() as u64 == whole.totals.pairs {
             whole.complete(&self.objective, &compared.pairs());
+        }
+        if let Some(top) = self.objective.top_entropy()
+            && micro.answers.len() as u64 == whole.totals.pairs
+        {
+            whole.set_least_entropy(top, &mut counted_entropies(micro, &self.scores));
         }
         let Self { scores, reference_scores, loss, .. } = self;
         let batch = ScoredBatch { micro, log_probs: &compared, scores, reference_scores };

@@ -66,7 +66,7 @@ fn what_is_not_given_is_what_the_judges_default_to() {
     ];
     let names = ["length", "regex", "exact", "json", "missing_eos", "command", "endpoint", "reward"];
     for ((judge, kind), name) in judges.into_iter().zip(kinds).zip(names) {
-        assert_eq!(judge, JudgeSection { name: name.to_owned(), weight: 1.0, kind });
+        assert_eq!(judge, JudgeSection { name: name.to_owned(), weight: 1.0, may_abstain: false, kind });
     }
 }
 
@@ -127,7 +127,7 @@ fn mistakes_are_refused_with_line_key_and_remedy() {
         ),
         (
             "kind = \"missing_eos\"\nmax = 3",
-            "judges.toml:6: unknown key `judges[1].max`; known here: kind, name, weight, penalty",
+            "judges.toml:6: unknown key `judges[1].max`; known here: kind, name, weight, may_abstain, penalty",
         ),
         (
             "kind = \"length\"\nmxa = 3",

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use tandem_comm::threads::groups;
 use tandem_kernels::Device;
-use tandem_train::config::Method;
 use tandem_train::events::Silent;
 use tandem_train::inputs::RunInputs;
 use tandem_train::plan::Plan;
@@ -217,9 +216,7 @@ fn nor_does_a_reward_model() {
 #[test]
 #[ignore = "long: runs in .ci/nightly"]
 fn nor_does_an_online_run() {
-    let whole: Vec<_> =
-        PLACES.into_iter().filter(|(_, of_place)| !of_place[..].contains(&"compute.pipeline=2")).collect();
-    takes_what_is_planned(&Small::new("online"), &ONLINE, &whole);
+    takes_what_is_planned(&Small::new("online"), &ONLINE, &PLACES);
 }
 
 fn takes_what_is_planned(small: &Small, kinds: &[&[&str]], places: &[(usize, &[&str])]) {
@@ -251,9 +248,7 @@ fn take_what_is_planned(small: &Small, seeds: Range<u64>, kinds: &[&[&str]], pla
                     format!("compute.devices=cpu:{ranks}"),
                     format!("seed={seed}"),
                 ]);
-                if small.config("any", &[]).method != Method::Online {
-                    settings.push(format!("data.eval={eval}"));
-                }
+                settings.push(format!("data.eval={eval}"));
                 let config = |more: &[String]| {
                     let settings: Vec<&str> = settings.iter().chain(more).map(String::as_str).collect();
                     small.config("run", &settings)

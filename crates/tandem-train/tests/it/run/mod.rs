@@ -29,6 +29,7 @@ mod reward;
 mod rotary;
 mod safety;
 mod server;
+mod server_golden;
 mod server_sglang;
 mod sglang;
 mod sliced_adapters;
