@@ -8,7 +8,7 @@ use std::{env, fs, io};
 
 /// Kernels that have the CPU's bits: every product and every sum is rounded. As `not fused` in
 /// `tandem-kernels`.
-const NOT_FUSED: [&str; 3] = ["exact", "optimizer", "pack"];
+const NOT_FUSED: [&str; 5] = ["dropout", "elementwise", "exact", "optimizer", "pack"];
 
 /// The kernels' files, in one order.
 fn sources(folder: &Path) -> io::Result<Vec<PathBuf>> {

@@ -1,9 +1,10 @@
-//! Dropout: the mask is hashed from the key and each element's index while rows pass.
+//! Dropout and noise: masks and draws are hashed from keys and each element's index while rows pass.
 
-use super::Cpu;
 use super::rows::RowsMut;
 use super::vector::{for_lanes, vector_kernel};
-use crate::ops::Mask;
+use super::{Cpu, block_rows};
+use crate::numerics::random::{STEP, mix};
+use crate::ops::{Mask, NoiseRow};
 use crate::{Element, View, ViewMut, with_element};
 
 /// Elements per piece of the mask.
@@ -53,3 +54,27 @@ vector_kernel! {
         }
     }
 }
+
+impl Cpu {
+    /// Adds uniform noise to each row.
+    pub(crate) fn add_noise(&self, x: ViewMut, rows: &[NoiseRow]) {
+        let per_block = block_rows(x.cols());
+        let x = RowsMut::<f32>::new(x);
+        self.parallel_ranges(rows.len(), per_block, |_, range| {
+            for row in range {
+                let NoiseRow { key, scale } = rows[row];
+                // SAFETY: rows belong to one block each.
+                let x = unsafe { x.row(row) };
+                for (pair, x) in x.chunks_mut(2).enumerate() {
+                    let bits = mix(key.wrapping_add((pair as u64).wrapping_mul(STEP)));
+                    for (x, bits) in x.iter_mut().zip([bits as u32, (bits >> 32) as u32]) {
+                        *x += scale * (bits.cast_signed() as f32 * UNIT);
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// 2⁻³¹, which makes an integer of 32 bits a number in [−1, 1].
+const UNIT: f32 = 1.0 / 2_147_483_648.0;

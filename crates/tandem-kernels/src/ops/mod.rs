@@ -26,6 +26,7 @@ mod linear;
 mod logits;
 mod low_rank;
 mod newton_schulz;
+mod noise;
 mod norm;
 pub(crate) mod optimizer;
 mod pack;
@@ -67,6 +68,7 @@ pub use linear::{
 pub use logits::score_logits;
 pub use low_rank::{LowRank, low_rank_row_norms, low_rank_row_squares};
 pub use newton_schulz::orthogonalize;
+pub use noise::{NoiseRow, add_noise};
 pub(crate) use norm::BLOCK_ROWS;
 pub use norm::{
     LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward, layer_norm, layer_norm_backward, rms_norm,

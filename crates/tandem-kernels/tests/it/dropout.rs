@@ -1,6 +1,6 @@
 //! Dropout: the mask beside a plain computation of it, its rate, and that its elements do not depend on one another.
 
-use crate::support::{Matrix, devices};
+use crate::support::{Matrix, devices, vector};
 use tandem_kernels::{DType, Device, Element, MemoryKind, bf16, ops};
 
 fn mix(x: u64) -> u64 {
@@ -109,5 +109,50 @@ fn a_rate_of_one_is_refused() {
     for p in [1.0, -0.1, f32::NAN] {
         let found = ops::dropout(&device, x.view(), y.view_mut(), 1, p).unwrap_err().to_string();
         assert_eq!(found, format!("dropout: rate {p}, expected at least 0 and below 1"));
+    }
+}
+
+#[test]
+fn noise_is_uniform_and_the_same_everywhere() {
+    let (rows, cols) = (64, 129);
+    let of = |row: usize| ops::NoiseRow { key: 1000 + row as u64, scale: 0.25 * (1 + row % 2) as f32 };
+    let mut first: Option<Vec<f32>> = None;
+    for (place, device) in [1, 3].into_iter().flat_map(devices) {
+        let mut x = Matrix::new(&device, 3, (rows, cols), DType::F32, 0);
+        let before = x.read(&device);
+        let noise: Vec<_> = (0..rows).map(of).collect();
+        ops::add_noise(&device, x.view_mut(), &noise).unwrap();
+        let found = x.read(&device);
+        assert_eq!(first.get_or_insert_with(|| found.clone()), &found, "{place:?}");
+        for half in 0..2 {
+            let scale = f64::from(of(half).scale);
+            let elements = (0..rows * cols).filter(|at| at / cols % 2 == half);
+            let noise: Vec<f64> = elements.map(|at| f64::from(found[at]) - f64::from(before[at])).collect();
+            assert!(noise.iter().all(|x| x.abs() <= scale + 1e-6), "{place:?}");
+            let count = noise.len() as f64;
+            let (mean, square) =
+                (noise.iter().sum::<f64>() / count, noise.iter().map(|x| x * x).sum::<f64>() / count);
+            // Four standard deviations of 4,128 draws: of the mean, and of the mean square.
+            assert!(mean.abs() < 4.0 * scale / (3.0 * count).sqrt(), "{place:?}: {mean}");
+            assert!(
+                (square / (scale * scale / 3.0) - 1.0).abs() < 4.0 * 0.9 / count.sqrt(),
+                "{place:?}: {square}"
+            );
+        }
+        // A row depends on its key alone.
+        let mut alone = Matrix::new(&device, 3, (1, cols), DType::F32, 0);
+        let before = alone.read(&device);
+        let mut twice = alone.view_mut();
+        ops::add_noise(&device, twice.reborrow(), &[of(5)]).unwrap();
+        let noise_of = |after: &[f32], before: &[f32]| -> Vec<f64> {
+            after.iter().zip(before).map(|(a, b)| f64::from(*a) - f64::from(*b)).collect()
+        };
+        let alone = noise_of(&alone.read(&device), &before);
+        let all = Matrix::new(&device, 3, (rows, cols), DType::F32, 0).read(&device);
+        let row = 5 * cols..6 * cols;
+        for (alone, among) in alone.iter().zip(noise_of(&found[row.clone()], &all[row])) {
+            assert!((alone - among).abs() < 3e-7, "{place:?}: {alone} and {among}");
+        }
+        assert!(ops::add_noise(&device, vector(&device, &[0.0; 4]).view_mut(), &[]).is_err());
     }
 }

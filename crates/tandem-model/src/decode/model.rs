@@ -26,7 +26,8 @@ impl<'a> Model<'a> {
         if decoder.spec().head.is_score() {
             return refused("a reward model gives scores and no text");
         }
-        let walk = LayerExecutor { dropout: None, host: None, room: BatchCapacity::default(), ..walk };
+        let walk =
+            LayerExecutor { dropout: None, noise: None, host: None, room: BatchCapacity::default(), ..walk };
         Ok(Self { walk, cache: Cache::new(decoder, device, dtype, size)? })
     }
 

@@ -25,7 +25,13 @@ impl LayerExecutor<'_> {
         let x = streams.try_map(|(), is_reference| {
             let walk = self.for_stream(is_reference);
             let x = walk.look_up(layer.stream(is_reference), &tokens, positions)?;
-            self.join(x, &self.shares(tokens.len()))
+            let shares = self.shares(tokens.len());
+            let mut x = self.join(x, &shares)?;
+            if let Some(noise) = walk.noise {
+                let own = shares.own();
+                ops::add_noise(self.device, x.view_mut().row_range(0..own.len()), &noise[own])?;
+            }
+            Ok(x)
         })?;
         weights.release(LayerId::Embedding);
         Ok(x)

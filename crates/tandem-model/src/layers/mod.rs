@@ -39,7 +39,7 @@ pub use split::{RankOrder, TensorParallelOps};
 pub use stage::{Gradient, PipelineOps};
 pub use streams::PolicyAndReferenceScores;
 
-use tandem_kernels::ops::HeadScores;
+use tandem_kernels::ops::{HeadScores, NoiseRow};
 use tandem_kernels::{DType, Device, Extent, Forest, MemoryKind, Tensor, View, ops};
 
 use crate::Result;
@@ -102,6 +102,8 @@ pub struct LayerExecutor<'a> {
     pub stages: Option<&'a dyn PipelineOps>,
     /// Dropout key of adapters, another one for each micro-batch. `None` drops nothing.
     pub dropout: Option<u64>,
+    /// Noise that is added to the embeddings of each token, in the policy's pass. `None` adds nothing.
+    pub noise: Option<&'a [NoiseRow]>,
     /// Host memory to which the inputs of blocks are offloaded until backward; with
     /// [`Checkpointing::Block`] alone. Its device makes the copies: on a GPU in a stream of its
     /// own, while blocks compute.
@@ -114,8 +116,8 @@ impl<'a> LayerExecutor<'a> {
     /// Makes passes over a whole decoder or a stage, without dropout, offload or spare capacity.
     pub fn new(decoder: &'a Decoder, device: &'a Device, dtype: DType, checkpointing: Checkpointing) -> Self {
         let room = BatchCapacity::default();
-        let (split, stages, dropout, host) = (None, None, None, None);
-        Self { decoder, device, dtype, checkpointing, split, stages, dropout, host, room }
+        let (split, stages, dropout, noise, host) = (None, None, None, None, None);
+        Self { decoder, device, dtype, checkpointing, split, stages, dropout, noise, host, room }
     }
 }
 
@@ -187,9 +189,13 @@ impl LayerExecutor<'_> {
         Ok((x, saved))
     }
 
-    /// Returns the passes of one stream: a reference has no dropout.
+    /// Returns the passes of one stream: a reference has neither dropout nor noise.
     fn for_stream(&self, is_reference: bool) -> Self {
-        Self { dropout: self.dropout.filter(|_| !is_reference), ..*self }
+        Self {
+            dropout: self.dropout.filter(|_| !is_reference),
+            noise: self.noise.filter(|_| !is_reference),
+            ..*self
+        }
     }
 
     /// Prefetches the layer after a block in the forward pass of this stage.

@@ -58,6 +58,13 @@ keys! {
                 !matches!(optimizer, Optimizer::ScheduleFreeAdamW { .. }),
                 "schedule-free AdamW has an average of its own, which is evaluated and saved; remove it",
             ),
+        /// NEFTune: uniform noise in ±alpha / √(L · D) on the embeddings of the policy's training passes, of L
+        /// tokens and D dimensions, for example 5; 0 adds none. See
+        /// [optimizers.md](optimizers.md#noise-on-embeddings).
+        neftune_noise_alpha: Option<f64> = number(0.0..).zero_is_none().or(None).only(
+            !method.generates(),
+            "an online run compares with log-probabilities of its own answers, which have no noise; remove it",
+        ),
         /// Groups of parameters that train apart: `[[train.groups]]` tables with `parameters` (a
         /// regular expression of tensor names), and `learning_rate_factor`, `weight_decay` or `frozen`.
         /// See [optimizers.md](optimizers.md#parameter-groups).

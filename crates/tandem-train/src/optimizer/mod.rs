@@ -301,7 +301,7 @@ impl Optimizer {
                 }
             }
             if let Some(average) = &mut self.average {
-                let masters = own(&layers[index].0, &self.partition.owned(index), starts[index]);
+                let masters = own(layers[index].0, &self.partition.owned(index), starts[index]);
                 average.update(&self.home, index, masters, update)?;
             }
             layers[index].0.evict_pages();

@@ -77,6 +77,8 @@ pub struct MicroBatch {
     pub rows: Vec<u32>,
     /// Their tokens.
     pub forest: Forest,
+    /// Token after the last one of each row.
+    pub row_ends: Vec<u32>,
     /// The sequences of each pair: chosen, rejected. None but where answers are compared with a
     /// reference.
     pub pairs: Vec<[u32; 2]>,
@@ -260,6 +262,7 @@ impl MicroBatcher {
                 let rows = rows.map(|row| row as usize);
                 micro.sequence_tokens += self.recipe.row(cache, rows[1]).num_sequence_tokens() as u64;
                 self.recipe.add_row(cache, rows, &self.layout, &mut self.builder, &mut micro);
+                micro.row_ends.push(self.builder.num_tokens() as u32);
             }),
             Rows::Ranked(ranked) => {
                 let (share_prefix, limit) = (self.layout.share_prefix, self.max_new_tokens);

@@ -16,6 +16,7 @@
 mod averages;
 mod evaluation;
 mod learner;
+mod noise;
 mod passes;
 mod phase;
 mod stats;
@@ -41,6 +42,7 @@ use crate::placement::MemoryPlacement;
 use crate::recipe::{self, BatchPart, MicroBatch, RankBatch, Recipe};
 use crate::reference::Reference;
 use crate::weights::Policy;
+use noise::EmbeddingNoise;
 use phase::StepPhase;
 use stats::StepStats;
 
@@ -70,8 +72,9 @@ pub struct TrainStep {
     /// Progress report of the passes.
     pub progress: Progress,
     sharded: ShardedState,
-    /// With the update and the micro-batch, the key of dropout.
+    /// With the update and the micro-batch, the key of dropout; with the update and the row, of noise.
     seed: u64,
+    noise: EmbeddingNoise,
     scores: HeadScores,
     /// Scores of a reference that shares the policy's base.
     reference_scores: HeadScores,
@@ -126,6 +129,7 @@ impl TrainStep {
         policy: Policy,
         reference: Reference,
     ) -> Self {
+        let noise = EmbeddingNoise::new(config, &decoder);
         Self {
             placement,
             decoder,
@@ -139,6 +143,7 @@ impl TrainStep {
             progress: Progress::default(),
             sharded: config.compute.sharded(),
             seed: config.seed,
+            noise,
             scores: HeadScores::default(),
             reference_scores: HeadScores::default(),
             loss: Loss::default(),
@@ -201,6 +206,7 @@ impl TrainStep {
     ) -> Result<StepStats> {
         let StepOptions { beta, update, .. } = *options;
         let seed = self.seed;
+        self.noise.begin_step(update);
         let key = |index: usize| draw(&[seed, update, index as u64]);
         let mut whole =
             self.whole_batch(Split::Train, mesh, share, &mut *build, beta, &|index| Some(key(index)))?;

@@ -73,7 +73,10 @@ impl TrainStep {
         keeps: bool,
         dropout: Option<u64>,
     ) -> Result<(SavedActivations, Option<SequenceLogProbs>)> {
-        let Self { placement, decoder, dtype, checkpointing, policy, reference, scores, progress, .. } = self;
+        let Self {
+            placement, decoder, dtype, checkpointing, policy, reference, scores, progress, noise, ..
+        } = self;
+        let noise = if split == Split::Train { noise.of(micro) } else { None };
         let of_reference = &mut self.reference_scores;
         let executor = LayerExecutor {
             split: mesh.split(),
@@ -89,7 +92,7 @@ impl TrainStep {
             StepPhase::Forward.enter(progress, &placement.device);
         }
         let executor =
-            StagedExecutor { executor: LayerExecutor { dropout, ..executor.executor }, ..executor };
+            StagedExecutor { executor: LayerExecutor { dropout, noise, ..executor.executor }, ..executor };
         let streams = PolicyAndReferenceScores {
             policy: &mut *scores,
             reference: is_shared.then_some(&mut *of_reference),

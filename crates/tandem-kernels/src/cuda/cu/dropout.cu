@@ -52,7 +52,35 @@ __device__ __forceinline__ void dropout(const X *x, size_t x_stride, Y *y, size_
         });
 }
 
+// Adds uniform noise to each row; `table` has the halves of its key and its largest value.
+template <int N>
+__device__ __forceinline__ void noise(float *x, size_t stride, const uint32_t *table, size_t rows, size_t cols) {
+    Vector<float, N> before[DEPTH<N>];
+    over_elements<N>(
+        rows, cols, [&](int k, size_t row, size_t col) { before[k] = fetch<N>(x + row * stride + col); },
+        [&](int k, size_t row, size_t col) {
+            const uint64_t key = uint64_t(table[3 * row + 1]) << 32 | table[3 * row];
+            const float scale = __uint_as_float(table[3 * row + 2]);
+            float v[N];
+            unpack(before[k], v);
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                const size_t index = col + j;
+                const uint64_t bits = mixed(key + index / 2 * STEP);
+                const int32_t half = int32_t(index % 2 ? uint32_t(bits >> 32) : uint32_t(bits));
+                // Not fused: the same bits as on a CPU.
+                v[j] = __fadd_rn(v[j], __fmul_rn(scale, __fmul_rn(float(half), 0x1p-31f)));
+            }
+            put(x + row * stride + col, v);
+        });
+}
+
 } // namespace
+
+KERNEL_BOUNDS(add_noise_f32, THREADS, 3, float *x, long long stride, const uint32_t *table, long long rows, long long cols, int wide) {
+    if (wide) noise<4>(x, stride, table, rows, cols);
+    else noise<1>(x, stride, table, rows, cols);
+}
 
 #define DROPOUT(name, X, Y)                                                                                             \
     KERNEL_BOUNDS(name, THREADS, 3, const X *x, long long x_stride, Y *y, long long y_stride, uint64_t start,           \

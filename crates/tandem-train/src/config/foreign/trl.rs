@@ -235,7 +235,7 @@ pub(super) const NAMES: &[Name] = &[
     key(&["adam_epsilon"], "train.eps", number),
     key(&["weight_decay"], "train.weight_decay", number),
     key(&["max_grad_norm"], "train.max_grad_norm", number),
-    missing(&["neftune_noise_alpha"], "no noise is added to embeddings"),
+    key(&["neftune_noise_alpha"], "train.neftune_noise_alpha", number),
     missing(
         &["label_smoothing_factor"],
         "the cross-entropy is not smoothed; `objective.label_smoothing` is for preference losses",

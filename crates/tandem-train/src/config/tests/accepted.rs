@@ -79,6 +79,7 @@ fn the_example_arrives_whole() {
             max_grad_norm: Some(1.0),
             weight_decay: 0.0,
             ema_decay: None,
+            neftune_noise_alpha: None,
             groups: Vec::new(),
             save_every: Some(10),
             async_checkpoints: true,
@@ -186,6 +187,7 @@ fn the_resolved_config_reads_back_as_the_same_value() {
         set(&["train.optimizer=lion", "train.betas=[0.8, 0.95]"]),
         set(&["train.optimizer=lion"]),
         set(&["train.ema_decay=0.999"]),
+        set(&["train.neftune_noise_alpha=5"]),
         set(&["train.optimizer=muon"]),
         set(&["train.optimizer=adafactor"]),
         set(&[

@@ -36,8 +36,8 @@ fn an_unknown_key_is_refused_with_the_nearest_known_one() {
     assert_eq!(
         refusal(EXAMPLE, &["train.zzz=1e-3"]),
         "--set train.zzz=1e-3: unknown key `train.zzz`; known here: batch_size, micro_batch_tokens, micro_batch_size, \
-         steps, epochs, learning_rate, optimizer, betas, alpha, eps, momentum, dampening, nesterov, optimizer_state, schedule, min_lr_rate, num_cycles, \
-         lr_end, power, timescale, decay_steps, decay_ratio, decay_type, warmup_steps, warmup_ratio, max_grad_norm, weight_decay, groups, save_every, async_checkpoints, eval_every, eval_first, samples, \
+         steps, epochs, learning_rate, optimizer, betas, alpha, eps, momentum, dampening, nesterov, adjust_lr_fn, optimizer_state, schedule, min_lr_rate, num_cycles, \
+         lr_end, power, timescale, decay_steps, decay_ratio, decay_type, warmup_steps, warmup_ratio, max_grad_norm, weight_decay, ema_decay, neftune_noise_alpha, groups, save_every, async_checkpoints, eval_every, eval_first, samples, \
          sample_tokens, keep_best, early_stopping_patience, early_stopping_threshold, keep, max_skipped, record_rows"
     );
 }

@@ -61,6 +61,16 @@ const PLACES: [(usize, &[&str]); 9] = [
     (4, &["compute.pipeline=2", "compute.sharding=zero2"]),
 ];
 
+/// Averages of weights, optimisers of whole matrices, and noise.
+const UPDATES: [&[&str]; 6] = [
+    &["train.ema_decay=0.9"],
+    &["train.optimizer=schedule_free_adamw", "compute.dtype=bf16"],
+    &["train.optimizer=schedule_free_adamw", "adapter.rank=4", "train.optimizer_state=8bit"],
+    &["train.optimizer=muon", "train.ema_decay=0.9", "train.optimizer_state=8bit"],
+    &["train.optimizer=adafactor", "compute.dtype=bf16"],
+    &["train.optimizer=muon", "adapter.rank=4", "train.neftune_noise_alpha=5"],
+];
+
 /// Keys of an online run.
 const ONLINE: [&[&str]; 10] = [
     &[],
@@ -175,6 +185,14 @@ fn a_run_of_each_kind_takes_what_was_planned() {
     take_what_is_planned(&small, 0..1, &[&[*adapted], &KINDS[12..]].concat(), &PLACES[6..]);
     in_turn(&Small::new("reward"), &REWARD, 6);
     in_turn(&Small::new("online"), &ONLINE, 6);
+}
+
+/// Matrices that are updated whole are not divided by columns or rows.
+#[test]
+fn updates_of_other_kinds_take_what_was_planned() {
+    let small = Small::new("dpo");
+    let [whole, _, file, zero2, zero3, .., stages, _] = PLACES;
+    take_what_is_planned(&small, 0..1, &UPDATES, &[whole, file, zero2, zero3, stages]);
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod judges;
 mod library;
 mod linear_attention;
 mod meshes;
+mod noise;
 mod offload;
 mod online;
 mod online_judges;

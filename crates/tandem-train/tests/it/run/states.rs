@@ -191,10 +191,21 @@ fn the_plan_counts_states_and_their_copies_as_they_are_kept() {
             ("train.optimizer=adamw", 2.0, 0.99),
             ("train.optimizer=sgd", 0.0, 0.99),
         ] {
-            let ema = if (0.0..1.0).contains(&average) { average } else { 0.0 };
-            let (ema, average) = (format!("train.ema_decay={ema}"), if average > 0.0 { 4.0 } else { 0.0 });
+            let ema = (0.0..1.0).contains(&average).then(|| format!("train.ema_decay={average}"));
+            let ema = ema.filter(|_| average > 0.0);
+            let average = if average > 0.0 { 4.0 } else { 0.0 };
             for mesh in [on(1, "ddp", 1, 1, 1), on(2, "zero1", 1, 1, 1), on(3, "zero3", 1, 1, 1)] {
-                let config = small.config("run", &with(&mesh, &[&form, optimizer, &ema]));
+                let config = small.config(
+                    "run",
+                    &with(
+                        &mesh,
+                        &[
+                            &[form.as_str(), optimizer][..],
+                            &ema.iter().map(String::as_str).collect::<Vec<_>>(),
+                        ]
+                        .concat(),
+                    ),
+                );
                 let prepared = RunInputs::open(&config, &mut Silent).unwrap();
                 let ranks = config.compute.devices.num_ranks();
                 let mut found = [0.0; 2];

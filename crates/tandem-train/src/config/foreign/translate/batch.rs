@@ -278,7 +278,7 @@ impl Translator<'_> {
         if optimizer == Some("schedule_free_adamw") {
             match &given {
                 Some(given) if ours == "constant" => {
-                    self.not_needed(given, "its optimiser needs no schedule")
+                    self.not_needed(given, "its optimiser needs no schedule");
                 }
                 Some(given) => self
                     .missing(given, "schedule-free AdamW keeps its rate: its average does a schedule's work"),
