@@ -35,11 +35,11 @@ keys! {
         tf32: bool = boolean().unless(|tf32| refuse_tf32(*tf32, dtype, devices)).or(false),
         /// Format of frozen matrices: those under an adapter and those of a reference model.
         /// `"int8"`: a scale for each row. `"nf4"`: 4 bits, as QLoRA. `"auto"`: that of the folder
-        /// if bitsandbytes has quantised it and an adapter trains, else `dtype`. Token table and
-        /// head are kept in bf16 or more, norms and biases in f32. Full training has no frozen
-        /// weights for `"int8"` and `"nf4"`. See [formats.md](formats.md).
+        /// if bitsandbytes has quantised it and an adapter trains, or it is a teacher's, else `dtype`.
+        /// Token table and head are kept in bf16 or more, norms and biases in f32. Full training has no
+        /// frozen weights for `"int8"` and `"nf4"` but a teacher's. See [formats.md](formats.md).
         format: Option<Format> =
-            form::format().unless(|format| refuse_format(*format, has_adapter)).or(None),
+            form::format().unless(|format| refuse_format(*format, method, has_adapter)).or(None),
         /// Threads of each rank; 0 divides all cores among the ranks. The number never changes a
         /// result. On a GPU: threads that update the file of `offload = "nvme"`.
         threads: Option<usize> = integer(0..=4096).zero_is_none().or(None).free(),
@@ -297,8 +297,11 @@ fn refuse_tf32(tf32: bool, dtype: Option<DType>, devices: Devices) -> Option<Str
     Some(reason.to_owned())
 }
 
-fn refuse_format(format: Option<Format>, has_adapter: bool) -> Option<String> {
-    let format = format.filter(|format| matches!(format, Format::Int8 | Format::Nf4) && !has_adapter)?;
+fn refuse_format(format: Option<Format>, method: Method, has_adapter: bool) -> Option<String> {
+    let format = format.filter(|format| {
+        // A teacher is frozen too.
+        matches!(format, Format::Int8 | Format::Nf4) && !has_adapter && method != Method::Distill
+    })?;
     Some(format!(
         "full training changes every weight, and {format} is for frozen weights; add an [adapter] table, or \
          remove compute.format"
