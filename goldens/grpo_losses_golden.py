@@ -33,7 +33,14 @@ DEFAULTS = {
     "beta": 0.0,
     "on_policy": False,
     "mask_truncated": False,
+    "top_entropy": None,
+    "correction": None,
 }
+
+
+def correction(mode, least=None, most=3.0):
+    return {"mode": mode, "min": least, "max": most}
+
 
 CASES = [
     *({"loss": loss} for loss in ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo"]),
@@ -49,6 +56,16 @@ CASES = [
     {"mask_truncated": True, "loss": "grpo", "beta": 0.1},
     {"mask_truncated": True, "loss": "dapo"},
     {"mask_truncated": True, "loss": "dr_grpo", "importance_sampling": "sequence"},
+    *({"top_entropy": top, "beta": 0.1} for top in [0.0, 0.2, 0.5]),
+    {"top_entropy": 0.4, "loss": "grpo", "importance_sampling": "sequence"},
+    {"top_entropy": 0.3, "mask_truncated": True, "loss": "cispo"},
+    *({"correction": correction(mode, 0.9, 1.1), "beta": 0.1}
+      for mode in ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]),
+    {"correction": correction("sequence_mask"), "on_policy": True, "loss": "grpo"},
+    {"correction": correction("sequence_truncate", 0.95, None), "importance_sampling": "sequence", "loss": "luspo"},
+    {"correction": correction("token_mask", None, 1.05), "loss": "vespo"},
+    {"correction": correction("token_truncate", 0.5, 2.0), "loss": "vespo", "on_policy": True},
+    {"correction": correction("sequence_mask", 0.5, 2.0), "mask_truncated": True, "off_policy_mask_threshold": 0.05},
 ]
 
 SCALES = ["group", "batch", "none"]
@@ -64,6 +81,9 @@ class OneProcess:
         return tensor
 
     def reduce(self, tensor, reduction):
+        return tensor
+
+    def pad_across_processes(self, tensor, dim, pad_index):
         return tensor
 
 
@@ -84,6 +104,30 @@ def advantages(scale):
     return torch.nan_to_num(compared, nan=0.0)
 
 
+def normalized_advantages(scores, weights):
+    """As in TRL's `_generate_and_score_completions` with "normalize_then_sum"; `scores` by answer and judge."""
+    scores = torch.tensor(
+        [[float("nan") if score is None else score for score in answer] for answer in scores], dtype=torch.float64)
+    grouped = scores.view(-1, GROUP, len(weights))
+    compared = (grouped - torch.nanmean(grouped, dim=1, keepdim=True)) / (nanstd(grouped, dim=1, keepdim=True) + 1e-4)
+    sums = (compared.view(-1, len(weights)) * torch.tensor(weights, dtype=torch.float64)).nansum(dim=1)
+    sums[torch.isnan(scores).all(dim=1)] = float("nan")
+    return torch.nan_to_num((sums - torch.nanmean(sums)) / (nanstd(sums) + 1e-4), nan=0.0)
+
+
+def weights_of_server(correction, old, served, mask):
+    """As in TRL's `_generate_and_score_completions`."""
+    gap = torch.nan_to_num((old - served) * mask, nan=0.0)
+    if correction["mode"].startswith("sequence"):
+        gap = gap.sum(dim=-1, keepdim=True)
+    ratio = gap.exp()
+    least, most = correction["min"], correction["max"]
+    if correction["mode"].endswith("truncate"):
+        return ratio.clamp(min=least, max=most)
+    outside = (ratio < (least or 0.0)) | (ratio > (most or float("inf")))
+    return ratio.masked_fill(outside, 0.0)
+
+
 def padded(values, fill=0.0):
     rows = torch.full((len(LENGTHS), max(LENGTHS)), fill, dtype=torch.float64)
     for row, length in enumerate(LENGTHS):
@@ -100,7 +144,7 @@ def case(options, numbers):
         mask = mask * torch.tensor(ended, dtype=torch.float64).unsqueeze(1)
     trainer = SimpleNamespace(
         aux_loss_enabled=False,
-        top_entropy_quantile=1.0,
+        top_entropy_quantile=1.0 if options["top_entropy"] is None else options["top_entropy"],
         importance_sampling_level=options["importance_sampling"],
         beta=options["beta"],
         loss_type=options["loss"],
@@ -109,8 +153,8 @@ def case(options, numbers):
         off_policy_mask_threshold=options["off_policy_mask_threshold"],
         max_completion_length=MAX_NEW_TOKENS,
         current_gradient_accumulation_steps=1,
-        use_vllm=False,
-        vllm_importance_sampling_correction=False,
+        use_vllm=options["correction"] is not None,
+        vllm_importance_sampling_correction=options["correction"] is not None,
         _entropy_bonus_enabled=False,
         accelerator=OneProcess(),
         model=SimpleNamespace(training=True),
@@ -130,6 +174,7 @@ def case(options, numbers):
         get_off_policy_mask=GRPOTrainer.get_off_policy_mask,
         get_gamma_weights=GRPOTrainer.get_gamma_weights,
     )
+    trainer.get_high_entropy_mask = lambda *arguments: GRPOTrainer.get_high_entropy_mask(trainer, *arguments)
     inputs = {
         "prompt_ids": torch.zeros(len(LENGTHS), 1, dtype=torch.long),
         "prompt_mask": torch.ones(len(LENGTHS), 1, dtype=torch.long),
@@ -141,10 +186,19 @@ def case(options, numbers):
     }
     if not options["on_policy"]:
         inputs["old_per_token_logps"] = padded(numbers["sampled"])
+    if options["correction"] is not None:
+        old = inputs.get("old_per_token_logps", policy.detach())
+        served = padded(numbers["served"])
+        ratio = weights_of_server(options["correction"], old, served, mask)
+        inputs |= {"importance_sampling_ratio": ratio, "sampling_per_token_logps": served}
     loss = GRPOTrainer._compute_loss(trainer, None, inputs)
     loss.backward()
     gradient = [row[:length] for row, length in zip(policy.grad.tolist(), LENGTHS)]
     metrics = {name: values[0] for name, values in trainer._metrics["train"].items()}
+    if options["correction"] is not None:
+        flat = ratio.flatten() if ratio.shape[1] == 1 else ratio[mask.bool()]
+        kinds = {"min": flat.min(), "mean": flat.mean(), "max": flat.max()}
+        metrics |= {f"sampling/importance_sampling_ratio/{kind}": value.item() for kind, value in kinds.items()}
     return {"options": options, "loss": loss.item(), "gradient": gradient, "metrics": metrics}
 
 
@@ -159,13 +213,18 @@ def main():
         "reference": policy + 0.3 * torch.randn(shape),
         "entropy": torch.rand(shape) * 2,
     }
-    cut = {name: [row[:length].tolist() for row, length in zip(values, LENGTHS)] for name, values in numbers.items()}
+    numbers["served"] = numbers["sampled"] + 0.1 * torch.randn(shape)
+    # A server that gave no log-probability.
+    numbers["served"][2, 1] = float("nan")
+    scores = [[1.0, 0.5], [0.25, 0.5], [-0.5, -1.0], [2.0, None], [None, None], [2.5, 3.0]]
+    cut = {name: [[None if number != number else number for number in row[:length].tolist()] for row, length in zip(values, LENGTHS)] for name, values in numbers.items()}
     result = {
         "group": GROUP,
         "rewards": REWARDS,
         "max_new_tokens": MAX_NEW_TOKENS,
         "numbers": cut,
         "advantages": {scale: advantages(scale).tolist() for scale in SCALES},
+        "judges": {"scores": scores, "weights": [1.0, 0.5], "advantages": normalized_advantages(scores, [1.0, 0.5]).tolist()},
         "cases": [case(options, {name: values.double() for name, values in numbers.items()}) for options in CASES],
     }
     with open(sys.argv[1], "w") as file:

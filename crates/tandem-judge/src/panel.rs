@@ -11,6 +11,8 @@ pub struct Member {
     pub judge: Box<dyn Judge>,
     /// Factor of its scores. At 0 its verdicts are stored but do not count.
     pub weight: f64,
+    /// Whether a response without a score of this judge is scored by the others.
+    pub may_abstain: bool,
 }
 
 /// Judges with weights.
@@ -21,8 +23,8 @@ pub struct Panel {
 /// Assessment of one response.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Assessment {
-    /// Weighted sum of the scores. `None` if a judge that counts has no score, or the sum is not
-    /// finite.
+    /// Weighted sum of the scores. `None` if a judge that counts and may not abstain has no score, no judge
+    /// has one, or the sum is not finite.
     pub total: Option<f64>,
     /// The verdicts, in the panel's order.
     pub verdicts: Vec<Verdict>,
@@ -35,7 +37,7 @@ impl Panel {
     /// If no score counts, a weight is not finite, or two judges have one name.
     pub fn new(members: Vec<Member>) -> Result<Self> {
         let mut names = HashSet::new();
-        for Member { judge, weight } in &members {
+        for Member { judge, weight, .. } in &members {
             let name = judge.name();
             if !weight.is_finite() {
                 let reason = format!("is {weight}; it should be a finite number");
@@ -70,24 +72,35 @@ impl Panel {
         groups: &[PromptWithCompletions<'_>],
         stop: &AtomicBool,
     ) -> Result<Vec<Vec<Assessment>>> {
-        let empty = Assessment { total: Some(0.0), verdicts: Vec::with_capacity(self.members.len()) };
+        let empty = Assessment { total: None, verdicts: Vec::with_capacity(self.members.len()) };
         let mut assessments: Vec<_> =
             groups.iter().map(|group| vec![empty.clone(); group.answers.len()]).collect();
-        for Member { judge, weight } in &mut self.members {
+        for Member { judge, .. } in &mut self.members {
             let said = judge.judge(groups, stop)?;
             let is_whole = said.iter().map(Vec::len).eq(groups.iter().map(|group| group.answers.len()));
             assert!(is_whole, "judge `{}` did not give one verdict for each answer", judge.name());
             for (assessment, verdict) in assessments.iter_mut().flatten().zip(said.into_iter().flatten()) {
-                if *weight != 0.0 {
-                    let term = verdict.score.map(|score| *weight * score);
-                    assessment.total = assessment.total.zip(term).map(|(sum, term)| sum + term);
-                }
                 assessment.verdicts.push(verdict);
             }
         }
         for assessment in assessments.iter_mut().flatten() {
-            assessment.total = assessment.total.filter(|total| total.is_finite());
+            let scores: Vec<_> = assessment.verdicts.iter().map(|verdict| verdict.score).collect();
+            assessment.total = self.total(&scores);
         }
         Ok(assessments)
+    }
+
+    /// Returns the weighted sum of a response's scores, one of each judge; see [`Assessment::total`].
+    pub fn total(&self, scores: &[Option<f64>]) -> Option<f64> {
+        let mut total = None;
+        for (Member { weight, may_abstain, .. }, score) in self.members.iter().zip(scores) {
+            match score {
+                _ if *weight == 0.0 => {}
+                Some(score) => total = Some(total.unwrap_or(0.0) + weight * score),
+                None if *may_abstain => {}
+                None => return None,
+            }
+        }
+        total.filter(|total| total.is_finite())
     }
 }

@@ -47,8 +47,8 @@ pub use decoder::Decoder;
 pub use error::ModelError;
 pub use io::{ModelFolder, Save, WeightFiles, save, write_policy};
 pub use layers::{
-    BatchCapacity, Checkpointing, DivergencePass, Gradient, LayerExecutor, PolicyAndReferenceScores,
-    RankOrder, SavedActivations, TeacherHead, TeacherRows, TensorParallelOps,
+    BatchCapacity, Checkpointing, DivergencePass, Gradient, LayerExecutor, PipelineOps,
+    PolicyAndReferenceScores, RankOrder, SavedActivations, TeacherHead, TeacherRows, TensorParallelOps,
 };
 pub use layout::{LayerId, LayerLayout, ParamKind, ParamSpec, PipelineStage, TensorParallelShard};
 pub use lora::{Adapter, AdapterConfig, AdapterKind, Targets};

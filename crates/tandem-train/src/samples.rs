@@ -64,7 +64,10 @@ impl Sampler {
 
     /// Returns whether a rank computes: the first one, and all where one needs the others' part of the weights.
     pub(crate) fn takes_part(config: &Config, rank: usize) -> bool {
-        rank == 0 || config.compute.tensor > 1 || config.compute.sharded().meets_in_walk()
+        rank == 0
+            || config.compute.tensor > 1
+            || config.compute.pipeline > 1
+            || config.compute.sharded().meets_in_walk()
     }
 
     /// Generates the answers. Ranks that hold parts of the weights compute the same.
@@ -95,7 +98,7 @@ impl Sampler {
         scorer.placement.device.set_place(format_args!("samples"));
         let TrainStep { placement, decoder, dtype, checkpointing, policy, progress, .. } = scorer;
         let executor = LayerExecutor::new(decoder, &placement.device, *dtype, *checkpointing);
-        let executor = LayerExecutor { split: mesh.split(), ..executor };
+        let executor = mesh.join_generation(executor);
         let lengths = self.prompts.iter().map(Vec::len);
         let options = GeneratorOptions {
             max_batch: self.prompts.len(),

@@ -51,7 +51,7 @@ pub(crate) struct About {
 type Row = (&'static str, Section, Unit, &'static str);
 
 /// The metrics in the order of the page. A name that ends in `*` is a beginning.
-const METRICS: [Row; 54] = {
+const METRICS: [Row; 55] = {
     use Section::{Answers, Learning, Likelihoods, Optimizer, Other, Speed};
     use Unit::{Amount, Bytes, Plain, Share};
     [
@@ -107,6 +107,7 @@ const METRICS: [Row; 54] = {
         ("ties", Other, Amount, "of the step"),
         ("unscored", Other, Amount, "of the step"),
         ("replayed", Other, Amount, "of the step"),
+        ("replaced_prompts", Other, Amount, "of the step"),
         ("rewards/*", Likelihoods, Plain, ""),
         ("*", Other, Plain, ""),
     ]

@@ -26,7 +26,7 @@ impl Judge for Fixed {
 }
 
 fn member(name: &'static str, weight: f64, scores: &[Option<f64>]) -> Member {
-    Member { judge: Box::new(Fixed(name, scores.to_vec())), weight }
+    Member { judge: Box::new(Fixed(name, scores.to_vec())), weight, may_abstain: false }
 }
 
 fn refused(members: Vec<Member>) -> String {
@@ -95,7 +95,8 @@ fn a_judges_error_is_the_panels() {
             Counts::default()
         }
     }
-    let mut panel = Panel::new(vec![Member { judge: Box::new(Broken), weight: 1.0 }]).unwrap();
+    let mut panel =
+        Panel::new(vec![Member { judge: Box::new(Broken), weight: 1.0, may_abstain: false }]).unwrap();
     let error = panel.judge(&[], &GO).unwrap_err().to_string();
     assert!(error.starts_with("judge `broken`: the budget of 3 requests is spent"), "{error}");
 }

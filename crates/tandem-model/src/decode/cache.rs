@@ -14,6 +14,8 @@ use crate::spec::TokenPlaces;
 /// Memory of every block.
 pub(super) struct Cache {
     device: Device,
+    /// The first block, of a pipeline stage.
+    first: usize,
     blocks: Vec<BlockCache>,
 }
 
@@ -49,8 +51,9 @@ impl Cache {
             let states = alloc(size.slots, linear.shape.state_len(), DType::F32)?;
             Ok(BlockCache::Slots { history, states })
         };
-        let blocks = (0..spec.num_layers).map(block).collect::<Result<_>>()?;
-        Ok(Self { device: device.clone(), blocks })
+        let first = decoder.blocks().start;
+        let blocks = decoder.blocks().map(block).collect::<Result<_>>()?;
+        Ok(Self { device: device.clone(), first, blocks })
     }
 
     /// Copies rows of keys and values into the cache, and returns all that it holds; a move is a row range
@@ -62,7 +65,7 @@ impl Cache {
         v: View,
         moves: impl Iterator<Item = (Range<usize>, usize)>,
     ) -> Result<(View<'_>, View<'_>)> {
-        let BlockCache::Tokens { keys, values } = &mut self.blocks[layer] else {
+        let BlockCache::Tokens { keys, values } = &mut self.blocks[layer - self.first] else {
             unreachable!("a block of linear attention has no keys");
         };
         for (from, to) in moves {
@@ -75,7 +78,7 @@ impl Cache {
 
     /// Returns the slots of a block of linear attention, with the texts that read and keep them.
     fn recurrence<'a>(&'a mut self, layer: usize, runs: &'a Runs) -> Recurrence<'a> {
-        let BlockCache::Slots { history, states } = &mut self.blocks[layer] else {
+        let BlockCache::Slots { history, states } = &mut self.blocks[layer - self.first] else {
             unreachable!("a block of attention has no slots");
         };
         let (history, states) = (Some(history.view_mut()), Some(states.view_mut()));

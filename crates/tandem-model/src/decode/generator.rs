@@ -68,12 +68,12 @@ impl<'a> Generator<'a> {
         Self::over(LayerExecutor::new(decoder, device, dtype, Checkpointing::None), options)
     }
 
-    /// Generates with the decoder, device, compute type and tensor-parallel group of this [`LayerExecutor`].
-    /// All tensor-parallel ranks submit the same requests in the same order, and sample the same
+    /// Generates with the decoder, device, compute type, tensor-parallel group and pipeline of this
+    /// [`LayerExecutor`]. All ranks of a model submit the same requests in the same order, and get the same
     /// tokens.
     ///
     /// # Errors
-    /// As [`Generator::new`]; if a shard has no tensor-parallel group.
+    /// As [`Generator::new`]; if a shard has no tensor-parallel group, or a stage no pipeline.
     pub fn over(walk: LayerExecutor<'a>, options: GeneratorOptions) -> Result<Self> {
         Self::build(walk, None, options)
     }
@@ -288,7 +288,7 @@ impl<'a> Generator<'a> {
 
     /// Takes part in the other ranks' forward pass without tokens of its own.
     fn idle(&mut self, sources: &mut dyn Sources) -> Result<()> {
-        self.models.each(sources, |model, weights| model.walk.idle_forward(weights)).map(drop)
+        self.models.each(sources, |model, weights| model.walk.idle_forward(weights).map(Some)).map(drop)
     }
 
     /// Prefills new prompts, and stores the logits after each.
@@ -301,8 +301,9 @@ impl<'a> Generator<'a> {
         }))?;
         let logits = self.models.each(sources, |model, weights| {
             let logits = model.prefill(weights, &prompts)?;
-            model.read(&logits)
+            logits.map(|logits| model.read(&logits)).transpose()
         })?;
+        let Some(logits) = logits else { return Ok(()) };
         for (index, number) in new_prompts.iter().enumerate() {
             let row = index * self.models.vocabulary()..(index + 1) * self.models.vocabulary();
             let cached = self.requests.get_mut(number).and_then(|open| open.cached.as_mut());
@@ -314,13 +315,17 @@ impl<'a> Generator<'a> {
         Ok(())
     }
 
-    /// Returns the logits after the prompts of the completions from `first` on.
-    fn first_logits(&self, first: usize) -> Result<PolicyAndReferenceScores<Tensor>> {
+    /// Returns the logits after the prompts of the completions from `first` on; `None` on all stages but the
+    /// last.
+    fn first_logits(&self, first: usize) -> Result<Option<PolicyAndReferenceScores<Tensor>>> {
+        if !self.models.policy.walk.decoder.stage().is_last() {
+            return Ok(None);
+        }
         let prompts = || self.texts[first..].iter().map(|text| &self.requests[&text.request].cached().logits);
         let policy = self.stack(prompts().map(|logits| &logits.policy[..]))?;
         let reference: Option<Vec<_>> = prompts().map(|logits| logits.reference.as_deref()).collect();
         let reference = reference.map(|rows| self.stack(rows.into_iter())).transpose()?;
-        Ok(PolicyAndReferenceScores { policy, reference })
+        Ok(Some(PolicyAndReferenceScores { policy, reference }))
     }
 
     /// Copies rows of logits to the device, `[rows, V]`.
@@ -348,38 +353,28 @@ impl<'a> Generator<'a> {
     }
 
     /// Samples the next token of each completion from `first` on, from these logits; ended ones
-    /// leave the batch.
+    /// leave the batch. Stages without logits are told the tokens.
     fn draw(
         &mut self,
-        mut logits: PolicyAndReferenceScores<Tensor>,
+        logits: Option<PolicyAndReferenceScores<Tensor>>,
         first: usize,
         on_token: OnToken,
         ended: &mut Vec<Answer>,
     ) -> Result<()> {
-        let LayerExecutor { device, decoder, .. } = self.models.policy.walk;
-        let shape = self.models.drawn_from(&logits, &mut self.logits)?;
-        let rows = self.logits.chunks_exact_mut(self.models.vocabulary());
-        let rows: Vec<_> = rows.map(|row| Mutex::new((row, Ok(0)))).collect();
-        device.each_on_host(rows.len(), |index| {
-            let (row, drawn) = &mut *rows[index].lock().unwrap_or_else(PoisonError::into_inner);
-            let text = &self.texts[first + index];
-            let Request { prompt, number, sampling, .. } = &self.requests[&text.request].request;
-            let place = [*number, text.answer as u64, text.tokens.len() as u64];
-            *drawn = sampling.draw(device, row, &shape, [prompt, &text.tokens], place);
-        });
-        let drawn = rows.into_iter().map(|row| row.into_inner().unwrap_or_else(PoisonError::into_inner).1);
-        let drawn = drawn.collect::<Result<Vec<u32>>>()?;
-        if self.options.log_probs {
-            let rows: Vec<u32> = (0..drawn.len() as u32).collect();
-            let targets = Targets { rows: &rows, targets: &drawn };
-            let (logits, head) = (logits.policy.view_mut(), &decoder.spec().head.shape);
-            let blocks = decoder.whole().sum_blocks().vocabulary();
-            ops::score_logits(device, logits, targets, head, blocks, &mut self.scores)?;
+        let mut drawn = match logits {
+            Some(logits) => self.sample(logits, first)?,
+            None => vec![(0, f32::NAN); self.texts.len() - first],
+        };
+        if let Some(stages) = self.models.policy.walk.stages {
+            let mut numbers: Vec<i64> =
+                drawn.iter().map(|&(token, p)| i64::from(token) << 32 | i64::from(p.to_bits())).collect();
+            stages.broadcast_from_last(&mut numbers)?;
+            for (drawn, number) in drawn.iter_mut().zip(numbers) {
+                *drawn = ((number >> 32) as u32, f32::from_bits(number as u32));
+            }
         }
-        drop(logits);
         let continued = self.texts.split_off(first);
-        for (i, (mut text, token)) in continued.into_iter().zip(drawn).enumerate() {
-            let log_prob = if self.options.log_probs { self.scores.log_prob[i] } else { f32::NAN };
+        for (mut text, (token, log_prob)) in continued.into_iter().zip(drawn) {
             let Text { request, answer, .. } = text;
             let index = text.tokens.len();
             text.tokens.push(token);
@@ -398,6 +393,37 @@ impl<'a> Generator<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Samples the next token of each completion from `first` on; returns it with its log-probability, NaN
+    /// where none is reported.
+    fn sample(
+        &mut self,
+        mut logits: PolicyAndReferenceScores<Tensor>,
+        first: usize,
+    ) -> Result<Vec<(u32, f32)>> {
+        let LayerExecutor { device, decoder, .. } = self.models.policy.walk;
+        let shape = self.models.drawn_from(&logits, &mut self.logits)?;
+        let rows = self.logits.chunks_exact_mut(self.models.vocabulary());
+        let rows: Vec<_> = rows.map(|row| Mutex::new((row, Ok(0)))).collect();
+        device.each_on_host(rows.len(), |index| {
+            let (row, drawn) = &mut *rows[index].lock().unwrap_or_else(PoisonError::into_inner);
+            let text = &self.texts[first + index];
+            let Request { prompt, number, sampling, .. } = &self.requests[&text.request].request;
+            let place = [*number, text.answer as u64, text.tokens.len() as u64];
+            *drawn = sampling.draw(device, row, &shape, [prompt, &text.tokens], place);
+        });
+        let drawn = rows.into_iter().map(|row| row.into_inner().unwrap_or_else(PoisonError::into_inner).1);
+        let drawn = drawn.collect::<Result<Vec<u32>>>()?;
+        if !self.options.log_probs {
+            return Ok(drawn.into_iter().map(|token| (token, f32::NAN)).collect());
+        }
+        let rows: Vec<u32> = (0..drawn.len() as u32).collect();
+        let targets = Targets { rows: &rows, targets: &drawn };
+        let (logits, head) = (logits.policy.view_mut(), &decoder.spec().head.shape);
+        let blocks = decoder.whole().sum_blocks().vocabulary();
+        ops::score_logits(device, logits, targets, head, blocks, &mut self.scores)?;
+        Ok(drawn.into_iter().zip(self.scores.log_prob.iter().copied()).collect())
     }
 
     /// Frees the cache rows of a finished completion, and of its prompt after the last completion.

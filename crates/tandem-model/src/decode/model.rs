@@ -4,7 +4,7 @@ use tandem_kernels::{Tensor, ops};
 
 use super::batch::{NextTokens, Prompts};
 use super::cache::{Cache, CacheSize, Prefill, Step};
-use crate::layers::{BatchCapacity, LayerExecutor, SavePolicy};
+use crate::layers::{BatchCapacity, LayerExecutor};
 use crate::weights::WeightSource;
 use crate::{ModelError, Result};
 
@@ -20,8 +20,8 @@ impl<'a> Model<'a> {
         let LayerExecutor { decoder, device, dtype, .. } = walk;
         let refused = |problem: &str| Err(ModelError::Invalid(problem.to_owned()));
         walk.check_split()?;
-        if decoder.stage().count > 1 {
-            return refused("a stage of a decoder cannot generate");
+        if decoder.stage().count > 1 && walk.stages.is_none() {
+            return refused("a stage of a decoder cannot generate without the others");
         }
         if decoder.spec().head.is_score() {
             return refused("a reward model gives scores and no text");
@@ -34,28 +34,31 @@ impl<'a> Model<'a> {
         self.walk.decoder.whole().spec().vocab_size
     }
 
-    /// Caches prompts; returns the logits after each, `[prompts, V]`.
-    pub(super) fn prefill(&mut self, weights: &mut dyn WeightSource, prompts: &Prompts) -> Result<Tensor> {
+    /// Caches prompts; returns the logits after each, `[prompts, V]`, on the last stage.
+    pub(super) fn prefill(
+        &mut self,
+        weights: &mut dyn WeightSource,
+        prompts: &Prompts,
+    ) -> Result<Option<Tensor>> {
         let Prompts { forest, last, .. } = prompts;
         let mut attend = Prefill { cache: &mut self.cache, prompts };
-        let (x, _) = self.walk.blocks_with(
-            weights,
-            &forest.tokens,
-            &mut attend,
-            SavePolicy::Nothing,
-            Some(last),
-            false,
-        )?;
-        self.walk.head_logits(weights, x.policy.view(), forest.num_tokens(), Some(last))
+        let x = self.walk.generate_blocks(weights, &forest.tokens, &mut attend, Some(last))?;
+        let logits = |x: Tensor| self.walk.head_logits(weights, x.view(), forest.num_tokens(), Some(last));
+        x.map(logits).transpose()
     }
 
-    /// Extends every completion by a token; returns the logits after each, `[completions, V]`.
-    pub(super) fn step(&mut self, weights: &mut dyn WeightSource, next: &NextTokens) -> Result<Tensor> {
+    /// Extends every completion by a token; returns the logits after each, `[completions, V]`, on the last
+    /// stage.
+    pub(super) fn step(
+        &mut self,
+        weights: &mut dyn WeightSource,
+        next: &NextTokens,
+    ) -> Result<Option<Tensor>> {
         let runs = next.runs()?;
         let mut attend = Step { cache: &mut self.cache, next, runs: &runs };
-        let (x, _) =
-            self.walk.blocks_with(weights, &next.tokens, &mut attend, SavePolicy::Nothing, None, false)?;
-        self.walk.head_logits(weights, x.policy.view(), next.tokens.len(), None)
+        let x = self.walk.generate_blocks(weights, &next.tokens, &mut attend, None)?;
+        let logits = |x: Tensor| self.walk.head_logits(weights, x.view(), next.tokens.len(), None);
+        x.map(logits).transpose()
     }
 
     pub(super) fn read(&self, logits: &Tensor) -> Result<Vec<f32>> {

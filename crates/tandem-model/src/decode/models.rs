@@ -64,19 +64,19 @@ impl<'a> Models<'a> {
         self.reference.as_ref().map_or(own, |reference| own.min(of(&reference.model)))
     }
 
-    /// Runs a pass of each model, the policy's first.
+    /// Runs a pass of each model, the policy's first. `None` on all stages but the last.
     pub(super) fn each<T>(
         &mut self,
         sources: &mut dyn Sources,
-        mut walk: impl FnMut(&mut Model<'a>, &mut dyn WeightSource) -> Result<T>,
-    ) -> Result<PolicyAndReferenceScores<T>> {
+        mut walk: impl FnMut(&mut Model<'a>, &mut dyn WeightSource) -> Result<Option<T>>,
+    ) -> Result<Option<PolicyAndReferenceScores<T>>> {
         let policy = walk(&mut self.policy, sources.policy())?;
         let Some(Reference { model, .. }) = &mut self.reference else {
-            return Ok(PolicyAndReferenceScores::one(policy));
+            return Ok(policy.map(PolicyAndReferenceScores::one));
         };
         let missing = || ModelError::Invalid("a mixture needs the reference's weights too".to_owned());
         let reference = walk(model, sources.reference().ok_or_else(missing)?)?;
-        Ok(PolicyAndReferenceScores { policy, reference: Some(reference) })
+        Ok(policy.map(|policy| PolicyAndReferenceScores { policy, reference }))
     }
 
     /// Reads the logits to sample from into `values`, and returns the scale and softcap still to be

@@ -38,7 +38,7 @@ pub use divergence::{DivergencePass, TeacherHead, TeacherRows};
 pub(crate) use linear_attention::Recurrence;
 pub use rows::BatchCapacity;
 pub use split::{RankOrder, TensorParallelOps};
-pub use stage::Gradient;
+pub use stage::{Gradient, PipelineOps};
 pub use streams::PolicyAndReferenceScores;
 
 use tandem_kernels::ops::HeadScores;
@@ -100,6 +100,8 @@ pub struct LayerExecutor<'a> {
     pub checkpointing: Checkpointing,
     /// Exchange with the other tensor-parallel ranks, if `decoder` is a shard.
     pub split: Option<&'a dyn TensorParallelOps>,
+    /// Transfers to the other stages in generation, if `decoder` is a stage.
+    pub stages: Option<&'a dyn PipelineOps>,
     /// Dropout key of adapters, another one for each micro-batch. `None` drops nothing.
     pub dropout: Option<u64>,
     /// Host memory to which the inputs of blocks are offloaded until backward; with
@@ -117,8 +119,8 @@ impl<'a> LayerExecutor<'a> {
     /// Makes passes over a whole decoder or a stage, without dropout, offload or spare capacity.
     pub fn new(decoder: &'a Decoder, device: &'a Device, dtype: DType, checkpointing: Checkpointing) -> Self {
         let room = BatchCapacity::default();
-        let (split, dropout, host) = (None, None, None);
-        Self { decoder, device, dtype, checkpointing, split, dropout, host, room, keeps_logits: true }
+        let (split, stages, dropout, host) = (None, None, None, None);
+        Self { decoder, device, dtype, checkpointing, split, stages, dropout, host, room, keeps_logits: true }
     }
 }
 

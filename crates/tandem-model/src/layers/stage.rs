@@ -2,9 +2,9 @@
 //! scores, or the stream for the next one. A whole decoder is its only stage.
 
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{Backend, DType, Extent, Forest, Tensor};
+use tandem_kernels::{Backend, DType, Device, Extent, Forest, Tensor};
 
-use super::attention::ForestAttention;
+use super::attention::{AttentionKernel, ForestAttention};
 use super::block::Block;
 use super::divergence::DivergencePass;
 use super::head::ScoredRows;
@@ -37,7 +37,48 @@ pub enum Gradient<'a> {
     OfStream(Tensor),
 }
 
+/// Transfers of a generating model's pipeline stages. All stages make the same calls in the same order.
+pub trait PipelineOps {
+    /// Hands the residual stream to the next stage.
+    fn send_stream(&self, device: &Device, x: &Tensor) -> Result<()>;
+
+    /// Receives the residual stream of the stage before into `x`.
+    fn recv_stream(&self, device: &Device, x: &mut Tensor) -> Result<()>;
+
+    /// Broadcasts numbers of the last stage.
+    fn broadcast_from_last(&self, numbers: &mut [i64]) -> Result<()>;
+}
+
 impl LayerExecutor<'_> {
+    /// Runs the layers of this stage over tokens, from and to the other stages: embedding and blocks, as
+    /// [`LayerExecutor::blocks_with`]. `None` on all stages but the last.
+    pub(crate) fn generate_blocks(
+        &self,
+        weights: &mut dyn WeightSource,
+        tokens: &[u32],
+        attend: &mut dyn AttentionKernel,
+        rows: Option<&[u32]>,
+    ) -> Result<Option<Tensor>> {
+        let (stage, device) = (self.decoder.stage(), self.device);
+        let keep = SavePolicy::Nothing;
+        let x = match self.stages.filter(|_| !stage.is_first()) {
+            None => self.blocks_with(weights, tokens, attend, keep, rows, false)?.0,
+            Some(stages) => {
+                self.check_split()?;
+                weights.prefetch(LayerId::Block(self.decoder.blocks().start))?;
+                let own = self.shares(tokens.len()).own_extent();
+                let mut x = self.alloc(own, self.decoder.spec().hidden_size, DType::F32)?;
+                stages.recv_stream(device, &mut x)?;
+                let x = PolicyAndReferenceScores::one(x);
+                self.blocks_from(weights, x, tokens.len(), attend, keep, rows)?.0
+            }
+        };
+        match self.stages.filter(|_| !stage.is_last()) {
+            None => Ok(Some(x.policy)),
+            Some(stages) => stages.send_stream(device, &x.policy).map(|()| None),
+        }
+    }
+
     /// Runs the forward pass of a stage. `x` is the residual stream `[T,D]` f32 of the stage
     /// before, this rank's rows; the first stage has none. The last stage scores the forest's
     /// predictions, the others return the stream for the next one. With `keep`,

@@ -28,8 +28,15 @@ pub struct Answer {
     /// The same of each token, where a loss compares it with the policy's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub log_probs: Vec<f32>,
+    /// Log-probability of each token under the trainer's weights of the time, where a server gave the answer
+    /// and later steps train on it too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub old_log_probs: Vec<f32>,
     /// Weighted sum of the judges' scores; `None` if a counting judge gave none.
     pub score: Option<f64>,
+    /// Weighted sum of the judges' scores, each compared with its group's; where the config asks for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub normalized: Option<f64>,
     /// Replies per judge. Only rank 0 has them.
     pub opinions: Vec<JudgeScore>,
 }
@@ -54,6 +61,9 @@ pub struct Batch {
     pub answered_after: u64,
     /// The prompts.
     pub prompts: Vec<CompletedPrompt>,
+    /// Prompts that were answered and replaced, for their answers had equal rewards.
+    #[serde(default)]
+    pub replaced: usize,
 }
 
 /// State of coming steps besides the weights; part of a checkpoint.

@@ -20,11 +20,13 @@ fn cursor(step: u64) -> Cursor {
         is_ended: true,
         log_prob: -1.0 / 3.0,
         log_probs: vec![-0.25, -1.0 / 12.0],
+        old_log_probs: vec![-0.5, -1.0 / 7.0],
+        normalized: Some(-1.0 / 3.0),
         score: Some(0.1 + 0.2),
         opinions: vec![JudgeScore { score: None, said: "nothing".into() }],
     };
     let answered = CompletedPrompt { row: 3, answers: vec![answer, Answer::default()] };
-    let batch = Batch { step: 9, answered_after: 8, prompts: vec![answered.clone()] };
+    let batch = Batch { step: 9, answered_after: 8, prompts: vec![answered.clone()], replaced: 0 };
     Cursor {
         online: Some(OnlineState {
             pending: [batch.clone()].into(),

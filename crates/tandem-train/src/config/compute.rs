@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use tandem_kernels::{Backend, DType, Format};
 use toml::Value;
 
-use super::Method;
 use super::error::Result;
 use super::form::{self, Form, boolean, choice, custom, integer, path};
 use super::keys::keys;
@@ -20,7 +19,7 @@ const MAX_RANKS: usize = 256;
 keys! {
     /// Devices and arithmetic.
     #[derive(Clone, Debug, PartialEq, Eq)]
-    pub struct ComputeConfig(method: Method, has_adapter: bool) {
+    pub struct ComputeConfig(has_frozen: bool) {
         /// `"cpu"`; `"cpu:4"`: four ranks, each a thread with a device of its own
         /// ([ranks.md](ranks.md)); `"cuda"` or `"cuda:0,1"`: a rank on each of all GPUs or of these
         /// ([gpu.md](gpu.md)); `"auto"`: the GPUs if there are any, else the CPU.
@@ -39,7 +38,7 @@ keys! {
         /// Token table and head are kept in bf16 or more, norms and biases in f32. Full training has no
         /// frozen weights for `"int8"` and `"nf4"` but a teacher's. See [formats.md](formats.md).
         format: Option<Format> =
-            form::format().unless(|format| refuse_format(*format, method, has_adapter)).or(None),
+            form::format().unless(|format| refuse_format(*format, has_frozen)).or(None),
         /// Threads of each rank; 0 divides all cores among the ranks. The number never changes a
         /// result. On a GPU: threads that update the file of `offload = "nvme"`.
         threads: Option<usize> = integer(0..=4096).zero_is_none().or(None).free(),
@@ -79,9 +78,6 @@ keys! {
         /// bit for bit. With m micro-batches on a data rank the stages idle (p − 1) / (m + p − 1)
         /// of the time: see [ranks.md](ranks.md#layers-over-ranks).
         pipeline: usize = integer(1..=MAX_RANKS as u64)
-            .unless(|stages: &usize| (*stages > 1 && method.generates()).then(|| {
-                "pipeline stages do not support generation yet; use compute.sharding or compute.tensor".to_owned()
-            }))
             .or(1)
             .free(),
         /// Activations recomputed in backward to save memory: `"none"`, `"selective"` (norms and
@@ -297,11 +293,8 @@ fn refuse_tf32(tf32: bool, dtype: Option<DType>, devices: Devices) -> Option<Str
     Some(reason.to_owned())
 }
 
-fn refuse_format(format: Option<Format>, method: Method, has_adapter: bool) -> Option<String> {
-    let format = format.filter(|format| {
-        // A teacher is frozen too.
-        matches!(format, Format::Int8 | Format::Nf4) && !has_adapter && method != Method::Distill
-    })?;
+fn refuse_format(format: Option<Format>, has_frozen: bool) -> Option<String> {
+    let format = format.filter(|format| matches!(format, Format::Int8 | Format::Nf4) && !has_frozen)?;
     Some(format!(
         "full training changes every weight, and {format} is for frozen weights; add an [adapter] table, or \
          remove compute.format"

@@ -26,12 +26,8 @@ keys! {
         /// Arrow, also with `.gz` or `.zst`. Weight 2 puts every row of the file into an epoch twice,
         /// 0.5 every second row.
         train: Vec<DataSource> = sources().required(SOURCES),
-        /// Held-out rows, in the same formats.
-        eval: Vec<DataSource> = sources().or(Vec::new()).free().methods_because(
-            method,
-            |method| !method.generates(),
-            "an online run has no completions to evaluate on; remove it, and compare models with `tandem eval --judge`",
-        ),
+        /// Held-out rows, in the same formats. Online runs answer their prompts, and report the mean reward.
+        eval: Vec<DataSource> = sources().or(Vec::new()).free(),
         /// Shape of the rows; without it, it is recognised from the columns. See [data](data.md#shapes).
         shape: Option<NamedShape> = choice(NamedShape::NAMES).optional().methods_because(
             method,

@@ -80,7 +80,7 @@ pub struct BestMetric {
 const WITH_ACCURACY: &[Method] = &[Method::Sft, Method::Dpo, Method::Distill];
 
 impl BestMetric {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self {
             key: "eval/loss",
             is_lowest: true,
@@ -94,6 +94,7 @@ impl BestMetric {
         Self { key: "eval/accuracy", is_lowest: false, methods: &[Method::Reward] },
         Self { key: "eval/margin", is_lowest: false, methods: &[Method::Reward] },
         Self { key: "eval/min_reward", is_lowest: false, methods: &[Method::Reward] },
+        Self { key: "eval/reward", is_lowest: false, methods: &[Method::Online, Method::Grpo] },
     ];
 
     /// Returns the metric's name in `metrics.jsonl`.
@@ -156,13 +157,7 @@ impl Config {
 
 /// Rules that need later keys.
 pub(super) fn check(config: &Config, places: &Places) -> Result<()> {
-    let EvaluationConfig { samples, keep_best, .. } = config.train.evaluation;
-    if matches!(samples, SampleCount::Count(1..)) && config.compute.pipeline > 1 {
-        return Err(places.conflict(
-            "train.samples",
-            "pipeline stages do not support generation yet; set it to 0, or use compute.sharding or compute.tensor",
-        ));
-    }
+    let EvaluationConfig { keep_best, .. } = config.train.evaluation;
     if keep_best.is_some() && config.train.eval_every.is_none() {
         return Err(places.conflict(
             "train.keep_best",

@@ -4,7 +4,7 @@ use super::Method;
 use super::error::Result;
 use super::form::{POSITIVE, boolean, choice, integer, number};
 use super::keys::{Keys, keys};
-use crate::objective::{GrpoOptions, ImportanceSampling, PolicyLoss};
+use crate::objective::{GrpoOptions, ImportanceSampling, PolicyLoss, SamplerCorrection};
 
 const LEVELS: [(&str, ImportanceSampling); 2] =
     [("token", ImportanceSampling::Token), ("sequence", ImportanceSampling::Sequence)];
@@ -58,12 +58,23 @@ keys! {
         /// Leave out answers with a negative advantage where the policy has moved away from the weights
         /// that gave them: where the mean log-ratio of these to the policy is larger (arXiv 2512.02556).
         off_policy_mask_threshold: Option<f64> = number(POSITIVE).optional(),
+        /// Part of the tokens that the policy gradient learns from: those before which the policy's entropy is
+        /// highest in the whole batch (arXiv 2506.01939, which recommends 0.2).
+        top_entropy_quantile: f64 = number(0.0..=1.0).or(1.0),
+        /// Order in which judges' scores are summed by weight and compared: the sum is compared with the
+        /// group's (`"sum_then_normalize"`), or each judge's score is, divided by its deviation in the group,
+        /// and the sum with the batch's (`"normalize_then_sum"`: GDPO, arXiv 2601.05242).
+        aggregation: Aggregation = choice(Aggregation::NAMES).or(Aggregation::SumThenNormalize),
         /// Baseline of a reward: the mean of its group (`"mean"`), or of the others of the
         /// group (`"leave_one_out"`: RLOO, arXiv 2402.14740).
-        baseline: Baseline = choice(Baseline::NAMES).or(Baseline::Mean),
+        baseline: Baseline = choice(Baseline::NAMES)
+            .or(Baseline::Mean)
+            .only(aggregation == Aggregation::SumThenNormalize, ONLY_SUMS),
         /// Divisor of the difference: the deviation of the `"group"`, of the `"batch"` (arXiv
         /// 2508.08221), or nothing (`"none"`, arXiv 2503.20783).
-        scale_rewards: ScaleRewards = choice(ScaleRewards::NAMES).or(ScaleRewards::Group),
+        scale_rewards: ScaleRewards = choice(ScaleRewards::NAMES)
+            .or(ScaleRewards::Group)
+            .only(aggregation == Aggregation::SumThenNormalize, ONLY_SUMS),
         /// Leave answers that the length limit cut out of the loss (DAPO). Their rewards count in the
         /// group.
         mask_truncated: bool = boolean().or(false),
@@ -73,9 +84,13 @@ keys! {
         /// Leave out groups whose answers have equal rewards, which have nothing to learn. TRL keeps them:
         /// they count where a loss is divided, and for the divergence to the reference.
         drop_uniform: bool = boolean().or(false),
+        /// Times that such groups of a batch are replaced by answers to other prompts, drawn at random, until
+        /// none is left (DAPO's dynamic sampling, arXiv 2503.14476); 0 never replaces any.
+        max_resamples: u64 = integer(0..=64).or(0),
     }
 }
 
+const ONLY_SUMS: &str = "aggregation = \"normalize_then_sum\" compares each judge's scores by group and their sum by batch; remove it";
 const ONLY_SAPO: &str = "only loss = \"sapo\" has it; remove it";
 const ONLY_VESPO: &str = "only loss = \"vespo\" has it; remove it";
 
@@ -107,9 +122,24 @@ impl ScaleRewards {
     const NAMES: [(&str, Self); 3] = [("group", Self::Group), ("batch", Self::Batch), ("none", Self::None)];
 }
 
+/// Order of summing judges' scores and comparing them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Aggregation {
+    /// The weighted sum is compared.
+    SumThenNormalize,
+    /// Each judge's scores are compared, and then their weighted sum.
+    NormalizeThenSum,
+}
+
+impl Aggregation {
+    const NAMES: [(&str, Self); 2] =
+        [("sum_then_normalize", Self::SumThenNormalize), ("normalize_then_sum", Self::NormalizeThenSum)];
+}
+
 impl GrpoConfig {
-    /// Options of the loss, for answers of at most this many tokens.
-    pub fn options(&self, max_new_tokens: usize) -> GrpoOptions {
+    /// Options of the loss, for answers of at most this many tokens, which a server gave if there is a
+    /// `correction`.
+    pub fn options(&self, max_new_tokens: usize, correction: Option<SamplerCorrection>) -> GrpoOptions {
         GrpoOptions {
             loss: self.loss,
             importance_sampling: self.importance_sampling_level,
@@ -120,6 +150,8 @@ impl GrpoConfig {
             vespo: [[self.vespo_k_pos, self.vespo_lambda_pos], [self.vespo_k_neg, self.vespo_lambda_neg]],
             corrects_kl: self.use_bias_correction_kl,
             off_policy_mask_threshold: self.off_policy_mask_threshold,
+            top_entropy: Some(self.top_entropy_quantile).filter(|top| *top < 1.0),
+            correction,
             max_new_tokens,
         }
     }

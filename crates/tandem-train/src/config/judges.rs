@@ -10,7 +10,7 @@ use tandem_kernels::Format;
 
 use super::Method;
 use super::error::{ConfigError, Result};
-use super::form::{choice, filled, number};
+use super::form::{boolean, choice, filled, number};
 use super::hub::Lookup;
 use super::keys::{Keys, keys};
 use super::reader::Section;
@@ -24,6 +24,8 @@ pub struct JudgeSection {
     pub name: String,
     /// Factor of its scores.
     pub weight: f64,
+    /// Whether the others score a completion that it gives no score.
+    pub may_abstain: bool,
     /// Kind and options.
     pub kind: JudgeKind,
 }
@@ -70,8 +72,11 @@ impl JudgeSection {
             /// Factor of its scores. A judge with weight 0 is asked but does not count; at least one
             /// must count.
             weight = number(..).or(1.0), now.weight;
+            /// Let the other judges score a completion to which it gives no score. Otherwise that completion
+            /// has no score.
+            may_abstain = boolean().or(false), now.may_abstain;
         }
-        Ok(Self { name, weight, kind: JudgeKind::visit(kind, now.map(|now| &now.kind), keys)? })
+        Ok(Self { name, weight, may_abstain, kind: JudgeKind::visit(kind, now.map(|now| &now.kind), keys)? })
     }
 }
 

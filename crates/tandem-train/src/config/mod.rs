@@ -60,7 +60,7 @@ pub use evaluation::{BestMetric, EvaluationConfig, SampleCount};
 pub use explain::explain;
 pub use foreign::{Answers, Facts, Program, Translation, coming_from_page, translate};
 pub use groups::ParameterGroup;
-pub use grpo::{Baseline, GrpoConfig, ScaleRewards};
+pub use grpo::{Aggregation, Baseline, GrpoConfig, ScaleRewards};
 pub use hub::{Fetch, HubPart, HubUse, load_judges_fetched};
 pub use judges::{JudgeKind, JudgeSection, RewardSection, load_judges};
 pub use keys::{KeyRow, Resume};
@@ -73,7 +73,7 @@ pub use reference::{ReferenceConfig, ReferenceKind, Sync};
 pub use resolved::{Change, RESOLVED_HEADER};
 pub use schedule::{DecayType, Shape, Span};
 pub use schema::json_schema;
-pub use server::{ServerConfig, ServerKind, unservable};
+pub use server::{ServerConfig, ServerKind, ServerRatio, unservable};
 pub use train::{Length, MicroBatchSize, TrainConfig};
 pub use types::{Offload, ShardedState, Sharding, SumForm};
 
@@ -217,7 +217,7 @@ impl Config {
         let online = if method.generates() {
             let now = now.and_then(|now| now.online.as_ref());
             Some(keys.table("online", now, |now, keys| {
-                OnlineConfig::visit(now, keys, data.max_length, &output, grpo)
+                OnlineConfig::visit(now, keys, data.max_length, &output, grpo, !data.eval.is_empty())
             })?)
         } else {
             let reason = format!("method = \"{method}\" generates nothing; remove the [online] table");
@@ -226,8 +226,8 @@ impl Config {
         };
         let algorithm = online.as_ref().map_or(Algorithm::Dpo, |online| online.algorithm);
         let objective = keys.table("objective", now.map(|now| &now.objective), |now, keys| {
-            let max_new_tokens = online.as_ref().map_or(0, |online| online.max_new_tokens);
-            let objective = objective::visit(now, keys, method, algorithm, max_new_tokens)?;
+            let grpo = online.as_ref().and_then(OnlineConfig::policy_gradient);
+            let objective = objective::visit(now, keys, method, algorithm, grpo)?;
             Ok(ObjectiveConfig { distill: distill.map(|distill| distill.beta), ..objective })
         })?;
         let reference = keys.table("reference", now.map(|now| &now.reference), |now, keys| {
@@ -238,7 +238,8 @@ impl Config {
             TrainConfig::visit(now, keys, method, !data.eval.is_empty())
         })?;
         let compute = keys.table("compute", now.map(|now| &now.compute), |now, keys| {
-            ComputeConfig::visit(now, keys, method, adapter.is_some())
+            // A teacher is frozen too.
+            ComputeConfig::visit(now, keys, adapter.is_some() || distill.is_some())
         })?;
         let logging = keys.table("logging", now.map(|now| &now.logging), |now, keys| {
             LoggingConfig::visit(now, keys, &output)

@@ -11,7 +11,7 @@ use super::reader::{Entry, nearest};
 use super::tree::Places;
 use super::{Algorithm, Config, Method};
 use crate::objective::losses::{LOSSES, find, names};
-use crate::objective::{Divergence, ObjectiveConfig, PairLoss, Smoothing, Term};
+use crate::objective::{Divergence, GrpoOptions, ObjectiveConfig, PairLoss, Smoothing, Term};
 
 const DIVERGENCES: [(&str, Divergence); 4] = [
     (Divergence::ReverseKl.name(), Divergence::ReverseKl),
@@ -27,7 +27,7 @@ pub(super) fn visit(
     keys: &mut Keys,
     method: Method,
     algorithm: Algorithm,
-    max_new_tokens: usize,
+    grpo: Option<GrpoOptions>,
 ) -> Result<ObjectiveConfig> {
     let own = algorithm.own_loss();
     let by = own.unwrap_or_default();
@@ -205,7 +205,7 @@ pub(super) fn visit(
             _ => 0.0,
         },
         center_rewards_coefficient,
-        grpo: algorithm.grpo().map(|grpo| grpo.options(max_new_tokens)),
+        grpo,
         distill: None,
     })
 }

@@ -11,11 +11,12 @@ use super::keys::{Keys, group, keys};
 use super::reader::Entry;
 use super::server::{self, ServerConfig};
 use super::tree::Places;
+use crate::objective::GrpoOptions;
 
 keys! {
     /// Generation of completions, and the pairs made from them.
     #[derive(Clone, Debug, PartialEq)]
-    pub struct OnlineConfig(max_length: usize, output: &Path, grpo: Option<GrpoConfig>) {
+    pub struct OnlineConfig(max_length: usize, output: &Path, grpo: Option<GrpoConfig>, has_eval: bool) {
         /// Use of the completions.
         algorithm: Algorithm = group(|now, keys: &mut Keys| Algorithm::visit(now, keys, grpo)),
         /// Completions per prompt.
@@ -54,6 +55,11 @@ keys! {
         min_p: f64 = number(0.0..=1.0).or(0.0),
         /// Above 1, tokens of the text so far become less likely.
         repetition_penalty: f64 = number(POSITIVE).or(1.0),
+        /// Completions per held-out prompt (`data.eval`).
+        eval_answers: usize = integer(1..=64)
+            .or(1)
+            .only(has_eval, "there are no held-out prompts to answer: set `data.eval`, or remove it")
+            .free(),
         /// Strings that end a completion.
         stop: Vec<String> = strings().or(Vec::new()),
         /// Steps whose completions are generated together, with the weights before the first of
@@ -77,7 +83,9 @@ keys! {
         samples_every: Option<u64> = integer(COUNT).zero_is_none().or(Some(10)).free(),
         /// Server that generates instead of this process.
         server: Option<ServerConfig> = group(|now, keys: &mut Keys| {
-            keys.optional_table("server", now, |now, keys| ServerConfig::visit(now, keys, output))
+            keys.optional_table("server", now, |now, keys| {
+                ServerConfig::visit(now, keys, output, grpo, overlap)
+            })
         }),
         /// Most completions generated at the same time on a rank; not with `[online.server]`.
         max_batch: usize = integer(1..=1 << 16)
@@ -95,6 +103,12 @@ impl OnlineConfig {
     /// Returns the updates on each completion.
     pub fn num_iterations(&self) -> u64 {
         self.algorithm.grpo().map_or(1, |grpo| grpo.num_iterations)
+    }
+
+    /// Returns the options of the policy gradient, if the answers are for one.
+    pub fn policy_gradient(&self) -> Option<GrpoOptions> {
+        let correction = self.server.as_ref().and_then(ServerConfig::correction);
+        Some(self.algorithm.grpo()?.options(self.max_new_tokens, correction))
     }
 
     /// Returns the steps between two rounds of generation.
@@ -238,11 +252,11 @@ pub(super) fn check(config: &Config, places: &Places) -> Result<()> {
         ));
     }
     if let Some(grpo) = online.algorithm.grpo() {
-        if online.server.is_some() {
+        if grpo.max_resamples > 0 && online.overlap {
             return Err(places.conflict(
-                "online.server",
-                "method = \"grpo\" does not correct for answers of a server's weights yet; remove the table, and this \
-                 process generates",
+                "grpo.max_resamples",
+                "with online.overlap the weights that gave a batch its answers are gone when its groups are compared; \
+                 remove one of the two",
             ));
         }
         if grpo.overlong_tokens.is_some_and(|tokens| tokens >= online.max_new_tokens) {

@@ -8,12 +8,14 @@ use tandem_model::{AdapterConfig, AdapterKind};
 use toml::Value;
 
 use super::error::Result;
-use super::form::{Form, choice, custom, filled, integer, path, seconds};
+use super::form::{Form, choice, custom, filled, integer, number, path, seconds};
+use super::grpo::GrpoConfig;
 use super::keys::keys;
 use super::online::OnlineConfig;
 use super::reader::Entry;
 use super::tree::Places;
 use super::{AdapterSection, Config};
+use crate::objective::{CorrectionMode, PolicyLoss, SamplerCorrection};
 
 /// Protocol of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +33,7 @@ impl ServerKind {
 keys! {
     /// A server that generates, and how it is called.
     #[derive(Clone, Debug, PartialEq)]
-    pub struct ServerConfig(output: &Path) {
+    pub struct ServerConfig(output: &Path, grpo: Option<GrpoConfig>, overlaps: bool) {
         /// Protocol of the server.
         kind: ServerKind = choice(ServerKind::NAMES).or(ServerKind::Vllm),
         /// Address of the server: vLLM's up to the version, as `"http://127.0.0.1:8000/v1"`,
@@ -57,6 +59,86 @@ keys! {
         /// Folder for each round's adapter, used by one run only. The server must find it at the
         /// same path.
         adapters: PathBuf = path().or(output.join("adapters")).shown("`adapters` in `output`").free(),
+        /// With GRPO: use of the ratio of the trainer's probability to the server's, of each token
+        /// (`"token_…"`) or of an answer (`"sequence_…"`). It weighs the loss, clamped to the bounds
+        /// (`"…_truncate"`) or 0 outside them (`"…_mask"`). `"policy_ratio"` takes the server's
+        /// log-probabilities for those of the weights that sampled, so that `grpo.epsilon` clips both. `"none"`
+        /// trusts the server.
+        importance_sampling: ServerRatio = choice(RATIOS)
+            .unless(|ratio| match grpo.map(|grpo| grpo.loss) {
+                _ if overlaps && *ratio != ServerRatio::Policy => Some(
+                    "with online.overlap the trainer's weights of the time are gone; set \"policy_ratio\", or remove \
+                     online.overlap"
+                        .to_owned(),
+                ),
+                Some(PolicyLoss::Vespo) if ratio.weight().is_some_and(CorrectionMode::is_of_answers) => Some(
+                    "the loss \"vespo\" weighs whole answers itself; set a \"token_…\" ratio, \"policy_ratio\" or \
+                     \"none\""
+                        .to_owned(),
+                ),
+                _ => None,
+            })
+            .or(match grpo.map(|grpo| grpo.loss) {
+                _ if overlaps => ServerRatio::Policy,
+                Some(PolicyLoss::Vespo) => ServerRatio::Weight(CorrectionMode::TokenTruncate),
+                _ => ServerRatio::Weight(CorrectionMode::SequenceMask),
+            })
+            .shown("`\"sequence_mask\"`; `\"token_truncate\"` for `vespo`; `\"policy_ratio\"` with `online.overlap`")
+            .only(grpo.is_some(), "only method = \"grpo\" compares probabilities; remove it"),
+        /// Largest ratio; 0 is no bound.
+        importance_sampling_max: Option<f64> = number(0.0..)
+            .zero_is_none()
+            .or(Some(3.0))
+            .only(grpo.is_some() && importance_sampling.weight().is_some(), NO_RATIOS),
+        /// Least ratio; 0 is no bound.
+        importance_sampling_min: Option<f64> = number(0.0..)
+            .unless(|least| match importance_sampling_max {
+                Some(most) if *least >= most => Some(format!("it must be below importance_sampling_max = {most}")),
+                _ => None,
+            })
+            .zero_is_none()
+            .or(None)
+            .only(grpo.is_some() && importance_sampling.weight().is_some(), NO_RATIOS),
+    }
+}
+
+/// Use of the ratio of the trainer's probability to the server's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServerRatio {
+    /// A weight of the loss.
+    Weight(CorrectionMode),
+    /// Part of the loss's own importance ratio.
+    Policy,
+    /// None: both are taken for equal.
+    None,
+}
+
+impl ServerRatio {
+    /// Returns how it weighs the loss, if it does.
+    pub fn weight(self) -> Option<CorrectionMode> {
+        match self {
+            Self::Weight(mode) => Some(mode),
+            Self::Policy | Self::None => None,
+        }
+    }
+}
+
+const RATIOS: [(&str, ServerRatio); 6] = [
+    ("sequence_mask", ServerRatio::Weight(CorrectionMode::SequenceMask)),
+    ("sequence_truncate", ServerRatio::Weight(CorrectionMode::SequenceTruncate)),
+    ("token_mask", ServerRatio::Weight(CorrectionMode::TokenMask)),
+    ("token_truncate", ServerRatio::Weight(CorrectionMode::TokenTruncate)),
+    ("policy_ratio", ServerRatio::Policy),
+    ("none", ServerRatio::None),
+];
+
+const NO_RATIOS: &str = "no ratio of probabilities weighs the loss here; remove it";
+
+impl ServerConfig {
+    /// Correction of the answers' probabilities.
+    pub fn correction(&self) -> Option<SamplerCorrection> {
+        let (min, max) = (self.importance_sampling_min, self.importance_sampling_max);
+        self.importance_sampling.weight().map(|mode| SamplerCorrection { mode, min, max })
     }
 }
 

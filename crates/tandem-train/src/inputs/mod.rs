@@ -185,6 +185,9 @@ impl RunInputs {
         let columns = eval.iter().chain([&train]).flat_map(|cache| cache.report().columns.iter().cloned());
         check_ignored(config, &columns.collect())?;
         recipe.check_rows(config, &train)?;
+        if let Some(eval) = eval.as_ref().filter(|_| config.method.generates()) {
+            recipe.check_rows(config, eval)?;
+        }
         for cache in eval.iter().chain([&train]) {
             check_vocabulary(config, cache, spec.vocab_size)?;
         }
@@ -230,6 +233,12 @@ impl RunInputs {
             config::Order::Sequential => order::Order::Sequential,
         };
         BatchSampler::new(self.train.num_rows(), config.train.batch_size, order, config.seed)
+    }
+
+    /// The longest row of either split, in tokens.
+    pub fn longest(&self) -> usize {
+        let caches = self.eval.iter().chain([&self.train]);
+        caches.map(|cache| cache.report().longest as usize).max().unwrap_or(0)
     }
 
     /// The tokens of a split that the run has.

@@ -24,7 +24,8 @@ pub type JudgeLine = Arc<dyn Fn(&str, &str) + Send + Sync>;
 /// be loaded.
 pub fn panel(sections: &[JudgeSection], device: &Device, dtype: DType, on_line: &JudgeLine) -> Result<Panel> {
     let member = |section: &JudgeSection| -> Result<Member> {
-        Ok(Member { judge: judge(section, device, dtype, on_line)?, weight: section.weight })
+        let JudgeSection { weight, may_abstain, .. } = *section;
+        Ok(Member { judge: judge(section, device, dtype, on_line)?, weight, may_abstain })
     };
     let members = sections.iter().map(member).collect::<Result<_>>()?;
     Ok(Panel::new(members)?)

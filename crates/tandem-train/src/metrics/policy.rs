@@ -1,17 +1,29 @@
 //! Metrics of policy gradients: their sums as numbers, and as means.
 
 use super::record::Record;
-use crate::objective::{PolicyLoss, PolicyStats};
+use crate::objective::{CorrectionStats, PolicyLoss, PolicyStats};
 
 impl PolicyStats {
     /// Numbers in [`PolicyStats::to_numbers`].
-    pub(super) const WIDTH: usize = 16;
+    pub(super) const WIDTH: usize = 20;
 
     /// The sums as plain numbers.
     pub(super) fn to_numbers(self) -> [f64; Self::WIDTH] {
         let place = |loss| PolicyLoss::NAMES.iter().position(|(_, other)| *other == loss);
         let loss = self.loss.and_then(place).map_or(0, |place| place + 1);
-        let Self { answers, tokens, ratios, kl, clipped, clipped_range, phi, difference, ratio, .. } = self;
+        let Self {
+            answers,
+            tokens,
+            ratios,
+            kl,
+            clipped,
+            clipped_range,
+            phi,
+            difference,
+            ratio,
+            correction,
+            ..
+        } = self;
         [
             answers[0],
             answers[1],
@@ -29,6 +41,10 @@ impl PolicyStats {
             self.entropy,
             loss as f64,
             f64::from(u8::from(self.has_reference)),
+            correction.count,
+            correction.sum,
+            correction.range[0],
+            correction.range[1],
         ]
     }
 
@@ -47,6 +63,7 @@ impl PolicyStats {
             entropy: n[13],
             loss: (n[14] as usize).checked_sub(1).map(|place| PolicyLoss::NAMES[place].1),
             has_reference: n[15] != 0.0,
+            correction: CorrectionStats { count: n[16], sum: n[17], range: [n[18], n[19]] },
         }
     }
 
@@ -75,6 +92,7 @@ impl PolicyStats {
         mine.entropy += theirs.entropy;
         mine.loss = mine.loss.or(theirs.loss);
         mine.has_reference |= theirs.has_reference;
+        mine.correction.merge(&theirs.correction);
     }
 
     /// Writes the means into a record under TRL's names.
@@ -103,6 +121,12 @@ impl PolicyStats {
         record.set("sampling/ratio", if stats.tokens > 0.0 { stats.ratio / stats.tokens } else { 1.0 });
         record.set("sampling/sampling_logp_difference/mean", of_tokens(stats.difference[0]));
         record.set("sampling/sampling_logp_difference/max", stats.difference[1]);
+        let CorrectionStats { count, sum, range: [least, most] } = stats.correction;
+        if count > 0.0 {
+            record.set("sampling/importance_sampling_ratio/min", least);
+            record.set("sampling/importance_sampling_ratio/mean", sum / count);
+            record.set("sampling/importance_sampling_ratio/max", most);
+        }
     }
 }
 
@@ -125,6 +149,7 @@ mod tests {
             phi: 0.0,
             difference: [difference; 2],
             ratio: 4.0 + difference,
+            correction: CorrectionStats { count: 1.0, sum: difference, range: [difference; 2] },
         }
     }
 
@@ -145,6 +170,8 @@ mod tests {
             ("clip_ratio/region_mean", 5.0 / 8.0),
             ("sampling/ratio", 8.75 / 8.0),
             ("sampling/sampling_logp_difference/max", 0.5),
+            ("sampling/importance_sampling_ratio/min", 0.25),
+            ("sampling/importance_sampling_ratio/mean", 0.375),
         ] {
             assert_eq!(record.get(name), Some(expected), "{name}");
         }

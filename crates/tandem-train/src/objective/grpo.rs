@@ -16,10 +16,12 @@
 //! | `sapo` (arXiv 2511.20347) | `−A · σ(τ (c − 1)) · 4 / τ` | as `grpo` |
 //! | `vespo` (arXiv 2602.10693) | `−sg(φ(w)) A l`, `φ(w) = e^λ w^k e^{−λ w}`, `w = exp(Σ l − o)` | tokens |
 //!
-//! `sg` stops the gradient. With a reference, `β (exp(r_t − l_t) − (r_t − l_t) − 1)` is added, times `c_t` if
+//! `sg` stops the gradient. Of a server's answers (`s_t`), the loss of a token is multiplied by a bounded
+//! `exp(o_t − s_t)`: see [`SamplerCorrection`]; in `vespo` it belongs to `w`. With a reference, `β (exp(r_t − l_t) − (r_t − l_t) − 1)` is added, times `c_t` if
 //! [`GrpoOptions::corrects_kl`]. All counts are those of the whole batch.
 
 use super::Loss;
+use super::correction::{CorrectionStats, SamplerCorrection};
 
 /// A loss of the family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,9 +98,17 @@ pub struct GrpoOptions {
     pub corrects_kl: bool,
     /// Answers with a negative advantage count for nothing where the mean of `o_t − l_t` is larger.
     pub off_policy_mask_threshold: Option<f64>,
+    /// Part of the tokens, those of the highest entropy, that are learnt from (arXiv 2506.01939); `None` is
+    /// all.
+    pub top_entropy: Option<f64>,
+    /// Correction of a server's answers.
+    pub correction: Option<SamplerCorrection>,
     /// Greatest length of an answer, in tokens.
     pub max_new_tokens: usize,
 }
+
+/// Stands for a log-probability that a server did not give: no real one is positive.
+pub const UNKNOWN_LOG_PROB: f32 = 1.0;
 
 /// Tokens of a micro-batch's answers, in the order of the forest's predictions.
 #[derive(Clone, Copy, Debug)]
@@ -109,6 +119,11 @@ pub struct PolicyTokens<'a> {
     pub policy: &'a [f32],
     /// Under the weights that sampled `[T]`.
     pub sampled: &'a [f32],
+    /// The same by the server that sampled `[T]`, where its arithmetic differs from the trainer's;
+    /// [`UNKNOWN_LOG_PROB`] where it gave none.
+    pub served: Option<&'a [f32]>,
+    /// Entropy of the policy's distribution `[T]`, where only tokens of this entropy or more are learnt from.
+    pub high_entropy: Option<(&'a [f32], f32)>,
     /// Under the reference `[T]`, if there is one.
     pub reference: Option<&'a [f32]>,
 }
@@ -147,10 +162,13 @@ pub struct PolicyStats {
     pub clipped_range: [f64; 2],
     /// Σ over answers of φ, for `vespo`.
     pub phi: f64,
-    /// Σ and greatest of the tokens' `|l − o|`, before either is taken for the other.
+    /// Σ and greatest of the tokens' `|l − o|`, before either is taken for the other; of a server's answers
+    /// `|o − s|`.
     pub difference: [f64; 2],
-    /// Σ over tokens of `exp(l − o)`.
+    /// Σ over tokens of `exp` of the same difference.
     pub ratio: f64,
+    /// Ratios of the trainer to the server, as they were applied.
+    pub correction: CorrectionStats,
 }
 
 /// An answer's tokens, as they are summed.
@@ -161,8 +179,10 @@ struct Sums {
     log_ratio: f64,
     /// The same, each within ±20.
     bounded: f64,
-    /// Σ o − l before either is taken for the other.
+    /// Σ o − l, or s − l of a server's answers.
     drift: f64,
+    /// Σ o − s, and each token's weight by itself as a logarithm within `vespo`'s bounds.
+    served: [f64; 2],
     /// Derivative by the answer's ratio, times the ratio.
     slope: f64,
     clipped: [f64; 2],
@@ -180,11 +200,12 @@ pub fn grpo_loss(
     beta: f64,
     out: &mut Loss,
 ) -> PolicyStats {
-    let PolicyTokens { sequence, policy, sampled, reference } = *tokens;
+    let PolicyTokens { sequence, policy, sampled, served, reference, .. } = *tokens;
     let num_tokens = sequence.len();
     assert!(
         policy.len() == num_tokens
             && sampled.len() == num_tokens
+            && served.is_none_or(|served| served.len() == num_tokens)
             && reference.is_none_or(|reference| reference.len() == num_tokens),
         "{num_tokens} tokens, {}, {} and {:?} log-probabilities",
         policy.len(),
@@ -194,20 +215,32 @@ pub fn grpo_loss(
     let has_reference = reference.is_some();
     let mut stats = PolicyStats { loss: Some(options.loss), has_reference, ..PolicyStats::default() };
     let mut sums = vec![Sums::default(); answers.len()];
-    for ((&sequence, &new), &old) in sequence.iter().zip(policy).zip(sampled) {
+    for (index, &sequence) in sequence.iter().enumerate() {
         let (answer, sums) = (answers[sequence as usize], &mut sums[sequence as usize]);
         if answer.is_masked {
             continue;
         }
-        let difference = f64::from(new) - f64::from(old);
-        let log_ratio = if answer.is_on_policy { 0.0 } else { difference };
+        let token = tokens.ratios(index, answer.is_on_policy);
         sums.tokens += 1.0;
-        sums.log_ratio += log_ratio;
-        sums.bounded += log_ratio.clamp(-20.0, 20.0);
-        sums.drift -= log_ratio;
+        sums.log_ratio += token.log_ratio;
+        sums.bounded += token.log_ratio.clamp(-20.0, 20.0);
+        sums.drift -= token.log_ratio + token.served;
+        sums.served[0] += token.served;
         let [sum, most] = &mut stats.difference;
-        (*sum, *most) = (*sum + difference.abs(), most.max(difference.abs()));
-        stats.ratio += difference.exp();
+        (*sum, *most) = (*sum + token.difference.abs(), most.max(token.difference.abs()));
+        stats.ratio += token.difference.exp();
+        if let Some(correction) = options.correction.filter(|correction| !correction.mode.is_of_answers())
+            && served.is_some()
+        {
+            let weight = correction.weight(token.served);
+            sums.served[1] += weight.ln().clamp(LEAST_LOG_WEIGHT, 20.0);
+            stats.correction.add(weight);
+        }
+    }
+    if let Some(correction) = options.correction.filter(|correction| correction.mode.is_of_answers())
+        && served.is_some()
+    {
+        sums.iter().for_each(|sums| stats.correction.add(correction.weight(sums.served[0])));
     }
     out.reset();
     out.d_log_prob.resize(answers.len(), 0.0);
@@ -218,14 +251,19 @@ pub fn grpo_loss(
             continue;
         }
         let new = f64::from(policy[index]);
+        let token = tokens.ratios(index, answer.is_on_policy);
         let log_weight = match options.importance_sampling {
-            _ if answer.is_on_policy => 0.0,
-            ImportanceSampling::Token => new - f64::from(sampled[index]),
+            ImportanceSampling::Token => token.log_ratio,
             ImportanceSampling::Sequence => sums.log_ratio / sums.tokens,
         };
         let ratio = log_weight.exp();
         let term = options.term(&answer, sums, ratio, new);
-        let (mut value, mut by_token, mut by_ratio) = (term.value, term.by_log_prob, term.by_ratio);
+        let mut weight = if served.is_some() { options.server_weight(sums, token.served) } else { 1.0 };
+        if tokens.high_entropy.is_some_and(|(entropy, least)| entropy[index] < least) {
+            weight = 0.0;
+        }
+        let [mut value, mut by_token, mut by_ratio] =
+            [term.value, term.by_log_prob, term.by_ratio].map(|number| weight * number);
         if let Some(reference) = reference {
             let gap = f64::from(reference[index]) - new;
             let kl = gap.exp() - gap - 1.0;
@@ -257,6 +295,36 @@ pub fn grpo_loss(
     out.weight = options.divisor(stats.answers[0], stats.tokens);
     stats
 }
+
+/// Differences of a token's log-probabilities.
+#[derive(Clone, Copy)]
+struct TokenRatios {
+    /// l − o; 0 where the weights that train have sampled.
+    log_ratio: f64,
+    /// o − s; 0 without a server, or where it gave no log-probability.
+    served: f64,
+    /// l − o, or o − s of a server's answers.
+    difference: f64,
+}
+
+impl PolicyTokens<'_> {
+    fn ratios(&self, index: usize, is_on_policy: bool) -> TokenRatios {
+        let (new, sampled) = (f64::from(self.policy[index]), f64::from(self.sampled[index]));
+        let gap = |from: f64, to: f32| if to == UNKNOWN_LOG_PROB { 0.0 } else { from - f64::from(to) };
+        let difference = gap(new, self.sampled[index]);
+        let log_ratio = if is_on_policy { 0.0 } else { difference };
+        match self.served {
+            None => TokenRatios { log_ratio, served: 0.0, difference },
+            Some(served) => {
+                let served = gap(if is_on_policy { new } else { sampled }, served[index]);
+                TokenRatios { log_ratio, served, difference: served }
+            }
+        }
+    }
+}
+
+/// Least logarithm of a `vespo` weight.
+const LEAST_LOG_WEIGHT: f64 = -18.420_680_743_952_367;
 
 /// The loss of a token and its derivatives.
 struct Term {
@@ -301,7 +369,7 @@ impl GrpoOptions {
         let of_ratio = |value, by_ratio| Term { value, by_log_prob: 0.0, by_ratio };
         match self.loss {
             PolicyLoss::Cispo => weighted(ratio.min(self.epsilon_high)),
-            PolicyLoss::Vespo => weighted(self.phi(advantage, sums.bounded)),
+            PolicyLoss::Vespo => weighted(self.phi(advantage, sums.bounded + sums.served[1])),
             PolicyLoss::Sapo => {
                 let [positive, other] = self.sapo_temperatures;
                 let temperature = if advantage > 0.0 { positive } else { other };
@@ -325,12 +393,23 @@ impl GrpoOptions {
         }
     }
 
+    /// Returns the weight of the loss of a server's token, whose log-ratio to the trainer is `served`.
+    fn server_weight(&self, sums: &Sums, served: f64) -> f64 {
+        match self.correction {
+            // Its weights are in φ.
+            _ if self.loss == PolicyLoss::Vespo => 1.0,
+            Some(correction) if correction.mode.is_of_answers() => correction.weight(sums.served[0]),
+            Some(correction) => correction.weight(served),
+            None => 1.0,
+        }
+    }
+
     /// Returns the weight of an answer whose log-ratios have this sum.
     fn phi(&self, advantage: f64, log_ratio: f64) -> f64 {
         let [not_negative, negative] = self.vespo;
         let [k, lambda] = if advantage >= 0.0 { not_negative } else { negative };
         let lambda = lambda.max(1e-4);
-        let log_weight = log_ratio.clamp(1e-8_f64.ln(), 20.0);
+        let log_weight = log_ratio.clamp(LEAST_LOG_WEIGHT, 20.0);
         let phi = (lambda + k * log_weight - lambda * log_weight.exp()).exp();
         if phi.is_finite() { phi } else { 0.0 }
     }
@@ -356,7 +435,7 @@ impl PolicyStats {
         for (answer, sums) in answers.iter().zip(sums) {
             self.answers[0] += 1.0;
             if options.loss == PolicyLoss::Vespo {
-                self.phi += options.phi(answer.advantage, sums.bounded);
+                self.phi += options.phi(answer.advantage, sums.bounded + sums.served[1]);
             }
             let ratios = match options.importance_sampling {
                 ImportanceSampling::Token => sums.tokens,

@@ -11,6 +11,7 @@
 //!
 //! A new loss is one file in `losses` and its two lines in the list there.
 
+mod correction;
 mod distill;
 mod divergence;
 mod grpo;
@@ -21,10 +22,12 @@ mod xpo;
 
 use serde::{Deserialize, Serialize};
 
+pub use correction::{CorrectionMode, CorrectionStats, SamplerCorrection};
 pub use distill::{DistillStats, distill_loss};
 pub use divergence::Divergence;
 pub use grpo::{
-    GrpoOptions, ImportanceSampling, PolicyAnswer, PolicyLoss, PolicyStats, PolicyTokens, grpo_loss,
+    GrpoOptions, ImportanceSampling, PolicyAnswer, PolicyLoss, PolicyStats, PolicyTokens, UNKNOWN_LOG_PROB,
+    grpo_loss,
 };
 pub use losses::{PairLoss, Partners, Reward, Smoothing, register};
 pub use nash_md::{TokenLogProbs, nash_md_loss};
@@ -97,6 +100,12 @@ impl ObjectiveConfig {
     /// Returns whether a loss needs the log-probabilities of the whole batch.
     pub fn needs_whole_batch(&self) -> bool {
         self.terms.iter().any(|term| term.loss.partners.is_some())
+    }
+
+    /// Part of the tokens, by their entropy in the whole batch, that a policy gradient learns from; `None`
+    /// is all.
+    pub fn top_entropy(&self) -> Option<f64> {
+        self.grpo.and_then(|grpo| grpo.top_entropy)
     }
 
     /// Returns whether a loss needs completions of other rows with a row's prompt.
@@ -247,6 +256,8 @@ pub struct WholeBatch {
     pub totals: BatchTotals,
     /// Rewards of the batches before.
     pub rewards: BatchRewards,
+    /// Policy gradients only: least entropy of the tokens that are learnt from.
+    pub least_entropy: Option<f32>,
     /// Of each term, [`Pair::partners`] per pair; empty for losses of one pair alone.
     partners: Vec<Vec<[f64; 2]>>,
 }
@@ -272,6 +283,16 @@ impl WholeBatch {
     pub fn shift(&self, config: &ObjectiveConfig, name: &str) -> Option<f64> {
         let term = config.terms.iter().position(|term| term.loss.name == name)?;
         Some(self.partners.get(term)?.first()?[0])
+    }
+
+    /// Takes the least entropy of the part `top` of a batch's tokens, of which there are these entropies:
+    /// PyTorch's linear quantile, in f32.
+    pub fn set_least_entropy(&mut self, top: f64, entropies: &mut [f32]) {
+        entropies.sort_unstable_by(f32::total_cmp);
+        let Some(last) = entropies.len().checked_sub(1) else { return };
+        let rank = (1.0 - top) as f32 * last as f32;
+        let (below, above) = (entropies[rank.floor() as usize], entropies[(rank.ceil() as usize).min(last)]);
+        self.least_entropy = Some(below + (above - below) * rank.fract());
     }
 
     /// Partners of a pair of the batch under a term.

@@ -1,12 +1,12 @@
 //! From the rewards of a group of answers to their advantages, as in TRL's `GRPOTrainer`.
 
 use super::answers::{Batch, CompletedPrompt};
-use crate::config::{Baseline, GrpoConfig, ScaleRewards};
+use crate::config::{Aggregation, Baseline, GrpoConfig, ScaleRewards, ServerRatio};
 use crate::objective::PolicyAnswer;
-use crate::recipe::ScoredPrompt;
+use crate::recipe::{SampledAnswer, ScoredPrompt};
 
 /// Added to a deviation before it divides.
-const EPSILON: f64 = 1e-4;
+pub(super) const EPSILON: f64 = 1e-4;
 
 /// Least deviation of rewards that are not equal, in TRL's count.
 const EQUAL: f64 = 1e-8;
@@ -35,6 +35,9 @@ impl Advantages {
         };
         let rewards: Vec<Vec<Option<f64>>> =
             prompts.iter().map(|prompt| prompt.answers.iter().map(reward).collect()).collect();
+        if config.aggregation == Aggregation::NormalizeThenSum {
+            return Self::of_normalized(prompts, rewards);
+        }
         let of_batch = deviation(rewards.iter().flatten().flatten().copied());
         let groups = rewards.iter().map(|group| {
             let scored = || group.iter().flatten().copied();
@@ -64,23 +67,53 @@ impl Advantages {
         };
         Self { rewards, advantages, is_uniform, unscaled }
     }
+
+    /// Compares sums of scores that are compared with their group's, with those of the batch.
+    fn of_normalized(prompts: &[CompletedPrompt], rewards: Vec<Vec<Option<f64>>>) -> Self {
+        let all = || prompts.iter().flat_map(|prompt| &prompt.answers).filter_map(|answer| answer.normalized);
+        let (count, sum) = (all().count() as f64, all().sum::<f64>());
+        let of_batch = deviation(all());
+        let advantage = |answer: &super::Answer| {
+            answer.normalized.map_or(0.0, |reward| (reward - sum / count) / (of_batch + EPSILON))
+        };
+        let of_group = |prompt: &CompletedPrompt| prompt.answers.iter().map(advantage).collect();
+        // Each judge's scores are equal, or there are none.
+        let is_uniform = |prompt: &CompletedPrompt| {
+            prompt.answers.iter().all(|answer| answer.normalized.is_none_or(|reward| reward.abs() <= EQUAL))
+        };
+        Self {
+            advantages: prompts.iter().map(of_group).collect(),
+            is_uniform: prompts.iter().map(is_uniform).collect(),
+            unscaled: f64::from(u8::from(of_batch <= EQUAL)),
+            rewards,
+        }
+    }
 }
 
 impl Advantages {
-    /// The prompts of a batch with the answers that a step trains on.
+    /// The prompts of a batch with the answers that a step trains on, with the use of a server's
+    /// probabilities, if one gave them.
     pub fn train_on<'a>(
         &self,
         batch: &'a Batch,
         config: &GrpoConfig,
+        server: Option<ServerRatio>,
         prompt: impl Fn(&'a CompletedPrompt) -> &'a [u32],
     ) -> Vec<ScoredPrompt> {
-        let is_on_policy = batch.answered_after == batch.step;
+        let has_ratios = server == Some(ServerRatio::Policy);
+        let is_on_policy = batch.answered_after == batch.step && !has_ratios;
+        let is_served = server.is_some() && !has_ratios;
         let groups = batch.prompts.iter().zip(&self.advantages).zip(&self.is_uniform);
         let kept = groups.filter(|(_, is_uniform)| !(config.drop_uniform && **is_uniform));
         let ready = |((answered, advantages), _): ((&'a CompletedPrompt, &Vec<f64>), &bool)| {
             let policy = answered.answers.iter().zip(advantages).map(|(answer, &advantage)| {
                 let is_masked = config.mask_truncated && !answer.is_ended;
-                (PolicyAnswer { advantage, is_on_policy, is_masked }, answer.log_probs.clone())
+                let has_old = !answer.old_log_probs.is_empty();
+                SampledAnswer {
+                    answer: PolicyAnswer { advantage, is_on_policy, is_masked },
+                    sampled: if has_old { &answer.old_log_probs } else { &answer.log_probs }.clone(),
+                    served: is_served.then(|| answer.log_probs.clone()),
+                }
             });
             ScoredPrompt {
                 row: answered.row,
@@ -138,6 +171,9 @@ mod tests {
         mask_truncated: false,
         overlong_tokens: None,
         drop_uniform: false,
+        max_resamples: 0,
+        top_entropy_quantile: 1.0,
+        aggregation: Aggregation::SumThenNormalize,
     };
 
     fn prompts(rewards: &[Option<f64>], group: usize) -> Vec<CompletedPrompt> {
@@ -170,6 +206,30 @@ mod tests {
                 assert!((found - expected).abs() < 1e-12, "{name}: {found}, TRL {expected}");
             }
             assert_eq!(found.is_uniform, [false, false]);
+        }
+    }
+
+    #[test]
+    fn sums_of_compared_scores_are_compared_with_the_batchs() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../goldens/grpo/losses.json");
+        let golden: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let list = |name: &str| golden["judges"][name].clone();
+        let scores: Vec<[Option<f64>; 2]> = serde_json::from_value(list("scores")).unwrap();
+        let weights: Vec<f64> = serde_json::from_value(list("weights")).unwrap();
+        let expected: Vec<f64> = serde_json::from_value(list("advantages")).unwrap();
+        let group = golden["group"].as_u64().unwrap() as usize;
+        let panel = super::super::judging::tests::panel(&weights);
+        let normalized: Vec<Option<f64>> = scores
+            .chunks(group)
+            .flat_map(|group| super::super::judging::tests::normalized_scores(&panel, group))
+            .collect();
+        let mut prompts = prompts(&vec![Some(0.0); scores.len()], group);
+        let answers = prompts.iter_mut().flat_map(|prompt| &mut prompt.answers);
+        answers.zip(normalized).for_each(|(answer, normalized)| answer.normalized = normalized);
+        let config = GrpoConfig { aggregation: Aggregation::NormalizeThenSum, ..CONFIG };
+        let found = Advantages::new(&prompts, &config, 64).advantages.concat();
+        for (found, expected) in found.into_iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-12, "{found}, TRL {expected}");
         }
     }
 

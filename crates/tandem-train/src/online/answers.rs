@@ -1,11 +1,12 @@
 //! Prompts with the answers that a policy gave to them.
 
-use super::generate::GenerationRequest;
+use super::generate::{Asked, GenerationRequest};
 pub(crate) use crate::checkpoint::JudgeScore;
 pub use crate::checkpoint::{Answer, Batch, CompletedPrompt, OnlineState};
+use crate::metrics::Split;
 
-/// Generation requests of a round, in prompt order.
-pub(crate) fn asked_of(round: &[Batch]) -> Vec<GenerationRequest> {
+/// Generation requests of a round of a split, in prompt order, for so many answers each.
+pub(crate) fn asked_of(round: &[Batch], split: Split, num_answers: usize) -> Asked {
     let asked = |batch: &Batch| {
         let step = batch.step;
         batch
@@ -14,7 +15,7 @@ pub(crate) fn asked_of(round: &[Batch]) -> Vec<GenerationRequest> {
             .map(move |&CompletedPrompt { row, .. }| GenerationRequest { step, row })
             .collect::<Vec<_>>()
     };
-    round.iter().flat_map(asked).collect()
+    Asked { split, num_answers, requests: round.iter().flat_map(asked).collect() }
 }
 
 /// Gives a round's prompts their answers.

@@ -6,9 +6,10 @@ use std::sync::mpsc::Sender;
 
 use tandem_comm::{Phase, ProcessGroup, Progress};
 
-use super::answers::{Batch, asked_of, fill};
+use super::answers::{Batch, fill};
 use super::background_generator::BackgroundGenerator;
 use super::background_task::BackgroundTask;
+use super::generate::Asked;
 use super::judging::JudgeRequest;
 use super::render::SampleRenderer;
 use super::server::Server;
@@ -61,6 +62,7 @@ impl AsyncRound {
     pub fn begin(
         &mut self,
         mut round: Vec<Batch>,
+        asked: Asked,
         judges: Option<Sender<JudgeRequest>>,
         scorer: &mut TrainStep,
         mesh: &mut DeviceMesh,
@@ -77,7 +79,6 @@ impl AsyncRound {
         let (prepared, ends) = (prepared.clone(), self.ends.clone());
         let (progress, stop) = (self.progress.clone(), self.stop.clone());
         let work = move || {
-            let asked = asked_of(&round);
             let answers = match &mut answerer {
                 GenerationBackend::Borrower(borrower) => borrower.answer(&asked, &prepared, &progress, &stop),
                 GenerationBackend::Server(server, group) => {
@@ -90,7 +91,10 @@ impl AsyncRound {
                 if let Some(judges) = judges {
                     let prompts = round.iter().flat_map(|batch| &batch.prompts);
                     // A closed channel means the receiver failed and reports that itself.
-                    let _ = judges.send(JudgeRequest::new(prompts, &SampleRenderer::new(&prepared, &ends))?);
+                    let _ = judges.send(JudgeRequest::new(
+                        prompts,
+                        &SampleRenderer::new(&prepared, asked.split, &ends),
+                    )?);
                 }
                 Ok(Some(round))
             });

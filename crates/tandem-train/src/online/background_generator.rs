@@ -12,7 +12,7 @@ use tandem_kernels::{DType, Device};
 use tandem_model::{Checkpointing, Decoder, LayerExecutor};
 
 use super::Answer;
-use super::generate::{Generation, GenerationContext, GenerationRequest, LockstepGroup};
+use super::generate::{Asked, Generation, GenerationContext, LockstepGroup};
 use super::sources::PolicyAndReference;
 use crate::Result;
 use crate::config::Config;
@@ -66,7 +66,7 @@ impl BackgroundGenerator {
     /// back before this returns.
     pub fn answer(
         &mut self,
-        asked: &[GenerationRequest],
+        asked: &Asked,
         prepared: &RunInputs,
         progress: &Progress,
         stop: &AtomicBool,
@@ -74,8 +74,7 @@ impl BackgroundGenerator {
         let Self { generation, device, decoder, dtype, checkpointing, policy, reference, mesh, together } =
             self;
         let executor = LayerExecutor::new(decoder, device, *dtype, *checkpointing);
-        let RunInputs { train: prompts, tokenizer, .. } = prepared;
-        let on = GenerationContext { executor, prompts, tokenizer, progress };
+        let on = GenerationContext { executor, inputs: prepared, progress };
         let mut sources = PolicyAndReference::new(policy, reference);
         let answers = generation.answer(&on, &mut sources, together.as_mut(), mesh, stop, asked);
         // Synchronise: a GPU may still read the weights.
@@ -90,10 +89,7 @@ impl BackgroundGenerator {
     pub fn dry_run(&mut self, scorer: &TrainStep, longest: usize) -> Result<()> {
         self.acquire(scorer)?;
         let Self { generation, device, decoder, dtype, checkpointing, policy, reference, mesh, .. } = self;
-        let executor = LayerExecutor {
-            split: mesh.split(),
-            ..LayerExecutor::new(decoder, device, *dtype, *checkpointing)
-        };
+        let executor = mesh.join_generation(LayerExecutor::new(decoder, device, *dtype, *checkpointing));
         device.set_place(format_args!("generation"));
         generation.dry_run(&executor, &mut PolicyAndReference::new(policy, reference), longest)?;
         self.release_shared();

@@ -8,8 +8,6 @@ use std::sync::atomic::AtomicBool;
 
 use tandem_comm::{Phase, ProcessGroup, Progress, Reduction};
 use tandem_data::text_stream::TextStream;
-use tandem_data::token_cache::TokenCache;
-use tandem_data::tokenizer::Tokenizer;
 use tandem_kernels::Backend;
 use tandem_model::decode::{Finish, Flow, Lockstep, OnToken, SingleRank, Sources};
 use tandem_model::{
@@ -22,6 +20,8 @@ use super::sources::ReferenceOnly;
 use crate::Result;
 use crate::config::{Algorithm, Config, MicroBatchSize, OnlineConfig};
 use crate::draw::draw;
+use crate::inputs::RunInputs;
+use crate::metrics::Split;
 use crate::parallel::DeviceMesh;
 
 /// A prompt to answer, and the 0-based step that the answers are for.
@@ -31,6 +31,17 @@ pub struct GenerationRequest {
     pub step: u64,
     /// The data set's row.
     pub row: u32,
+}
+
+/// Prompts to answer.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// Split of the rows.
+    pub split: Split,
+    /// Answers to each prompt.
+    pub num_answers: usize,
+    /// The prompts, in order.
+    pub requests: Vec<GenerationRequest>,
 }
 
 /// How answers are generated.
@@ -72,23 +83,26 @@ impl Generation {
         together: Option<&mut LockstepGroup>,
         mesh: &mut DeviceMesh,
         stop: &AtomicBool,
-        asked: &[GenerationRequest],
+        asked: &Asked,
     ) -> Result<Option<Vec<Vec<Answer>>>> {
         let data = mesh.data();
-        let mine = &asked[share_of(asked.len(), data.rank(), data.size())];
-        let (world, split) = mesh.world_in_walk();
-        let on = GenerationContext { executor: LayerExecutor { split, ..on.executor }, ..*on };
+        let Asked { split, num_answers, ref requests } = *asked;
+        let mine = &requests[share_of(requests.len(), data.rank(), data.size())];
+        let (world, executor) = mesh.world_in_walk(on.executor);
+        let on = GenerationContext { executor, ..*on };
         let mut company = KeepAlive::new(world, stop);
-        let mut groups = vec![Vec::with_capacity(self.options.num_answers); mine.len()];
+        let mut groups = vec![Vec::with_capacity(num_answers); mine.len()];
         let mut ranks = Ranks { together, company: &mut company, steps: 0 };
-        for author in self.authors() {
-            let answers = self.ask(author, &on, sources, &mut ranks, mine)?;
+        for author in self.authors().take(if split == Split::Train { usize::MAX } else { 1 }) {
+            let count = if split == Split::Train { at_once(&self.options) } else { num_answers };
+            let asked = AuthorRequests { split, num_answers: count, requests: mine };
+            let answers = self.ask(author, &on, sources, &mut ranks, asked)?;
             answers.into_iter().for_each(|(place, answer)| groups[place].push(answer));
         }
         if !company.end()? {
             return Ok(None);
         }
-        exchange(groups, asked.len(), self.options.num_answers, mesh.data()).map(Some)
+        exchange(groups, requests.len(), num_answers, mesh.data()).map(Some)
     }
 
     /// Completion models, in order.
@@ -108,18 +122,23 @@ impl Generation {
         on: &GenerationContext<'_>,
         sources: &mut dyn Sources,
         meet: &mut dyn Lockstep,
-        asked: &[GenerationRequest],
+        asked: AuthorRequests<'_>,
     ) -> Result<Vec<(usize, Answer)>> {
-        let requests: Vec<Request> = asked.iter().map(|asked| self.request(author, asked, on)).collect();
-        let mut watches: Vec<_> = (0..asked.len() * at_once(&self.options)).map(|_| None).collect();
+        let num_answers = asked.num_answers;
+        let requests: Vec<Request> = asked
+            .requests
+            .iter()
+            .map(|request| Request { num_answers, ..self.request(author, asked.split, request, on) })
+            .collect();
+        let mut watches: Vec<_> = (0..requests.len() * num_answers).map(|_| None).collect();
         let mut failure = None;
         let answers = author.generate(on.executor, &self.within, sources, meet, requests, &mut |new| {
             on.progress.begin_phase(Phase::Generate);
             if self.options.stop.is_empty() {
                 return Flow::Continue;
             }
-            let watch = watches[new.request * at_once(&self.options) + new.answer]
-                .get_or_insert_with(|| TextStream::new(on.tokenizer, &self.options.stop));
+            let watch = watches[new.request * num_answers + new.answer]
+                .get_or_insert_with(|| TextStream::new(&on.inputs.tokenizer, &self.options.stop));
             if let Err(error) = watch.push(new.token) {
                 failure = Some(error);
             }
@@ -183,13 +202,20 @@ impl Generation {
     fn request(
         &self,
         author: CompletionModel,
+        split: Split,
         asked: &GenerationRequest,
         on: &GenerationContext<'_>,
     ) -> Request {
         let OnlineConfig { algorithm, temperature, top_k, top_p, min_p, repetition_penalty, .. } =
             self.options;
         Request {
-            prompt: on.prompts.prompt(asked.row as usize).0.to_vec(),
+            prompt: on
+                .inputs
+                .tokens(split)
+                .expect("its rows are asked for")
+                .prompt(asked.row as usize)
+                .0
+                .to_vec(),
             number: u64::from(asked.row),
             num_answers: at_once(&self.options),
             sampling: Sampling {
@@ -202,9 +228,17 @@ impl Generation {
                 seed: draw(&[self.seed, asked.step, u64::from(author != CompletionModel::Policy)]),
             },
             max_new_tokens: self.options.max_new_tokens,
-            stop: on.tokenizer.eos_ids().to_vec(),
+            stop: on.inputs.tokenizer.eos_ids().to_vec(),
         }
     }
+}
+
+/// Prompts that one author answers.
+#[derive(Clone, Copy)]
+struct AuthorRequests<'a> {
+    split: Split,
+    num_answers: usize,
+    requests: &'a [GenerationRequest],
 }
 
 /// Answers to a prompt that one author gives.
@@ -253,10 +287,8 @@ impl CompletionModel {
 pub struct GenerationContext<'a> {
     /// Executor; tensor-parallel operations are the mesh's.
     pub executor: LayerExecutor<'a>,
-    /// The prompts.
-    pub prompts: &'a TokenCache,
-    /// End-of-sequence and stop conditions.
-    pub tokenizer: &'a Tokenizer,
+    /// Prompts, and end-of-sequence and stop conditions.
+    pub inputs: &'a RunInputs,
     /// Progress report.
     pub progress: &'a Progress,
 }

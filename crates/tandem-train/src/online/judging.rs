@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use tandem_comm::ProcessGroup;
 use tandem_judge::{Assessment, Candidate, JudgeError, Panel, Prompt, PromptWithCompletions};
 
+use super::advantages::{EPSILON, deviation};
 use super::answers::{Answer, CompletedPrompt, JudgeScore};
 use super::background_task::BackgroundTask;
 use super::keepalive::KeepAlive;
@@ -22,6 +23,8 @@ pub struct Judging {
     names: Vec<String>,
     /// Stderr lines of judges' commands.
     lines: mpsc::Receiver<String>,
+    /// Whether scores are also compared judge by judge.
+    normalizes: bool,
     stop: Arc<AtomicBool>,
 }
 
@@ -38,9 +41,11 @@ type Verdicts = Result<Vec<Vec<Assessment>>, JudgeError>;
 impl Judging {
     /// Creates the judging. Rank 0 has a panel, whose stderr arrives in `lines`; other ranks have
     /// none.
-    pub fn new(panel: Option<Panel>, lines: mpsc::Receiver<String>) -> Self {
+    /// With `normalizes`, each judge's scores are also compared with their group's.
+    pub fn new(panel: Option<Panel>, lines: mpsc::Receiver<String>, normalizes: bool) -> Self {
         let names = panel.iter().flat_map(Panel::names).map(str::to_owned).collect();
-        Self { panel: panel.map(|panel| At::Rest(Box::new(panel))), names, lines, stop: Arc::default() }
+        let panel = panel.map(|panel| At::Rest(Box::new(panel)));
+        Self { panel, names, lines, normalizes, stop: Arc::default() }
     }
 
     /// Judges completions as they arrive, on a background thread of rank 0.
@@ -83,21 +88,22 @@ impl Judging {
                 self.stop.store(!goes_on, Ordering::Relaxed);
                 Ok(())
             })?;
-            self.panel = Some(At::Rest(panel));
             match verdicts {
                 Err(JudgeError::Stopped) => {}
-                verdicts => note(&mut answers, verdicts?),
+                verdicts => note(&mut answers, verdicts?, self.normalizes.then_some(&*panel)),
             }
+            self.panel = Some(At::Rest(panel));
         }
         if !company.end()? {
             return Ok(false);
         }
         if group.size() > 1 {
-            let scores = answers.iter().map(|answer| answer.score.unwrap_or(f64::NAN));
+            let both = |answer: &&mut Answer| [answer.score, answer.normalized];
+            let scores = answers.iter().flat_map(both).map(|score| score.unwrap_or(f64::NAN));
             let mut scores: Vec<f64> = scores.collect();
             group.broadcast(&mut scores, 0)?;
-            for (answer, score) in answers.into_iter().zip(scores) {
-                answer.score = Some(score).filter(|score| !score.is_nan());
+            for (answer, scores) in answers.into_iter().zip(scores.as_chunks::<2>().0) {
+                [answer.score, answer.normalized] = scores.map(|score| Some(score).filter(|x| !x.is_nan()));
             }
         }
         Ok(true)
@@ -121,13 +127,35 @@ impl Drop for Judging {
     }
 }
 
-fn note(answers: &mut [&mut Answer], verdicts: Vec<Vec<Assessment>>) {
-    for (answer, assessment) in answers.iter_mut().zip(verdicts.into_iter().flatten()) {
+fn note(answers: &mut [&mut Answer], verdicts: Vec<Vec<Assessment>>, normalizing: Option<&Panel>) {
+    let normalized = normalizing
+        .map(|panel| verdicts.iter().flat_map(|group| normalized(panel, group)).collect::<Vec<_>>())
+        .unwrap_or_default();
+    for (index, (answer, assessment)) in answers.iter_mut().zip(verdicts.into_iter().flatten()).enumerate() {
         answer.score = assessment.total;
+        answer.normalized = normalized.get(index).copied().flatten();
         let opinion =
             |verdict: tandem_judge::Verdict| JudgeScore { score: verdict.score, said: verdict.said };
         answer.opinions = assessment.verdicts.into_iter().map(opinion).collect();
     }
+}
+
+/// Compares each judge's scores of a group (GDPO, arXiv 2601.05242), and sums them by weight.
+fn normalized(panel: &Panel, group: &[Assessment]) -> Vec<Option<f64>> {
+    let of_judge = |judge: usize| -> Vec<Option<f64>> {
+        let scores = || group.iter().filter_map(|assessment| assessment.verdicts[judge].score);
+        let (mean, divisor) =
+            (scores().sum::<f64>() / scores().count() as f64, deviation(scores()) + EPSILON);
+        let of_answer =
+            |assessment: &Assessment| assessment.verdicts[judge].score.map(|score| (score - mean) / divisor);
+        group.iter().map(of_answer).collect()
+    };
+    let judges: Vec<_> = (0..panel.names().count()).map(of_judge).collect();
+    let of_answer = |(index, assessment): (usize, &Assessment)| {
+        let scores: Vec<_> = judges.iter().map(|judge| judge[index]).collect();
+        assessment.total.and(panel.total(&scores))
+    };
+    group.iter().enumerate().map(of_answer).collect()
 }
 
 /// Prompts and their answers as judges see them.
@@ -171,5 +199,52 @@ impl Owned {
             self.answers.iter().map(|&(ref text, tokens, is_ended)| Candidate { text, tokens, is_ended });
         let answers = candidates.collect();
         PromptWithCompletions { place: &self.place, prompt, row: &self.row, answers }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use tandem_judge::{Counts, Judge, Member, Verdict};
+
+    use super::*;
+
+    struct Unasked(String);
+
+    impl Judge for Unasked {
+        fn name(&self) -> &str {
+            &self.0
+        }
+
+        fn judge(
+            &mut self,
+            _groups: &[PromptWithCompletions<'_>],
+            _stop: &AtomicBool,
+        ) -> tandem_judge::Result<Vec<Vec<Verdict>>> {
+            unreachable!("its scores are given")
+        }
+
+        fn counts(&self) -> Counts {
+            Counts::default()
+        }
+    }
+
+    /// Judges of these weights, who may abstain.
+    pub(crate) fn panel(weights: &[f64]) -> Panel {
+        let member = |(index, &weight): (usize, &f64)| Member {
+            judge: Box::new(Unasked(index.to_string())),
+            weight,
+            may_abstain: true,
+        };
+        Panel::new(weights.iter().enumerate().map(member).collect()).unwrap()
+    }
+
+    /// What becomes of the scores of a group, by answer and judge.
+    pub(crate) fn normalized_scores(panel: &Panel, scores: &[[Option<f64>; 2]]) -> Vec<Option<f64>> {
+        let verdict = |&score: &Option<f64>| Verdict { score, said: Value::Null };
+        let assessment = |scores: &[Option<f64>; 2]| Assessment {
+            total: panel.total(scores),
+            verdicts: scores.iter().map(verdict).collect(),
+        };
+        normalized(panel, &scores.iter().map(assessment).collect::<Vec<_>>())
     }
 }

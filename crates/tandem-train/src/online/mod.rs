@@ -16,11 +16,14 @@ pub(crate) mod answers;
 pub(crate) mod async_round;
 pub(crate) mod background_generator;
 mod background_task;
+mod evaluation;
 pub(crate) mod generate;
 pub(crate) mod judging;
 mod keepalive;
+mod old_log_probs;
 pub(crate) mod pairs;
 mod render;
+mod resample;
 mod samples;
 pub(crate) mod server;
 pub(crate) mod sources;
@@ -46,13 +49,13 @@ use crate::Result;
 use crate::config::{Algorithm, Config, OnlineConfig};
 use crate::draw::draw;
 use crate::inputs::RunInputs;
-use crate::metrics::MetricsFile;
+use crate::metrics::{MetricsFile, Split};
 use crate::parallel::DeviceMesh;
-use crate::recipe::ScoredPrompt;
+use crate::recipe::{MicroBatcher, ScoredPrompt};
 use crate::step::TrainStep;
 use advantages::Advantages;
 use answers::{asked_of, fill};
-use generate::{GenerationContext, LockstepGroup};
+use generate::{Asked, GenerationContext, LockstepGroup};
 use judging::{JudgeRequest, Judging};
 use render::SampleRenderer;
 use sources::PolicyAndReference;
@@ -170,6 +173,7 @@ impl Online {
         scorer: &mut TrainStep,
         mesh: &mut DeviceMesh,
         batches: &mut BatchSampler,
+        batcher: &mut MicroBatcher,
         stop: &AtomicBool,
     ) -> Result<Option<TrainingBatch>> {
         self.commit();
@@ -179,8 +183,13 @@ impl Online {
             if !is_begun || !self.answered(mesh, stop)? || !self.finish_pending(mesh, stop)? {
                 return Ok(None);
             }
+            if !self.replace_uniform(scorer, mesh, stop)? {
+                return Ok(None);
+            }
+            self.add_old_log_probs(scorer, mesh, batcher)?;
         }
         let batch = self.state.pending.pop_front().expect("a round has a batch");
+        self.repeat(&batch);
         assert_eq!(batch.step, step, "batches are trained on in their order");
         if self.config.overlap && self.state.pending.is_empty() && step + 1 < self.total_steps {
             self.begin(step + 1, step, scorer, mesh, batches, stop)?;
@@ -202,7 +211,7 @@ impl Online {
         batches: &mut BatchSampler,
         stop: &AtomicBool,
     ) -> Result<bool> {
-        let mut round = std::mem::take(&mut self.state.unjudged);
+        let round = std::mem::take(&mut self.state.unjudged);
         if round.is_empty() {
             let steps = first..(first + self.config.steps_per_round).min(self.total_steps);
             let mut batch = |step| {
@@ -211,39 +220,75 @@ impl Online {
                     step,
                     answered_after: after,
                     prompts: batches.rows(self.config.batch_of_step(step)).iter().map(prompt).collect(),
+                    replaced: 0,
                 }
             };
-            round = steps.map(&mut batch).collect();
-            if let GenerationMode::Aside(aside) = &mut self.answering {
-                aside.begin(round, self.judging.begin(), scorer, mesh, &self.prepared)?;
-                self.round = Some(RoundState::Asked);
-                return Ok(true);
-            }
-            let began = Instant::now();
-            let answers = self.answer(&round, scorer, mesh, stop)?;
-            self.took.generate += began.elapsed().as_secs_f64();
-            let Some(answers) = answers else { return Ok(false) };
-            fill(&mut round, answers);
-            self.took.tokens += num_tokens(&round);
-        } else if round[0].answered_after == round[0].step {
+            return self.generate(steps.map(&mut batch).collect(), Split::Train, scorer, mesh, stop);
+        }
+        if round[0].answered_after == round[0].step {
             // Generated right before this step, which a stop then left out, and its line with it.
             // A round that overlapped the step before stands in the line of that one.
             self.took.tokens += num_tokens(&round);
         }
-        if let Some(judges) = self.judging.begin() {
-            let prompts = round.iter().flat_map(|batch| &batch.prompts);
-            // A closed channel means the receiver failed and reports that itself.
-            let _ = judges
-                .send(JudgeRequest::new(prompts, &SampleRenderer::new(&self.prepared, &self.config.stop))?);
-        }
-        self.round = Some(RoundState::Answered(round));
+        self.judge(round, Split::Train)?;
         Ok(true)
     }
 
-    /// This process's answers to a round.
+    /// Starts a step's answers again where later steps train on them too.
+    fn repeat(&mut self, batch: &Batch) {
+        let (every, times) = (self.config.steps_per_round, self.config.num_iterations());
+        let (is_last, again) = ((batch.step / every) % times + 1 == times, batch.step + every);
+        let is_given = self.state.pending.back().is_some_and(|last| last.step >= again);
+        if !is_last && !is_given && again < self.total_steps {
+            self.state.pending.push_back(Batch { step: again, ..batch.clone() });
+        }
+    }
+
+    /// Starts generating and judging a round of a split. False if any rank was stopped.
+    fn generate(
+        &mut self,
+        mut round: Vec<Batch>,
+        split: Split,
+        scorer: &mut TrainStep,
+        mesh: &mut DeviceMesh,
+        stop: &AtomicBool,
+    ) -> Result<bool> {
+        let num_answers =
+            if split == Split::Train { self.config.num_answers } else { self.config.eval_answers };
+        let asked = asked_of(&round, split, num_answers);
+        if let GenerationMode::Aside(aside) = &mut self.answering {
+            aside.begin(round, asked, self.judging.begin(), scorer, mesh, &self.prepared)?;
+            self.round = Some(RoundState::Asked);
+            return Ok(true);
+        }
+        let began = Instant::now();
+        let answers = self.answer(&asked, scorer, mesh, stop)?;
+        self.took.generate += began.elapsed().as_secs_f64();
+        let Some(answers) = answers else { return Ok(false) };
+        fill(&mut round, answers);
+        self.took.tokens += num_tokens(&round);
+        self.judge(round, split)?;
+        Ok(true)
+    }
+
+    /// Has a round of a split judged.
+    fn judge(&mut self, round: Vec<Batch>, split: Split) -> Result<()> {
+        if let Some(judges) = self.judging.begin() {
+            let prompts = round.iter().flat_map(|batch| &batch.prompts);
+            // A closed channel means the receiver failed and reports that itself.
+            let _ = judges.send(JudgeRequest::new(
+                prompts,
+                &SampleRenderer::new(&self.prepared, split, &self.config.stop),
+            )?);
+        }
+        self.round = Some(RoundState::Answered(round));
+        Ok(())
+    }
+
+    /// This process's answers.
     fn answer(
         &mut self,
-        round: &[Batch],
+        asked: &Asked,
         scorer: &mut TrainStep,
         mesh: &mut DeviceMesh,
         stop: &AtomicBool,
@@ -256,12 +301,11 @@ impl Online {
         scorer.placement.device.set_place(format_args!("generation"));
         let TrainStep { placement, decoder, dtype, checkpointing, policy, reference, progress, .. } = scorer;
         let executor = LayerExecutor::new(decoder, &placement.device, *dtype, *checkpointing);
-        let RunInputs { train: prompts, tokenizer, .. } = &*self.prepared;
         let (on, mut sources) = (
-            GenerationContext { executor, prompts, tokenizer, progress },
+            GenerationContext { executor, inputs: &self.prepared, progress },
             PolicyAndReference::new(policy, reference),
         );
-        generation.answer(&on, &mut sources, together.as_mut(), mesh, stop, &asked_of(round))
+        generation.answer(&on, &mut sources, together.as_mut(), mesh, stop, asked)
     }
 
     /// Waits for the round in progress, if any; afterwards no thread reads the weights. False if
@@ -293,15 +337,7 @@ impl Online {
         let prompts = round.iter_mut().flat_map(|batch| &mut batch.prompts);
         let is_judged = self.judging.end(prompts, mesh.world(), stop)?;
         match is_judged {
-            true => {
-                // Each round comes as often as its answers are trained on.
-                let steps = self.config.steps_per_round;
-                for again in 0..self.config.num_iterations() {
-                    let batches =
-                        round.iter().map(|batch| Batch { step: batch.step + again * steps, ..batch.clone() });
-                    self.state.pending.extend(batches.filter(|batch| batch.step < self.total_steps));
-                }
-            }
+            true => self.state.pending.extend(round),
             false => self.state.unjudged = round,
         }
         self.took.judge += began.elapsed().as_secs_f64();
@@ -372,9 +408,14 @@ impl Online {
         let mut summary = Summary::new(batch, &paired, names);
         let mut ranked: Vec<ScoredPrompt> = match (grpo, &compared) {
             (Some(grpo), Some(compared)) => {
-                summary.add_groups(batch, compared);
+                summary.add_groups(batch, compared, grpo);
                 let prompt = |answered: &CompletedPrompt| prepared.train.prompt(answered.row as usize).0;
-                compared.train_on(batch, grpo, prompt)
+                compared.train_on(
+                    batch,
+                    grpo,
+                    self.config.server.as_ref().map(|server| server.importance_sampling),
+                    prompt,
+                )
             }
             _ => batch.prompts.iter().zip(&paired).map(|(answered, paired)| rank(answered, paired)).collect(),
         };
@@ -399,7 +440,7 @@ impl Online {
                 &paired,
                 compared.as_ref(),
                 names,
-                &SampleRenderer::new(prepared, &self.config.stop),
+                &SampleRenderer::new(prepared, Split::Train, &self.config.stop),
             )? {
                 file.write_line(&line)?;
             }

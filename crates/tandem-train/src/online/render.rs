@@ -7,6 +7,7 @@ use tandem_data::tokenizer::Tokenizer;
 use super::answers::{Answer, CompletedPrompt};
 use crate::Result;
 use crate::inputs::RunInputs;
+use crate::metrics::Split;
 
 /// Renders completions as text.
 #[derive(Clone, Copy)]
@@ -20,9 +21,13 @@ pub struct SampleRenderer<'a> {
 }
 
 impl<'a> SampleRenderer<'a> {
-    /// The prompts of a run.
-    pub fn new(prepared: &'a RunInputs, stop: &'a [String]) -> Self {
-        Self { prompts: &prepared.train, tokenizer: &prepared.tokenizer, stop }
+    /// The prompts of a split of a run.
+    ///
+    /// # Panics
+    /// The run has no such split.
+    pub fn new(prepared: &'a RunInputs, split: Split, stop: &'a [String]) -> Self {
+        let prompts = prepared.tokens(split).expect("its rows are shown");
+        Self { prompts, tokenizer: &prepared.tokenizer, stop }
     }
 
     /// The row of the data that a prompt came in.

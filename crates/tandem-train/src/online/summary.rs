@@ -3,6 +3,7 @@
 use super::advantages::{Advantages, deviation};
 use super::answers::Batch;
 use super::pairs::Paired;
+use crate::config::GrpoConfig;
 use crate::metrics::Record;
 
 /// Counts and means of the answers to a step's prompts.
@@ -38,6 +39,8 @@ struct Groups {
     judges: Vec<(String, [f64; 2])>,
     /// Least, sum, most tokens of the answers that the model ended.
     ended_lengths: [usize; 3],
+    /// Prompts that others replaced; `None` where none may be.
+    replaced: Option<usize>,
 }
 
 impl Summary {
@@ -80,7 +83,7 @@ impl Summary {
     }
 
     /// Adds the rewards of groups.
-    pub fn add_groups(&mut self, batch: &Batch, compared: &Advantages) {
+    pub fn add_groups(&mut self, batch: &Batch, compared: &Advantages, config: &GrpoConfig) {
         let answers = || batch.prompts.iter().flat_map(|prompt| &prompt.answers);
         let both = |values: Vec<f64>| {
             let mean = values.iter().sum::<f64>() / values.len() as f64;
@@ -95,6 +98,7 @@ impl Summary {
             reward: both(compared.rewards.iter().flatten().flatten().copied().collect()),
             uniform: compared.unscaled,
             judges: self.judges.iter().enumerate().filter_map(of_judge).collect(),
+            replaced: (config.max_resamples > 0).then_some(batch.replaced),
             ended_lengths: [ended().min().unwrap_or(0), ended().sum(), ended().max().unwrap_or(0)],
         });
     }
@@ -106,6 +110,9 @@ impl Summary {
             record.set("reward_std", deviation);
         }
         record.set("frac_reward_zero_std", groups.uniform);
+        if let Some(replaced) = groups.replaced {
+            record.set_count("replaced_prompts", replaced as u64);
+        }
         for (name, [mean, deviation]) in &groups.judges {
             record.set(&format!("rewards/{name}/mean"), *mean);
             record.set(&format!("rewards/{name}/std"), *deviation);
@@ -124,6 +131,27 @@ impl Summary {
         }
         record.set_count("unscored", (self.answers - self.scored) as u64);
         record.set_count("age", self.age);
+    }
+
+    /// Writes mean and deviation of a batch's rewards, and the lengths of its answers.
+    pub fn report_rewards(batch: &Batch, names: &[String], record: &mut Record) {
+        let answers = || batch.prompts.iter().flat_map(|prompt| &prompt.answers);
+        let mut set = |mean: &str, std: &str, scores: Vec<f64>| {
+            if !scores.is_empty() {
+                record.set(mean, scores.iter().sum::<f64>() / scores.len() as f64);
+                record.set(std, deviation(scores.iter().copied()));
+            }
+        };
+        set("reward", "reward_std", answers().filter_map(|answer| answer.score).collect());
+        for (place, name) in names.iter().enumerate() {
+            let scores = answers().filter_map(|answer| answer.opinions.get(place)?.score);
+            set(&format!("rewards/{name}/mean"), &format!("rewards/{name}/std"), scores.collect());
+        }
+        let (count, length) = answers().fold((0, 0), |(n, sum), answer| (n + 1, sum + answer.tokens.len()));
+        record.set("completions/mean_length", length as f64 / f64::from(count));
+        let cut = answers().filter(|answer| !answer.is_ended).count();
+        record.set("completions/clipped_ratio", cut as f64 / f64::from(count));
+        record.set_count("unscored", answers().filter(|answer| answer.score.is_none()).count() as u64);
     }
 
     /// Counts the prompts that join from earlier steps.

@@ -12,7 +12,10 @@ use std::sync::Arc;
 
 use tandem_comm::{ProcessGroup, Reduction};
 use tandem_kernels::SquareSum;
-use tandem_model::{Decoder, LayerId, ModelFolder, PipelineStage, TensorParallelOps, TensorParallelShard};
+use tandem_model::{
+    Decoder, LayerExecutor, LayerId, ModelFolder, PipelineOps, PipelineStage, TensorParallelOps,
+    TensorParallelShard,
+};
 
 use crate::config::{ComputeConfig, Config};
 use crate::parallel::PipelineGroup;
@@ -32,6 +35,16 @@ struct Axes {
     tensor: Option<TensorGroup>,
     /// If there is more than one stage.
     stages: Option<PipelineGroup>,
+}
+
+impl Axes {
+    fn join<'a>(&'a self, executor: LayerExecutor<'a>) -> LayerExecutor<'a> {
+        LayerExecutor {
+            split: self.tensor.as_ref().map(|tensor| tensor as &dyn TensorParallelOps),
+            stages: self.stages.as_ref().map(|stages| stages as &dyn PipelineOps),
+            ..executor
+        }
+    }
 }
 
 /// How a data group is divided.
@@ -140,11 +153,19 @@ impl DeviceMesh {
         }
     }
 
-    /// All ranks, and those that hold the other slices of this rank's stage: who meets where this
-    /// one generates.
-    pub fn world_in_walk(&mut self) -> (&mut ProcessGroup, Option<&dyn TensorParallelOps>) {
-        let tensor = self.axes.as_ref().and_then(|axes| axes.tensor.as_ref());
-        (&mut self.world, tensor.map(|tensor| tensor as &dyn TensorParallelOps))
+    /// All ranks, and an executor with the ranks that hold the other slices and stages of its model: the
+    /// groups of generation.
+    pub fn world_in_walk<'a>(
+        &'a mut self,
+        executor: LayerExecutor<'a>,
+    ) -> (&'a mut ProcessGroup, LayerExecutor<'a>) {
+        let Self { world, axes, .. } = self;
+        (world, axes.as_ref().map_or(executor, |axes| axes.join(executor)))
+    }
+
+    /// An executor with the ranks that hold the other slices and stages of its model, for generation.
+    pub fn join_generation<'a>(&'a self, executor: LayerExecutor<'a>) -> LayerExecutor<'a> {
+        self.axes.as_ref().map_or(executor, |axes| axes.join(executor))
     }
 
     fn tensor(&self) -> Option<&TensorGroup> {

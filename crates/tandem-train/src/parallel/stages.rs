@@ -7,8 +7,8 @@ use tandem_comm::{Element, ElementKind, ProcessGroup, Reduction};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Extent, Forest, MemoryKind, Tensor};
 use tandem_model::{
-    DivergencePass, Gradient, GradientSink, LayerExecutor, PipelineStage, PolicyAndReferenceScores,
-    SavedActivations, WeightSource,
+    DivergencePass, Gradient, GradientSink, LayerExecutor, ModelError, PipelineOps, PipelineStage,
+    PolicyAndReferenceScores, Result as ModelResult, SavedActivations, WeightSource,
 };
 
 use crate::Result;
@@ -43,12 +43,17 @@ impl PipelineGroup {
         let (rows, width) =
             (executor.stream_rows(forest), Extent::exact(executor.decoder.spec().hidden_size));
         let mut x = executor.device.alloc_in(MemoryKind::Activations, rows, width, DType::F32)?;
-        let mut group = self.0.borrow_mut();
-        match executor.device.host_write(x.view_mut(), |x: &mut [f32]| group.recv(from, x))? {
-            Some(received) => received?,
-            None => group.dry_recv(from, ElementKind::F32, x.view().len())?,
-        }
+        self.recv_into(from, executor.device, &mut x)?;
         Ok(x)
+    }
+
+    /// Receives a tensor of f32 from another stage.
+    fn recv_into(&self, from: usize, device: &Device, x: &mut Tensor) -> Result<()> {
+        let mut group = self.0.borrow_mut();
+        match device.host_write(x.view_mut(), |x: &mut [f32]| group.recv(from, x))? {
+            Some(received) => Ok(received?),
+            None => Ok(group.dry_recv(from, ElementKind::F32, x.view().len())?),
+        }
     }
 
     /// Adds another stage's sums of a tied tensor to `sums`; both stages call this and end with
@@ -109,6 +114,25 @@ impl PipelineGroup {
         group.recv(0, &mut [0u8])?;
         Ok(group.send(0, numbers)?)
     }
+}
+
+impl PipelineOps for PipelineGroup {
+    fn send_stream(&self, device: &Device, x: &Tensor) -> ModelResult<()> {
+        self.send(self.own().index + 1, device, x).map_err(lost)
+    }
+
+    fn recv_stream(&self, device: &Device, x: &mut Tensor) -> ModelResult<()> {
+        self.recv_into(self.own().index - 1, device, x).map_err(lost)
+    }
+
+    fn broadcast_from_last(&self, numbers: &mut [i64]) -> ModelResult<()> {
+        Self::broadcast_from_last(self, numbers).map_err(lost)
+    }
+}
+
+/// Error of the model's code for a transfer that failed.
+fn lost(error: crate::TrainError) -> ModelError {
+    ModelError::Store(Box::new(error))
 }
 
 /// Executor of one stage, from the received stream to the sent one.

@@ -313,7 +313,7 @@ impl DryRun<'_> {
                 placement.device.set_place(format_args!("generation"));
                 let TrainStep { decoder, dtype, checkpointing, policy, reference, .. } = &mut scorer;
                 let executor = LayerExecutor::new(decoder, &placement.device, *dtype, *checkpointing);
-                let executor = LayerExecutor { split: mesh.split(), ..executor };
+                let executor = mesh.join_generation(executor);
                 generation.dry_run(&executor, &mut PolicyAndReference::new(policy, reference), longest)?;
                 self.phases.push(PhasePlan::new("generate", &placement, 0.0));
             }

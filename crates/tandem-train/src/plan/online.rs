@@ -8,8 +8,7 @@ use super::survey::{BatchStatistics, PassShape};
 use crate::Result;
 use crate::config::{Algorithm, Config, MicroBatchSize, Order};
 use crate::inputs::RunInputs;
-use crate::objective::PolicyAnswer;
-use crate::recipe::{self, MicroBatch, MicroBatcher, Rows, ScoredPrompt};
+use crate::recipe::{self, MicroBatch, MicroBatcher, Rows, SampledAnswer, ScoredPrompt};
 
 /// Upper bounds of a micro-batch, whatever is generated: the longest prompts with the largest
 /// number of paired completions of the greatest length. Bounds are built with as few trees as
@@ -87,7 +86,7 @@ fn longest_row(prompt: usize, answers: usize, tokens: usize, algorithm: Algorith
     let is_nash = matches!(algorithm, Algorithm::NashMd { .. });
     let policy = if algorithm.grpo().is_some() { answers } else { 0 };
     ScoredPrompt {
-        policy: vec![(PolicyAnswer::default(), vec![0.0; tokens]); policy],
+        policy: vec![SampledAnswer { sampled: vec![0.0; tokens], ..SampledAnswer::default() }; policy],
         row: 0,
         prompt: vec![0; prompt],
         answers: vec![vec![0; tokens]; answers],
@@ -114,7 +113,7 @@ fn cut_to(rows: &[ScoredPrompt], most: usize, share_prefix: bool) -> Vec<ScoredP
         let length = for_answers / row.answers.len();
         if length > 0 {
             row.answers.iter_mut().for_each(|answer| answer.truncate(length));
-            row.policy.iter_mut().for_each(|(_, log_probs)| log_probs.truncate(length));
+            row.policy.iter_mut().for_each(|answer| answer.sampled.truncate(length));
             kept.push(row);
         }
         break;

@@ -1,36 +1,68 @@
 //! Policy gradients: GRPO and its kin.
 
-use super::ScoredBatch;
+use tandem_kernels::Prediction;
+use tandem_kernels::ops::HeadScores;
+
+use super::{LossTerms, MicroBatch, ScoredBatch};
 use crate::objective::{GrpoOptions, Loss, PolicyAnswer, PolicyStats, PolicyTokens, grpo_loss};
 
 /// Computes the loss of a micro-batch into `out`, with the sums behind its metrics.
-pub(super) fn loss(batch: &ScoredBatch<'_>, options: &GrpoOptions, beta: f64, out: &mut Loss) {
+pub(super) fn loss(batch: &ScoredBatch<'_>, options: &GrpoOptions, terms: &LossTerms<'_>, out: &mut Loss) {
     let ScoredBatch { micro, scores, reference_scores, .. } = batch;
     let sequence: Vec<u32> = micro.forest.predictions.iter().map(|prediction| prediction.sequence).collect();
+    let entropy = entropies(micro, scores);
+    // A plan's answers were not sampled.
+    let sampled = of_tokens(micro, &micro.sampled).unwrap_or_else(|| scores.log_prob.clone());
+    let served = of_tokens(micro, &micro.served);
+    let reference = Some(&reference_scores.log_prob[..]).filter(|log_probs| !log_probs.is_empty());
+    let tokens = PolicyTokens {
+        sequence: &sequence,
+        policy: &scores.log_prob,
+        sampled: &sampled,
+        served: served.as_deref(),
+        high_entropy: terms.whole.least_entropy.map(|least| (&entropy[..], least)),
+        reference,
+    };
+    let stats = grpo_loss(&tokens, &micro.answers, options, terms.beta, out);
+    let counted = counted(micro).map(|token| f64::from(entropy[token]));
+    out.policy = Some(PolicyStats { entropy: counted.sum(), ..stats });
+}
+
+/// The numbers of each answer's tokens in the order of the forest's predictions; `None` where there are
+/// none.
+fn of_tokens(micro: &MicroBatch, answers: &[Vec<f32>]) -> Option<Vec<f32>> {
+    if answers.is_empty() {
+        return None;
+    }
     // The predictions of a sequence come in the order of its tokens. A text that begins with the answer has
     // nothing to predict the first one from.
     let unscored = |sequence: usize| (micro.answer_tokens[sequence] - micro.scored_tokens[sequence]) as usize;
-    let mut next: Vec<usize> = (0..micro.answers.len()).map(unscored).collect();
-    let mut sampled = Vec::with_capacity(sequence.len());
-    for (&sequence, &policy) in sequence.iter().zip(&scores.log_prob) {
-        let next = &mut next[sequence as usize];
-        sampled.push(micro.sampled.get(sequence as usize).map_or(policy, |log_probs| log_probs[*next]));
+    let mut next: Vec<usize> = (0..answers.len()).map(unscored).collect();
+    let of_token = |prediction: &Prediction| {
+        let next = &mut next[prediction.sequence as usize];
         *next += 1;
-    }
-    let reference = Some(&reference_scores.log_prob[..]).filter(|log_probs| !log_probs.is_empty());
-    let tokens = PolicyTokens { sequence: &sequence, policy: &scores.log_prob, sampled: &sampled, reference };
-    let stats = grpo_loss(&tokens, &micro.answers, options, beta, out);
-    out.policy = Some(PolicyStats { entropy: entropy(batch), ..stats });
+        answers[prediction.sequence as usize][*next - 1]
+    };
+    Some(micro.forest.predictions.iter().map(of_token).collect())
 }
 
-/// Sums the entropy of the tokens that count.
-fn entropy(batch: &ScoredBatch<'_>) -> f64 {
-    let forest = &batch.micro.forest;
-    let (_, rows) = forest.scored_rows();
-    let is_counted = |sequence: u32| !batch.micro.answers[sequence as usize].is_masked;
-    let counted =
-        forest.predictions.iter().zip(rows).filter(|(prediction, _)| is_counted(prediction.sequence));
-    counted.map(|(_, row)| f64::from(batch.scores.entropy[row as usize])).sum()
+/// Entropy before each predicted token, nats.
+fn entropies(micro: &MicroBatch, scores: &HeadScores) -> Vec<f32> {
+    let (_, rows) = micro.forest.scored_rows();
+    rows.iter().map(|&row| scores.entropy[row as usize]).collect()
+}
+
+/// The predictions of answers that count.
+fn counted(micro: &MicroBatch) -> impl Iterator<Item = usize> + '_ {
+    let is_counted = |sequence: u32| !micro.answers[sequence as usize].is_masked;
+    let predictions = micro.forest.predictions.iter().enumerate();
+    predictions.filter(move |(_, prediction)| is_counted(prediction.sequence)).map(|(token, _)| token)
+}
+
+/// Entropies before the tokens that count.
+pub(crate) fn counted_entropies(micro: &MicroBatch, scores: &HeadScores) -> Vec<f32> {
+    let entropy = entropies(micro, scores);
+    counted(micro).map(|token| entropy[token]).collect()
 }
 
 /// Answers that a plan assumes.

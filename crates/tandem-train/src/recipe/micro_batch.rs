@@ -89,6 +89,8 @@ pub struct MicroBatch {
     /// Policy gradients only: log-probabilities of each answer's tokens when it was sampled; empty where a plan
     /// assumes the answers.
     pub sampled: Vec<Vec<f32>>,
+    /// Policy gradients only: the same by the server that sampled them, where they are corrected for it.
+    pub served: Vec<Vec<f32>>,
     /// Scored tokens per sequence.
     pub scored_tokens: Vec<u32>,
     /// Tokens of each answer; but for DPO the scored tokens.
@@ -118,8 +120,10 @@ pub struct RankBatch {
     pub cuts: Vec<std::ops::Range<usize>>,
     /// Counts over the whole batch.
     pub totals: BatchTotals,
-    /// Pairs of each micro-batch.
+    /// Pairs of each micro-batch; for policy gradients answers.
     pub pairs: Vec<usize>,
+    /// Tokens of each micro-batch that [`BatchTotals::chosen_tokens`] counts.
+    pub counted_tokens: Vec<usize>,
     /// Tokens of the whole batch, as in [`MicroBatch::sequence_tokens`].
     pub sequence_tokens: u64,
     /// The micro-batches that this rank computes, by their place among all, in the order in which
@@ -158,6 +162,7 @@ impl RankBatch {
             cuts: (0..count).map(|index| index * rows..(index + 1) * rows).collect(),
             totals: BatchTotals { pairs: times * rows as u64, chosen_tokens: times * chosen },
             pairs: vec![batch.pairs.len(); count],
+            counted_tokens: vec![chosen as usize; count],
             sequence_tokens: times * batch.sequence_tokens,
             own_micro_batches: (0..count).collect(),
             rounds: count,
@@ -295,19 +300,21 @@ impl MicroBatcher {
         let lengths: Vec<usize> = self.counts(of, rows.into()).iter().map(|counts| counts.tokens).collect();
         let cuts = cut(&lengths, self.size.into());
         let (mut totals, mut sequence_tokens) = (BatchTotals::default(), 0);
-        let (mut pairs, mut tokens) = (Vec::new(), Vec::new());
+        let (mut pairs, mut counted_tokens, mut tokens) = (Vec::new(), Vec::new(), Vec::new());
         for cut in &cuts {
             let (own, own_tokens) = self.count(of, &rows[cut.clone()]);
             totals.pairs += own.pairs;
             totals.chosen_tokens += own.chosen_tokens;
             sequence_tokens += own_tokens;
             pairs.push(own.pairs as usize);
+            counted_tokens.push(own.chosen_tokens as usize);
             tokens.push(lengths[cut.clone()].iter().sum::<usize>());
         }
         let mut dealt = deal(&tokens, num_ranks, self.in_rounds);
         let rounds = dealt.iter().map(Vec::len).max().unwrap_or(0);
         let own_micro_batches = std::mem::take(&mut dealt[rank]);
-        RankBatch { rows: rows.to_vec(), cuts, totals, pairs, sequence_tokens, own_micro_batches, rounds }
+        let rows = rows.to_vec();
+        RankBatch { rows, cuts, totals, pairs, counted_tokens, sequence_tokens, own_micro_batches, rounds }
     }
 
     /// Counts over rows, without building their forests.

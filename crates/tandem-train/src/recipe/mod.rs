@@ -26,10 +26,11 @@ use crate::metrics::{MetricSums, Sides};
 use crate::objective::{Loss, ObjectiveConfig, WholeBatch};
 
 pub(crate) use distill::open_teacher;
+pub(crate) use grpo::counted_entropies;
 pub(crate) use log_probs::SequenceLogProbs;
 pub(crate) use micro_batch::deal;
 pub use micro_batch::{BatchPart, MicroBatch, MicroBatcher, RankBatch, RowLayout, Rows};
-pub use online::ScoredPrompt;
+pub use online::{SampledAnswer, ScoredPrompt};
 
 /// A kind of training.
 pub trait Recipe: Send + Sync {

@@ -61,8 +61,8 @@ impl Recipe for Online {
     }
 
     fn no_held_out_rows(&self) -> &'static str {
-        "an online run has no held-out pairs to evaluate on; `tandem eval --judge` tells how often a model's answers are \
-         better than another's"
+        "an online run answers its held-out prompts while it trains; `tandem eval --judge` tells how often a model's \
+         answers are better than another's"
     }
 
     fn add_row(
@@ -78,7 +78,7 @@ impl Recipe for Online {
 
     fn loss(&self, batch: &ScoredBatch<'_>, terms: &LossTerms<'_>, out: &mut Loss) -> u64 {
         if let Some(options) = &terms.objective.grpo {
-            grpo::loss(batch, options, terms.beta, out);
+            grpo::loss(batch, options, terms, out);
             return options.divisor(terms.whole.totals.pairs as f64, terms.whole.totals.chosen_tokens as f64)
                 as u64;
         }
@@ -144,8 +144,19 @@ pub struct ScoredPrompt {
     pub explored: Vec<u32>,
     /// Nash-MD only: preference of each completion over the mixture's, minus one half.
     pub advantages: Vec<f64>,
-    /// Policy gradients only: each answer, with its tokens' log-probabilities when it was sampled.
-    pub policy: Vec<(PolicyAnswer, Vec<f32>)>,
+    /// Policy gradients only: each answer as it was sampled.
+    pub policy: Vec<SampledAnswer>,
+}
+
+/// An answer as it was sampled.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SampledAnswer {
+    /// Its place among the answers.
+    pub answer: PolicyAnswer,
+    /// Its tokens' log-probabilities under the weights that sampled it.
+    pub sampled: Vec<f32>,
+    /// The same by the server that sampled it, if the loss corrects for that.
+    pub served: Option<Vec<f32>>,
 }
 
 impl ScoredPrompt {
@@ -158,7 +169,7 @@ impl ScoredPrompt {
     /// Tokens that a mean over tokens counts: of chosen answers, or of all that a policy gradient takes.
     pub fn num_counted_tokens(&self) -> usize {
         let chosen = self.pairs.iter().map(|&[chosen, _]| self.answers[chosen as usize].len());
-        let taken = self.policy.iter().zip(&self.answers).filter(|((answer, _), _)| !answer.is_masked);
+        let taken = self.policy.iter().zip(&self.answers).filter(|(sampled, _)| !sampled.answer.is_masked);
         chosen.sum::<usize>() + taken.map(|(_, tokens)| tokens.len()).sum::<usize>()
     }
 
@@ -181,9 +192,10 @@ impl ScoredPrompt {
         micro.pairs.extend(self.pairs.iter().map(|pair| pair.map(|answer| first + answer)));
         micro.explored.extend(self.explored.iter().map(|answer| first + answer));
         micro.advantages.extend(&self.advantages);
-        for (answer, log_probs) in &self.policy {
+        for SampledAnswer { answer, sampled, served } in &self.policy {
             micro.answers.push(*answer);
-            micro.sampled.push(log_probs.clone());
+            micro.sampled.push(sampled.clone());
+            micro.served.extend(served.clone());
         }
         micro.answer_tokens.extend(self.answers.iter().map(|answer| answer.len() as u32));
         micro.sequence_tokens += self.counts(share_prefix).sequence_tokens;

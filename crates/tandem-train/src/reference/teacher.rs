@@ -35,7 +35,8 @@ impl Teacher {
         scores: &mut HeadScores,
     ) -> Result<()> {
         self.rows = TeacherRows::default();
-        let executor = LayerExecutor { decoder: &self.decoder, host: None, dropout: None, ..*policy };
+        let executor =
+            LayerExecutor { decoder: &self.decoder, stages: None, host: None, dropout: None, ..*policy };
         self.rows = executor.teacher_forward(self.weights.as_mut(), forest, scores)?;
         self.weights.release_all();
         Ok(())

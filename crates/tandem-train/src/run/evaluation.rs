@@ -17,10 +17,10 @@ use crate::{Result, TrainError, plan, recipe, reference};
 /// run, capped by `compute.memory`. Writes only caches.
 ///
 /// # Errors
-/// The config has no `data.eval`, an input is missing or wrong, `compute.memory` does not suffice,
+/// The config has no `data.eval` or generates, an input is missing or wrong, `compute.memory` does not suffice,
 /// or a pass fails.
 pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn Observer) -> Result<Record> {
-    if config.data.eval.is_empty() {
+    if config.data.eval.is_empty() || config.method.generates() {
         let reason = recipe::for_method(config.method).no_held_out_rows();
         return Err(TrainError::Mismatch { reason: reason.to_owned() });
     }

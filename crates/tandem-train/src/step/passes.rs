@@ -9,7 +9,7 @@ use crate::Result;
 use crate::metrics::Split;
 use crate::objective::{Loss, WholeBatch};
 use crate::parallel::{DeviceMesh, StagedExecutor};
-use crate::recipe::{LossTerms, MicroBatch, ScoredBatch, SequenceLogProbs};
+use crate::recipe::{LossTerms, MicroBatch, ScoredBatch, SequenceLogProbs, counted_entropies};
 use crate::reference::Teacher;
 
 impl TrainStep {
@@ -40,7 +40,8 @@ impl TrainStep {
 
     /// Computes reference, policy and loss of one micro-batch; the last stage has the loss, and
     /// what it compared. If backward follows, the derivative of the loss by each prediction's
-    /// log-probability, or by its divergence from a teacher, is written to `derivative`. A `whole` of this micro-batch alone is completed.
+    /// log-probability, or by its divergence from a teacher, is written to `derivative`. A `whole` of
+    /// this micro-batch alone is completed.
     pub(super) fn forward(
         &mut self,
         split: Split,
@@ -58,6 +59,11 @@ impl TrainStep {
         }
         if micro.pairs.len() as u64 == whole.totals.pairs {
             whole.complete(&self.objective, &compared.pairs());
+        }
+        if let Some(top) = self.objective.top_entropy()
+            && micro.answers.len() as u64 == whole.totals.pairs
+        {
+            whole.set_least_entropy(top, &mut counted_entropies(micro, &self.scores));
         }
         let Self { scores, reference_scores, loss, reference, .. } = self;
         let divergences = reference.divergences();

@@ -1,12 +1,12 @@
 //! `trackers.json` of a run's folder: names by which a resumed run finds itself again.
 
+use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use serde_json::{Value, json};
 
 use super::STATE;
-use super::message::millis;
 use crate::disk::replace;
 
 /// The file's content.
@@ -23,7 +23,7 @@ impl StateFile {
         let path = output.join(STATE);
         let text = if resumes { std::fs::read_to_string(&path).unwrap_or_default() } else { String::new() };
         let mut found: Value = serde_json::from_str(&text).unwrap_or_default();
-        let id = found["id"].as_str().map_or_else(|| new_id(output), str::to_owned);
+        let id = found["id"].as_str().map_or_else(new_id, str::to_owned);
         let mlflow = found.get_mut("mlflow").map_or(Value::Null, Value::take);
         let state = Self { path, id, mlflow };
         state.write();
@@ -52,7 +52,9 @@ impl StateFile {
 }
 
 /// Returns a name for a run: hexadecimal, different for every start.
-fn new_id(output: &Path) -> String {
-    let seed = format!("{} {} {}", output.display(), std::process::id(), millis(SystemTime::now()));
-    blake3::hash(seed.as_bytes()).to_hex()[..16].to_owned()
+///
+/// Two starts may fall in one millisecond of one process: the keys of a [`RandomState`] come from
+/// the system and differ from call to call.
+fn new_id() -> String {
+    format!("{:016x}", RandomState::new().hash_one((std::process::id(), SystemTime::now())))
 }

@@ -208,5 +208,7 @@ fn a_resumed_run_keeps_its_id() {
     let id = |resumes| StateFile::open(folder.path(), resumes).id().to_owned();
     let first = id(false);
     assert_eq!(id(true), first);
-    assert_ne!(id(false), first);
+    // Starts within one millisecond differ as well.
+    let ids: std::collections::HashSet<String> = (0..100).map(|_| id(false)).chain([first]).collect();
+    assert_eq!(ids.len(), 101);
 }

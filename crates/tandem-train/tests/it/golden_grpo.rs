@@ -13,9 +13,10 @@ use tandem_train::online::{Answer, Batch, CompletedPrompt};
 use crate::formula;
 use crate::golden_online::{final_weights_are_trls, goldens, ids, metric_is_trls, model, train_on};
 
-const EOS: u32 = 2;
+pub(crate) const EOS: u32 = 2;
 
-fn as_trl(golden: &Value, folder: &Path) -> Config {
+/// The config of a golden's run, with `more` settings.
+pub(crate) fn as_trl(golden: &Value, folder: &Path, more: &[String]) -> Config {
     let args = golden["args"].as_object().unwrap();
     let group = args["num_generations"].as_u64().unwrap();
     let mut text = format!(
@@ -46,6 +47,7 @@ fn as_trl(golden: &Value, folder: &Path) -> Config {
         ("importance_sampling_level", "importance_sampling_level"),
         ("use_bias_correction_kl", "use_bias_correction_kl"),
         ("off_policy_mask_threshold", "off_policy_mask_threshold"),
+        ("top_entropy_quantile", "top_entropy_quantile"),
     ] {
         if let Some(value) = args.get(theirs) {
             writeln!(text, "{ours} = {value}").unwrap();
@@ -53,7 +55,7 @@ fn as_trl(golden: &Value, folder: &Path) -> Config {
     }
     let path = folder.join("run.toml");
     fs::write(&path, text).unwrap();
-    Config::load::<&str>(&path, &[]).unwrap_or_else(|e| panic!("{e}"))
+    Config::load(&path, more).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// The batches that TRL trained on. One with old log-probabilities was answered a step before.
@@ -82,6 +84,7 @@ fn batches(golden: &Value) -> Vec<Batch> {
             step,
             answered_after: if is_old && !is_first { step - 1 } else { step },
             prompts: ids(&batch["rows"]).into_iter().zip(old).map(of_row).collect(),
+            replaced: 0,
         }
     };
     golden["batches"].as_array().unwrap().iter().zip(0..).map(of_step).collect()
@@ -92,7 +95,7 @@ fn is_trl(name: &str) {
     let golden: Value = serde_json::from_str(&text).unwrap();
     let folder = tempfile::tempdir().unwrap();
     model(&golden, &folder.path().join("model"), formula::weight);
-    let config = as_trl(&golden, folder.path());
+    let config = as_trl(&golden, folder.path(), &[]);
     let found = train_on(name, &golden, config, folder.path(), batches(&golden));
     let steps = golden["steps"].as_array().unwrap();
     let not_ours = |key: &str| {
@@ -132,5 +135,6 @@ runs!(
     vespo,
     temperature,
     truncated,
-    off_policy
+    off_policy,
+    entropy
 );

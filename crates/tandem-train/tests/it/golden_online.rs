@@ -89,6 +89,7 @@ fn batches(golden: &Value) -> Vec<Batch> {
         step,
         answered_after: step,
         prompts: ids(&batch["rows"]).into_iter().map(answered).collect(),
+        replaced: 0,
     };
     all.map(batch).collect()
 }

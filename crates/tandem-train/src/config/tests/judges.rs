@@ -66,7 +66,7 @@ fn what_is_not_given_is_what_the_judges_default_to() {
     ];
     let names = ["length", "regex", "exact", "json", "missing_eos", "command", "endpoint", "reward"];
     for ((judge, kind), name) in judges.into_iter().zip(kinds).zip(names) {
-        assert_eq!(judge, JudgeSection { name: name.to_owned(), weight: 1.0, kind });
+        assert_eq!(judge, JudgeSection { name: name.to_owned(), weight: 1.0, may_abstain: false, kind });
     }
 }
 

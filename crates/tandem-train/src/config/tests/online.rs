@@ -75,9 +75,7 @@ fn ipo_is_not_divided_by_lengths_as_in_trls_online_trainer() {
 fn what_makes_no_sense_is_refused_with_a_sentence() {
     for (overrides, expected) in [
         (&["reference.kind=precompute"][..], "completions are generated while the policy trains"),
-        (&["data.eval=e.jsonl"], "`tandem eval --judge`"),
         (&["data.truncation=keep_end"], "prompts are never cut"),
-        (&["compute.pipeline=2"], "pipeline stages do not support generation yet"),
         (&["online.max_new_tokens=1024"], "leaves no room for a prompt"),
         (&["online.replay_per_step=2"], "replay_size keeps only 0 prompts"),
         (&["online.replay_size=2"], "replayed prompts are never used"),
@@ -156,8 +154,6 @@ fn what_policy_gradients_do_not_use_is_refused_with_a_sentence() {
         ("grpo.sapo_temperature_pos=2", "only loss = \"sapo\" has it"),
         ("grpo.delta=1.1", "above 1 + epsilon_high"),
         ("grpo.overlong_tokens=64", "before the first token"),
-        ("compute.pipeline=2", "pipeline stages do not support generation yet"),
-        ("data.eval=e.jsonl", "`tandem eval --judge`"),
         ("objective.beta=-1", "a number of at least 0"),
     ] {
         let (_folder, config) = load_with(ONLINE, &["method=grpo", own]);
@@ -170,9 +166,35 @@ fn what_policy_gradients_do_not_use_is_refused_with_a_sentence() {
     let (_folder, config) = load_with(ONLINE, &["grpo.loss=dapo"]);
     let error = config.expect_err("another method").to_string();
     assert!(error.contains("set method = \"grpo\""), "{error}");
-    let (_folder, config) = load_with(ONLINE, &[&["method=grpo"], &SERVED[..]].concat());
-    let error = config.expect_err("a server").to_string();
-    assert!(error.contains("does not correct for answers of a server"), "{error}");
+    let (_folder, config) =
+        load_with(ONLINE, &["method=grpo", "grpo.aggregation=normalize_then_sum", "grpo.baseline=mean"]);
+    let error = config.expect_err("a baseline").to_string();
+    assert!(error.contains("compares each judge's scores by group"), "{error}");
+    let (_folder, config) =
+        load_with(ONLINE, &["method=grpo", "grpo.max_resamples=2", "online.overlap=true"]);
+    let error = config.expect_err("both").to_string();
+    assert!(error.contains("remove one of the two"), "{error}");
+    for (own, expected) in [
+        (&["online.overlap=true", "online.server.importance_sampling=none"][..], "set \"policy_ratio\""),
+        (
+            &["grpo.loss=vespo", "online.server.importance_sampling=sequence_mask"],
+            "weighs whole answers itself",
+        ),
+        (&["online.server.importance_sampling_min=4"], "below importance_sampling_max = 3"),
+        (
+            &["online.server.importance_sampling=none", "online.server.importance_sampling_max=4"],
+            "no ratio of probabilities weighs the loss",
+        ),
+    ] {
+        let (_folder, config) = load_with(ONLINE, &[&["method=grpo"], &SERVED[..], own].concat());
+        let error = config.expect_err(expected).to_string();
+        assert!(error.contains(expected), "{own:?}: {error}");
+    }
+    let (_folder, config) =
+        load_with(ONLINE, &[&["method=grpo", "online.overlap=true"], &SERVED[..]].concat());
+    let config = config.unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(config.server().expect("a server").importance_sampling, ServerRatio::Policy);
+    assert_eq!(config.objective.grpo.expect("options").correction, None);
 }
 
 const SERVED: [&str; 3] =

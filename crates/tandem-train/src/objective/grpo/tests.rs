@@ -1,6 +1,7 @@
 use serde_json::Value;
 
 use super::*;
+use crate::objective::{CorrectionMode, WholeBatch};
 
 /// Numbers of `goldens/grpo/losses.json`, and what TRL makes of them.
 struct Golden(Value);
@@ -10,6 +11,8 @@ struct Numbers {
     sequence: Vec<u32>,
     policy: Vec<f32>,
     sampled: Vec<f32>,
+    served: Option<Vec<f32>>,
+    entropy: Vec<f32>,
     reference: Option<Vec<f32>>,
     answers: Vec<PolicyAnswer>,
 }
@@ -43,6 +46,17 @@ impl Golden {
             vespo: [pair(&options["vespo"][0]), pair(&options["vespo"][1])],
             corrects_kl: options["corrects_kl"].as_bool().unwrap(),
             off_policy_mask_threshold: options["off_policy_mask_threshold"].as_f64(),
+            top_entropy: options["top_entropy"].as_f64(),
+            correction: options["correction"].as_object().map(|correction| SamplerCorrection {
+                mode: match correction["mode"].as_str().unwrap() {
+                    "token_truncate" => CorrectionMode::TokenTruncate,
+                    "token_mask" => CorrectionMode::TokenMask,
+                    "sequence_truncate" => CorrectionMode::SequenceTruncate,
+                    _ => CorrectionMode::SequenceMask,
+                },
+                min: correction["min"].as_f64(),
+                max: correction["max"].as_f64(),
+            }),
             max_new_tokens: self.0["max_new_tokens"].as_u64().unwrap() as usize,
         };
         (all, number("beta"))
@@ -50,8 +64,14 @@ impl Golden {
 
     fn numbers(&self, case: &Value) -> Numbers {
         let rows = |name: &str| -> Vec<Vec<f32>> {
-            serde_json::from_value(self.0["numbers"][name].clone()).unwrap()
+            let rows: Vec<Vec<Option<f32>>> =
+                serde_json::from_value(self.0["numbers"][name].clone()).unwrap();
+            let known = |row: Vec<Option<f32>>| {
+                row.into_iter().map(|number| number.unwrap_or(UNKNOWN_LOG_PROB)).collect()
+            };
+            rows.into_iter().map(known).collect()
         };
+        let is_served = !case["options"]["correction"].is_null();
         let is = |name: &str| case["options"][name].as_bool().unwrap();
         let lengths: Vec<usize> = rows("policy").iter().map(Vec::len).collect();
         let advantages = self.0["advantages"]["group"].as_array().unwrap();
@@ -66,6 +86,8 @@ impl Golden {
             sequence,
             policy: rows("policy").concat(),
             sampled: rows("sampled").concat(),
+            served: is_served.then(|| rows("served").concat()),
+            entropy: rows("entropy").concat(),
             reference: has_reference.then(|| rows("reference").concat()),
             answers: lengths.iter().zip(advantages).map(answer).collect(),
         }
@@ -74,10 +96,32 @@ impl Golden {
 
 impl Numbers {
     fn loss(&self, options: &GrpoOptions, beta: f64, out: &mut Loss) -> PolicyStats {
+        self.loss_above(self.least_entropy(options), options, beta, out)
+    }
+
+    /// The least entropy of the tokens that are learnt from.
+    fn least_entropy(&self, options: &GrpoOptions) -> Option<f32> {
+        let is_counted = |&(&sequence, _): &(&u32, &f32)| !self.answers[sequence as usize].is_masked;
+        let counted = self.sequence.iter().zip(&self.entropy).filter(is_counted);
+        let mut entropies: Vec<f32> = counted.map(|(_, &entropy)| entropy).collect();
+        let mut whole = WholeBatch::default();
+        whole.set_least_entropy(options.top_entropy?, &mut entropies);
+        whole.least_entropy
+    }
+
+    fn loss_above(
+        &self,
+        least_entropy: Option<f32>,
+        options: &GrpoOptions,
+        beta: f64,
+        out: &mut Loss,
+    ) -> PolicyStats {
         let tokens = PolicyTokens {
             sequence: &self.sequence,
             policy: &self.policy,
             sampled: &self.sampled,
+            served: self.served.as_deref(),
+            high_entropy: least_entropy.map(|least| (&self.entropy[..], least)),
             reference: self.reference.as_deref(),
         };
         grpo_loss(&tokens, &self.answers, options, beta, out)
@@ -93,6 +137,8 @@ impl Numbers {
             sequence: kept.iter().map(|&token| self.sequence[token] - range.start as u32).collect(),
             policy: of(&self.policy),
             sampled: of(&self.sampled),
+            served: self.served.as_deref().map(of),
+            entropy: of(&self.entropy),
             reference: self.reference.as_deref().map(of),
             answers: self.answers[range].to_vec(),
         }
@@ -138,6 +184,9 @@ fn loss_gradient_and_metrics_are_trls() {
                 "clip_ratio/low_min" => stats.clipped_range[0],
                 "clip_ratio/high_max" => stats.clipped_range[1],
                 "vespo/phi_seq_mean" => stats.phi / stats.answers[0],
+                "sampling/importance_sampling_ratio/min" => stats.correction.range[0],
+                "sampling/importance_sampling_ratio/mean" => stats.correction.sum / stats.correction.count,
+                "sampling/importance_sampling_ratio/max" => stats.correction.range[1],
                 other => panic!("TRL reports {other}"),
             };
             close(name, found, expected);
@@ -187,10 +236,11 @@ fn a_cut_batch_has_the_loss_of_the_whole() {
     for case in golden.cases() {
         let ((options, beta), numbers) = (golden.options(case), golden.numbers(case));
         let [mut whole, mut first, mut second] = [(); 3].map(|()| Loss::default());
+        let least = numbers.least_entropy(&options);
         let stats = numbers.loss(&options, beta, &mut whole);
         let parts = [
-            numbers.part(0..2).loss(&options, beta, &mut first),
-            numbers.part(2..6).loss(&options, beta, &mut second),
+            numbers.part(0..2).loss_above(least, &options, beta, &mut first),
+            numbers.part(2..6).loss_above(least, &options, beta, &mut second),
         ];
         let close = |a: f64, b: f64| {
             assert!((a - b).abs() < 1e-12 * a.abs().max(1.0), "{a}, {b}: {}", case["options"]);

@@ -8,6 +8,8 @@ use super::protocol::{self, End, Protocol, ServerReply};
 use crate::config::OnlineConfig;
 use crate::draw::draw;
 use crate::inputs::RunInputs;
+use crate::metrics::Split;
+use crate::objective::UNKNOWN_LOG_PROB;
 
 /// Fields of completion requests, also used to check replies.
 pub(crate) struct CompletionRequest<'a> {
@@ -19,6 +21,10 @@ pub(crate) struct CompletionRequest<'a> {
     pub seed: u64,
     /// Prompts and stop conditions.
     pub prepared: &'a RunInputs,
+    /// Split of the prompts.
+    pub split: Split,
+    /// Answers to each.
+    pub num_answers: usize,
 }
 
 impl CompletionRequest<'_> {
@@ -45,15 +51,15 @@ impl CompletionRequest<'_> {
     /// Parses completions of a reply, or describes its defect.
     pub(crate) fn answers(&self, asked: &GenerationRequest, reply: &Value) -> Result<Vec<Answer>, String> {
         let told = self.protocol().told(self, reply)?;
-        if told.len() != self.options.num_answers {
-            let (found, wanted) = (told.len(), self.options.num_answers);
+        if told.len() != self.num_answers {
+            let (found, wanted) = (told.len(), self.num_answers);
             return Err(format!("it returned {found} completions of a prompt, expected {wanted}"));
         }
         told.into_iter().map(|told| self.answer(asked, told)).collect()
     }
 
     pub(crate) fn prompt(&self, asked: &GenerationRequest) -> &[u32] {
-        self.prepared.train.prompt(asked.row as usize).0
+        self.prepared.tokens(self.split).expect("its rows are asked for").prompt(asked.row as usize).0
     }
 
     fn answer(&self, asked: &GenerationRequest, told: ServerReply) -> Result<Answer, String> {
@@ -66,7 +72,7 @@ impl CompletionRequest<'_> {
                 self.protocol().words().whole
             ));
         }
-        let log_prob = log_prob(log_probs, tokens.len())?;
+        let (log_prob, mut log_probs) = self.log_probs(log_probs, tokens.len())?;
         let (last, ends) = (tokens.last().copied(), self.prepared.tokenizer.eos_ids());
         let left_out = match end {
             End::Own if last.is_none_or(|last| !ends.contains(&last)) => ends.first().copied(),
@@ -74,6 +80,9 @@ impl CompletionRequest<'_> {
             End::Length | End::Own | End::Token(_) | End::Text => None,
         };
         tokens.extend(left_out);
+        if !log_probs.is_empty() {
+            log_probs.resize(tokens.len(), UNKNOWN_LOG_PROB);
+        }
         let (most, vocabulary) = (self.options.max_new_tokens, self.prepared.decoder.spec().vocab_size);
         if tokens.is_empty() || tokens.len() > most {
             return Err(format!(
@@ -87,20 +96,39 @@ impl CompletionRequest<'_> {
             ));
         }
         let is_ended = !matches!(end, End::Length);
-        Ok(Answer { tokens, is_ended, log_prob, ..Answer::default() })
+        Ok(Answer { tokens, is_ended, log_prob, log_probs, ..Answer::default() })
+    }
+
+    /// Summed log-probability of the server's tokens, 0 if it reports none, and each token's where a loss
+    /// takes it.
+    fn log_probs(
+        &self,
+        log_probs: Option<Vec<Option<f64>>>,
+        num_tokens: usize,
+    ) -> Result<(f64, Vec<f32>), String> {
+        let is_used = self.options.algorithm.grpo().is_some();
+        let Some(log_probs) = log_probs else {
+            return match is_used {
+                true => {
+                    Err("its completions have no log-probabilities, by which method = \"grpo\" weighs them"
+                        .to_owned())
+                }
+                false => Ok((0.0, Vec::new())),
+            };
+        };
+        if log_probs.len() != num_tokens {
+            let found = log_probs.len();
+            return Err(format!("a completion has {num_tokens} tokens but {found} log-probabilities"));
+        }
+        if let Some(positive) = log_probs.iter().flatten().find(|log_prob| **log_prob > 1e-3) {
+            return Err(format!("a completion has the log-probability {positive}, which is above 0"));
+        }
+        let known = |log_prob: &Option<f64>| log_prob.map_or(UNKNOWN_LOG_PROB, |known| known.min(0.0) as f32);
+        let by_token = if is_used { log_probs.iter().map(known).collect() } else { Vec::new() };
+        Ok((log_probs.into_iter().sum::<Option<f64>>().unwrap_or(0.0), by_token))
     }
 
     fn protocol(&self) -> &'static dyn Protocol {
         protocol::for_kind(self.options.server.as_ref().expect("a server").kind)
     }
-}
-
-/// Summed log-probability of the server's tokens; 0 if it reports none.
-fn log_prob(log_probs: Option<Vec<Option<f64>>>, num_tokens: usize) -> Result<f64, String> {
-    let Some(log_probs) = log_probs else { return Ok(0.0) };
-    if log_probs.len() != num_tokens {
-        let found = log_probs.len();
-        return Err(format!("a completion has {num_tokens} tokens but {found} log-probabilities"));
-    }
-    Ok(log_probs.into_iter().sum::<Option<f64>>().unwrap_or(0.0))
 }

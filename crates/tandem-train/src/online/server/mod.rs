@@ -18,7 +18,7 @@ use std::sync::mpsc;
 use tandem_comm::{Phase, ProcessGroup, Progress};
 
 use super::Answer;
-use super::generate::{GenerationRequest, from_first};
+use super::generate::{Asked, GenerationRequest, from_first};
 use super::keepalive::KeepAlive;
 use crate::checkpoint::snapshot;
 use crate::config::{Config, OnlineConfig};
@@ -99,7 +99,7 @@ impl Server {
     /// No adapter was published.
     pub fn answer(
         &mut self,
-        asked: &[GenerationRequest],
+        asked: &Asked,
         prepared: &RunInputs,
         group: &mut ProcessGroup,
         progress: &Progress,
@@ -115,7 +115,7 @@ impl Server {
         if !company.end()? {
             return Ok(None);
         }
-        from_first(answers.unwrap_or_default(), asked.len(), options.num_answers, group).map(Some)
+        from_first(answers.unwrap_or_default(), asked.requests.len(), asked.num_answers, group).map(Some)
     }
 }
 
@@ -123,7 +123,7 @@ impl First {
     /// The server's answers, `None` if they were stopped.
     fn answer(
         &mut self,
-        asked: &[GenerationRequest],
+        asked: &Asked,
         prepared: &RunInputs,
         options: &OnlineConfig,
         seed: u64,
@@ -133,9 +133,10 @@ impl First {
         let Self { client, published, before, .. } = self;
         let folder = published.take().expect("an adapter is published before it answers");
         let name = name_of(&folder)?;
-        let form = CompletionRequest { name: &name, options, seed, prepared };
+        let Asked { split, num_answers, ref requests } = *asked;
+        let form = CompletionRequest { name: &name, options, seed, prepared, split, num_answers };
         client.load(&name, &folder)?;
-        let answers = ask(client, &form, asked, progress, stop)?;
+        let answers = ask(client, &form, requests, progress, stop)?;
         client.unload(&name)?;
         let before = before.replace(folder.clone()).filter(|before| *before != folder);
         if let Some(before) = before.filter(|before| before.exists()) {

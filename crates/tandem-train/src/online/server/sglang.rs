@@ -14,7 +14,6 @@ use tandem_judge::http::Reply;
 use super::super::generate::GenerationRequest;
 use super::completion::CompletionRequest;
 use super::protocol::{End, Protocol, ServerMessages, ServerReply};
-use crate::config::OnlineConfig;
 
 pub(crate) struct Sglang;
 
@@ -68,7 +67,7 @@ impl Protocol for Sglang {
     }
 
     fn body(&self, form: &CompletionRequest<'_>, asked: &GenerationRequest, seed: u64) -> Value {
-        let OnlineConfig { num_answers, max_new_tokens, .. } = form.options;
+        let (num_answers, max_new_tokens) = (form.num_answers, form.options.max_new_tokens);
         let params = |answer: usize| {
             let seed = seed + answer as u64;
             form.with_sampling(json!({ "max_new_tokens": max_new_tokens, "sampling_seed": seed }))
@@ -76,8 +75,8 @@ impl Protocol for Sglang {
         // Not `n`, which gives all answers the same seed: with --enable-deterministic-inference
         // they would be one answer.
         json!({
-            "input_ids": vec![form.prompt(asked); *num_answers],
-            "sampling_params": (0..*num_answers).map(params).collect::<Vec<_>>(),
+            "input_ids": vec![form.prompt(asked); num_answers],
+            "sampling_params": (0..num_answers).map(params).collect::<Vec<_>>(),
             "lora_path": form.name,
             "return_logprob": true,
             "return_prompt_token_ids": true,

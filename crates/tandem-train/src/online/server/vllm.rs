@@ -7,7 +7,6 @@ use tandem_judge::http::Reply;
 use super::super::generate::GenerationRequest;
 use super::completion::CompletionRequest;
 use super::protocol::{End, Protocol, ServerMessages, ServerReply};
-use crate::config::OnlineConfig;
 
 pub(crate) struct Vllm;
 
@@ -53,7 +52,7 @@ impl Protocol for Vllm {
     }
 
     fn body(&self, form: &CompletionRequest<'_>, asked: &GenerationRequest, seed: u64) -> Value {
-        let OnlineConfig { num_answers, max_new_tokens, .. } = form.options;
+        let (num_answers, max_new_tokens) = (form.num_answers, form.options.max_new_tokens);
         form.with_sampling(json!({
             "model": form.name,
             "prompt": form.prompt(asked),

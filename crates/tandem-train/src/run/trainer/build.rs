@@ -11,7 +11,7 @@ use tandem_kernels::Profile;
 use super::memory::{explained, refuse_too_large};
 use super::{Files, Options, Trainer};
 use crate::checkpoint::{Cursor, Saver, snapshot};
-use crate::config::Config;
+use crate::config::{Aggregation, Config};
 use crate::events::{Event, Observer};
 use crate::inputs::RunInputs;
 use crate::judges::{self, JudgeLine};
@@ -233,7 +233,7 @@ fn online(
     let panel =
         if mesh.world().rank() == 0 { Some(panel(config, &scorer.placement, on_line)?) } else { None };
     let state = cursor.online.clone().unwrap_or_default();
-    let longest = prepared.train.report().longest as usize;
+    let longest = prepared.longest();
     let generation = |mesh: &mut DeviceMesh| Generation::from_config(config, longest, mesh.data().size());
     let answerer = if options.server.is_some() {
         let server = Server::from_config(config, mesh.world().rank() == 0)?;
@@ -253,7 +253,12 @@ fn online(
             GenerationMode::Before { generation, together }
         }
     };
-    let (judging, prepared) = (Judging::new(panel, lines), prepared.clone());
+    let normalizes = config
+        .online
+        .as_ref()
+        .and_then(|online| online.algorithm.grpo())
+        .is_some_and(|grpo| grpo.aggregation == Aggregation::NormalizeThenSum);
+    let (judging, prepared) = (Judging::new(panel, lines, normalizes), prepared.clone());
     Ok(Some(Online::new(config, prepared, answering, judging, samples, state, total_steps)))
 }
 

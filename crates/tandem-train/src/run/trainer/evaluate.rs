@@ -20,11 +20,21 @@ impl Trainer {
     /// # Errors
     /// A pass or another rank fails, or a file cannot be written.
     pub fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<Option<Record>> {
+        self.evaluate_unless(observer, &AtomicBool::new(false))
+    }
+
+    /// Evaluates the held-out rows; an online run only if no rank is stopped.
+    fn evaluate_unless(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Option<Record>> {
         let Some(cache) = &self.prepared.eval else { return Ok(None) };
         self.mesh.world().progress().begin_phase(Phase::Evaluate);
         self.scorer.placement.device.begin_phase("evaluation");
         let step = self.cursor.step;
-        let mut record = evaluation_record(&mut self.scorer, &mut self.mesh, &mut self.batcher, cache, step)?;
+        let Self { scorer, mesh, batcher, online, .. } = self;
+        let evaluated = match online {
+            Some(online) => online.evaluate(step, scorer, mesh, stop)?,
+            None => Some(evaluation_record(scorer, mesh, batcher, cache, step)?),
+        };
+        let Some(mut record) = evaluated else { return Ok(None) };
         record.set("epoch", step as f64 / self.steps_per_epoch() as f64);
         self.log(&record, observer)?;
         Ok(Some(record))
@@ -36,7 +46,7 @@ impl Trainer {
         observer: &mut dyn Observer,
         stop: &AtomicBool,
     ) -> Result<()> {
-        let Some(record) = self.evaluate(observer)? else { return Ok(()) };
+        let Some(record) = self.evaluate_unless(observer, stop)? else { return Ok(()) };
         if self.is_best(&record)? { self.save(observer, stop) } else { Ok(()) }
     }
 

@@ -28,7 +28,7 @@ impl Trainer {
         };
         let batch = self.config.online.as_ref().map_or(step, |online| online.batch_of_step(step));
         let Self { online, scorer, mesh, prepared, batches, batcher, learner, files, .. } = self;
-        let ready = online.as_mut().map(|online| online.next(step, scorer, mesh, batches, stop));
+        let ready = online.as_mut().map(|online| online.next(step, scorer, mesh, batches, batcher, stop));
         for line in online.iter().flat_map(Online::lines) {
             observer.event(&Event::Warning(&line));
         }

@@ -138,6 +138,129 @@ fn policy_gradients_are_the_same_on_any_number_of_ranks() {
     same_everywhere(&[&old[..], &adapter].concat(), &[&["compute.devices=cpu:2", "compute.sharding=zero3"]]);
     let overlap = ["method=grpo", "online.answers=3", "online.overlap=true", "grpo.num_iterations=2"];
     same_everywhere(&overlap, &[&["compute.devices=cpu:2"]]);
+    // The quantile of entropies and the deviation of sums are the whole batch's.
+    let whole =
+        ["grpo.top_entropy_quantile=0.3", "grpo.aggregation=normalize_then_sum", "train.micro_batch_size=2"];
+    same_everywhere(
+        &[&old[..], &whole].concat(),
+        &[&["compute.devices=cpu:2", "compute.sharding=zero3"], &["compute.devices=cpu:3"]],
+    );
+    same_everywhere(&RESAMPLES, &[&["compute.devices=cpu:2", "compute.sharding=zero3"]]);
+}
+
+/// Also a model in stages, whose last one samples, and a reference that goes along.
+#[test]
+fn a_model_in_stages_generates_the_same() {
+    let stages = ["compute.devices=cpu:2", "compute.pipeline=2"];
+    let both = ["compute.devices=cpu:4", "compute.pipeline=2", "compute.sharding=zero3"];
+    for own in [
+        &["method=grpo", "online.answers=3", "objective.beta=0.1", "online.max_batch=4"][..],
+        &["online.algorithm=nash_md", "online.mixture=0.25", "adapter.rank=4", "online.stop=[\"e\"]"],
+        &["online.algorithm=xpo", "online.alpha=0.01", "online.overlap=true", "compute.dtype=bf16"],
+    ] {
+        same_everywhere(own, &[&stages, &both]);
+    }
+}
+
+/// A slice of an adapter generates with the others; the texts of an untrained model do not show the order of sums.
+#[test]
+fn slices_of_an_adapter_generate_together() {
+    let small = Small::new("online");
+    let own = ["adapter.rank=4", "method=grpo", "online.answers=3", "train.steps=1"];
+    let texts = |run: &Run| -> Vec<Value> {
+        let answers = run.1.iter().flat_map(|line| line["answers"].as_array().unwrap());
+        answers.map(|answer| json!([answer["text"], answer["score"]])).collect()
+    };
+    for format in [&[][..], &["compute.format=int8"]] {
+        let whole = run(&small, "whole", &[&own[..], format].concat());
+        for place in [
+            &["compute.devices=cpu:2", "compute.tensor=2"][..],
+            &["compute.devices=cpu:4", "compute.tensor=2", "compute.pipeline=2"],
+        ] {
+            let sliced = run(&small, "sliced", &[&own[..], format, place].concat());
+            assert_eq!(texts(&sliced), texts(&whole), "{format:?} {place:?}");
+        }
+    }
+}
+
+/// Held-out prompts are answered before the first step, every other step and after the last, and change nothing of the training.
+#[test]
+fn held_out_prompts_are_answered_and_rewarded() {
+    let small = Small::new("online");
+    let prompts = format!("data.eval={}/../../goldens/online/prompts_conv.jsonl", env!("CARGO_MANIFEST_DIR"));
+    for own in [
+        &["method=grpo", "online.answers=3"][..],
+        &["online.overlap=true", "online.steps_per_round=2"],
+        &["online.algorithm=xpo", "online.alpha=0.01"],
+    ] {
+        let without = run(&small, "without", own);
+        let settings =
+            [own, &[&prompts, "train.eval_every=2", "train.keep_best=eval/reward", "online.eval_answers=2"]];
+        let settings = settings.concat();
+        let mut found = Vec::new();
+        for place in [
+            &[][..],
+            &["compute.devices=cpu:3", "compute.sharding=zero3"],
+            &["compute.devices=cpu:2", "compute.pipeline=2"],
+        ] {
+            let heard =
+                small.finish("with", RunDirPolicy::Overwrite, &[&COMMON[..], &settings, place].concat());
+            let (log, ..) = left(&small, "with");
+            let (held_out, trained): (Vec<_>, Vec<_>) =
+                log.into_iter().partition(|line| line["split"] == "eval");
+            assert_eq!(trained, without.0, "{own:?} {place:?}");
+            assert_eq!((held_out.len(), heard.eval_losses.len()), (4, 4));
+            assert!(held_out.iter().all(|line| line["reward"].is_number() && line["num_rows"] == 12));
+            found.push(held_out);
+        }
+        assert!(found[0][0]["reward"] != found[0][3]["reward"], "the weights have moved");
+        assert!(found.iter().all(|other| *other == found[0]), "{own:?}");
+    }
+}
+
+/// Every other group has equal rewards.
+const RESAMPLES: [&str; 5] = [
+    "method=grpo",
+    "online.answers=2",
+    "online.steps_per_round=2",
+    "grpo.max_resamples=2",
+    "judges=[{ kind = \"regex\", pattern = \"[aeiou].*[aeiou].*[aeiou].*[aeiou].*[aeiou]\" }]",
+];
+
+/// They are replaced by groups of other prompts, in their places, as long as prompts are left.
+#[test]
+fn groups_with_equal_rewards_are_replaced() {
+    let small = Small::new("online");
+    let (log, samples, _) = run(&small, "run", &RESAMPLES);
+    let (without, before, _) = run(&small, "without", &[&RESAMPLES[..], &["grpo.max_resamples=0"]].concat());
+    let sum = |log: &[serde_json::Map<String, Value>], key: &str| -> f64 {
+        log.iter().map(|line| line[key].as_f64().unwrap()).sum()
+    };
+    assert!(sum(&log, "replaced_prompts") >= 3.0, "{log:?}");
+    assert!(sum(&log, "frac_reward_zero_std") + 0.5 < sum(&without, "frac_reward_zero_std"));
+    assert!(without.iter().all(|line| !line.contains_key("replaced_prompts")));
+    // The weights of the first two steps are the same in both runs.
+    let mut kept = 0;
+    for (after, before) in
+        samples.iter().zip(&before).take_while(|(line, _)| line["step"].as_u64() <= Some(2))
+    {
+        let is_uniform = before["answers"][0]["score"] == before["answers"][1]["score"];
+        assert!(is_uniform || after == before, "a group with a lesson stays");
+        kept += usize::from(after == before);
+        if after != before {
+            assert_ne!(after["row"], before["row"]);
+            assert_ne!(after["answers"][0]["score"], after["answers"][1]["score"]);
+        }
+    }
+    assert!(kept > 0);
+    for step in 1..=6 {
+        let mut rows: Vec<_> =
+            samples.iter().filter(|line| line["step"] == step).map(|line| line["row"].as_u64()).collect();
+        let count = rows.len();
+        rows.sort_unstable();
+        rows.dedup();
+        assert_eq!(rows.len(), count, "no prompt twice in a step");
+    }
 }
 
 /// The ratio of an update on fresh answers is 1: the generator's numbers are the trainer's.
@@ -249,6 +372,7 @@ fn a_stopped_run_goes_on_as_if_it_had_not_been() {
         &["online.steps_per_round=3"],
         &["online.algorithm=nash_md", "online.overlap=true"],
         &["method=grpo", "online.answers=3", "online.steps_per_round=2", "grpo.num_iterations=2"],
+        &RESAMPLES,
         &[
             "online.overlap=true",
             "online.steps_per_round=2",

@@ -171,6 +171,43 @@ fn a_stopped_run_goes_on_as_if_it_had_not_been() {
     assert!(small.weights("parts") == whole.2, "the final weights");
 }
 
+/// With policy gradients: the ratios of later steps are to the trainer's own log-probabilities, which a checkpoint keeps.
+#[test]
+fn policy_gradients_of_a_server_go_on_after_a_stop() {
+    let small = Small::new("online");
+    for more in [
+        &["method=grpo", "online.steps_per_round=2", "grpo.num_iterations=2"][..],
+        // The log-probabilities are nothing like the policy's.
+        &["method=grpo", "online.overlap=true", "grpo.num_iterations=2", "grpo.delta=2"],
+        &["method=grpo", "grpo.max_resamples=2", "judges=[{ kind = \"missing_eos\" }]"],
+    ] {
+        let more = [more, &["online.answers=2"]].concat();
+        let whole = run(&small, "whole", &usual(), &more);
+        let key = if more.contains(&"online.overlap=true") {
+            "sampling/ratio"
+        } else {
+            "sampling/importance_sampling_ratio/mean"
+        };
+        assert!(whole.0.iter().all(|line| line[key].is_number()), "{more:?}: {:?}", whole.0);
+        let server = usual();
+        for (devices, start, until) in
+            [("cpu:1", RunDirPolicy::Overwrite, Some(3)), ("cpu:2", RunDirPolicy::Resume, None)]
+        {
+            let devices = format!("compute.devices={devices}");
+            let settings = settings(&server, &[&more[..], &[&devices]].concat());
+            let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+            small.run("parts", start, until, &settings).1.unwrap();
+        }
+        assert_eq!(log(&small, "parts"), whole.0, "{more:?}");
+        assert!(small.weights("parts") == whole.2, "{more:?}: the final weights");
+    }
+    let without = answering(|reply| {
+        reply["choices"][0].as_object_mut().unwrap().remove("logprobs");
+    });
+    let error = ended_by(&without, &["method=grpo", "online.answers=2"]);
+    assert!(error.contains("no log-probabilities"), "{error}");
+}
+
 #[test]
 fn answers_without_tokens_or_of_another_model_end_the_run() {
     for (change, expected) in [
