@@ -50,8 +50,8 @@ pub use decoder::Decoder;
 pub use error::ModelError;
 pub use io::{ModelFolder, Save, WeightFiles, save, write_policy};
 pub use layers::{
-    BatchCapacity, Checkpointing, Gradient, LayerExecutor, PipelineOps, PolicyAndReferenceScores, RankOrder,
-    SavedActivations, TensorParallelOps,
+    BatchCapacity, Checkpointing, DivergencePass, Gradient, LayerExecutor, PipelineOps,
+    PolicyAndReferenceScores, RankOrder, SavedActivations, TeacherHead, TeacherRows, TensorParallelOps,
 };
 pub use layout::{LayerId, LayerLayout, ParamKind, ParamSpec, PipelineStage, TensorParallelShard};
 pub use lora::{Adapter, AdapterConfig, AdapterKind, Targets};

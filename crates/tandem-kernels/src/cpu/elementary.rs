@@ -78,6 +78,25 @@ pub(crate) fn softcap<V: Vector>(x: V, cap: f32) -> V {
 /// `(tanh x − x) / x³` in powers of x², for |x| ≤ 0.63.
 const TANH: [f32; 5] = [-5.660_788_6e-3, 2.060_200_6e-2, -5.372_923e-2, 0.133_313_28, -0.333_332_78];
 
+/// Computes `ln(1 + e^x)`.
+#[inline(always)]
+pub(crate) fn softplus<V: Vector>(x: V) -> V {
+    // SAFETY: `x` exists, so the CPU has V.
+    unsafe {
+        let zero = V::splat(0.0);
+        let e = exp(zero.sub(magnitude(x)));
+        // ln(1 + e) = 2 artanh(e / (2 + e)), of at most 1/3.
+        let z = e.div(e.add(V::splat(2.0)));
+        let square = z.mul(z);
+        let log = polynomial(square, ARTANH).mul(square.mul(z)).add(z);
+        // A NaN in `x` stays one: it is in `log`.
+        zero.max(x).add(log.add(log))
+    }
+}
+
+/// `(artanh x − x) / x³` in powers of x², for |x| ≤ 1/3: the series.
+const ARTANH: [f32; 7] = [1.0 / 15.0, 1.0 / 13.0, 1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 0.2, 1.0 / 3.0];
+
 /// Computes the normal distribution's `Φ(x)` and density `φ(x)`.
 #[inline(always)]
 pub(crate) fn normal<V: Vector>(x: V) -> (V, V) {
@@ -114,7 +133,7 @@ mod tests {
     use crate::cpu::vector::{for_lanes, vector_kernel};
 
     vector_kernel! {
-        /// Five results a number, one after another; `to` is five times as long as `from`.
+        /// Six results a number, one after another; `to` is six times as long as `from`.
         unsafe fn evaluate<V: Vector>(from: &[f32], to: &mut [f32]) {
             let len = from.len();
             for_lanes!(V, len, |i, n| {
@@ -128,6 +147,7 @@ mod tests {
                     tanh(x).store(to.add(2 * len), n);
                     cdf.store(to.add(3 * len), n);
                     density.store(to.add(4 * len), n);
+                    softplus(x).store(to.add(5 * len), n);
                 }
             });
         }
@@ -139,8 +159,8 @@ mod tests {
         let positive = (0..2000).map(|i| 10f32.powf(i as f32 / 250.0 - 6.0));
         let numbers: Vec<f32> = positive.flat_map(|x| [x, -x]).chain([0.0]).collect();
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-            let mut found = vec![0.0; 5 * numbers.len()];
-            // SAFETY: five times as long.
+            let mut found = vec![0.0; 6 * numbers.len()];
+            // SAFETY: six times as long.
             unsafe { evaluate(isa, &numbers, &mut found) };
             let results: Vec<&[f32]> = found.chunks(numbers.len()).collect();
             let check = |name: &str, found: f32, expected: f64, x: f32, error: f64| {
@@ -158,20 +178,22 @@ mod tests {
                 check("sigmoid", results[1][i], s, x, 3.0 * unit(s) + smallest);
                 let t = exact.tanh();
                 check("tanh", results[2][i], t, x, 3.0 * unit(t));
+                let plus = exact.max(0.0) + (-exact.abs()).exp().ln_1p();
+                check("softplus", results[5][i], plus, x, 3.0 * unit(plus) + smallest);
                 let density = (-0.5 * exact * exact).exp() / std::f64::consts::TAU.sqrt();
                 // The square's rounding is multiplied by the square.
                 check("density", results[4][i], density, x, (2.0 + exact * exact) * unit(density) + 1e-37);
             }
-            let mut nothing = [0.0; 5];
-            // SAFETY: five times as long.
+            let mut nothing = [0.0; 6];
+            // SAFETY: six times as long.
             unsafe { evaluate(isa, &[f32::NAN], &mut nothing) };
             assert!(nothing.iter().all(|x| x.is_nan()), "{isa:?}: {nothing:?} of NaN");
             // Φ at known points (Abramowitz and Stegun, table 26.1).
             for (x, expected) in
                 [(0.0, 0.5), (0.5, 0.691_462_461), (1.0, 0.841_344_746), (2.0, 0.977_249_868)]
             {
-                let mut values = [0.0; 10];
-                // SAFETY: five times as long.
+                let mut values = [0.0; 12];
+                // SAFETY: six times as long.
                 unsafe { evaluate(isa, &[x, -x], &mut values) };
                 check("cdf", values[6], expected, x, 2e-7);
                 check("cdf", values[7], 1.0 - expected, -x, 2e-7);

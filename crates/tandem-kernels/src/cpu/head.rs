@@ -15,10 +15,10 @@ use crate::{DType, Element, ViewMut, with_element};
 /// Columns of a strip, and logits summed in f32 before the sum continues in f64. The strip of a
 /// chunk's rows stays in the second-level caches from the GEMM that writes it to the GEMM that
 /// reads its gradient.
-const STRIP: usize = 1024;
+pub(super) const STRIP: usize = 1024;
 
 /// Rows of a strip per task.
-const ROWS: usize = 16;
+pub(super) const ROWS: usize = 16;
 
 /// Returns the width of the buffer for logits that are not kept.
 pub(crate) fn strip_width(vocabulary: usize) -> usize {
@@ -163,7 +163,7 @@ impl Statistics {
 
 /// Applies scale and softcap to a logit.
 #[inline(always)]
-fn shaped<V: Vector>(logit: V, scale: f32, cap: Option<f32>) -> V {
+pub(super) fn shaped<V: Vector>(logit: V, scale: f32, cap: Option<f32>) -> V {
     // SAFETY: `logit` exists, so the CPU has V.
     let scaled = logit.mul(unsafe { V::splat(scale) });
     match cap {

@@ -17,6 +17,7 @@ pub(crate) mod embedding;
 mod exact;
 mod gemm;
 pub(crate) mod head;
+pub(crate) mod head_divergence;
 pub(crate) mod head_gate;
 mod int8;
 mod isa;

@@ -52,6 +52,7 @@ pub static SOURCES: &[&Source] = &[
     &super::embedding::SOURCE,
     &super::exact::SOURCE,
     &super::head::SOURCE,
+    &super::head_divergence::SOURCE,
     &super::head_gate::SOURCE,
     &super::low_rank::SOURCE,
     &super::norm::LAYER_NORM,

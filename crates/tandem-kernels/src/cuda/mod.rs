@@ -16,6 +16,7 @@ pub(crate) mod embedding;
 pub(crate) mod exact;
 pub(crate) mod gemm;
 pub(crate) mod head;
+pub(crate) mod head_divergence;
 pub(crate) mod head_gate;
 mod launch;
 pub(crate) mod low_rank;

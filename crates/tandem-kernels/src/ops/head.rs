@@ -18,7 +18,7 @@ use crate::{
 
 /// Returns the rows per chunk. Every chunk reads all weights and passes over their gradient: more
 /// rows pay on a GPU, while a strip of them fits a CPU's cache only if they are few.
-fn chunk_rows(device: &Device) -> usize {
+pub(super) fn chunk_rows(device: &Device) -> usize {
     match device.backend() {
         Backend::Cpu => 1024,
         Backend::Cuda => 4096,
@@ -33,7 +33,11 @@ fn kept_rows(rows: usize, fitting: usize, chunk: usize) -> usize {
 
 /// Returns the width of the buffer for logits of the longest block that are not kept.
 fn strip_width(device: &Device, blocks: &Blocks) -> usize {
-    let vocabulary = blocks.longest();
+    strip_of(device, blocks.longest())
+}
+
+/// Returns the width of a strip of so many tokens.
+pub(super) fn strip_of(device: &Device, vocabulary: usize) -> usize {
     match device.backend() {
         Backend::Cpu => kernel::strip_width(vocabulary),
         Backend::Cuda => cuda::head::strip_width(vocabulary),
@@ -51,7 +55,7 @@ pub(super) fn running_numbers(device: &Device, rows: Extent, predictions: usize)
     is_gpu.then(|| device.alloc_in(MemoryKind::Head, Extent::exact(1), numbers, DType::F32)).transpose()
 }
 
-fn check_operands(op: &'static str, head: &Head) -> Result<()> {
+pub(super) fn check_operands(op: &'static str, head: &Head) -> Result<()> {
     let Head { hidden, weights: HeadWeights { weight, bias, low_rank }, targets, .. } = head;
     let (rows, vocabulary) = (hidden.rows(), weight.rows());
     check::shape(op, "weight", weight, vocabulary, hidden.cols())?;
@@ -116,7 +120,7 @@ impl<'a> HeadWeights<'a> {
     }
 
     /// Returns multiply-adds and bytes of the low-rank term, for one GEMM.
-    fn low_rank_cost(&self) -> (f64, f64) {
+    pub(super) fn low_rank_cost(&self) -> (f64, f64) {
         self.low_rank.map_or((0.0, 0.0), |term| {
             (term.h.rows() as f64 * term.b.len() as f64, check::bytes(&[&term.h, &term.b]))
         })
@@ -145,7 +149,7 @@ impl<'a> HeadGradients<'a> {
         Self { hidden, weight: None, adds_to_weight: true, bias: None, h: None, b: None }
     }
 
-    fn check(&self, op: &'static str, hidden: &View, weights: &HeadWeights) -> Result<()> {
+    pub(super) fn check(&self, op: &'static str, hidden: &View, weights: &HeadWeights) -> Result<()> {
         let (rows, vocabulary) = (hidden.rows(), weights.weight.rows());
         check::f32_shape(op, "dhidden", &self.hidden, rows, hidden.cols())?;
         if let Some(weight) = &self.weight {
@@ -409,7 +413,7 @@ pub fn head_backward(
 
 /// Returns flops and bytes of the requested gradients, if the logits of `again` rows are
 /// recomputed.
-fn backward_cost(
+pub(super) fn backward_cost(
     hidden: &View,
     weights: &HeadWeights,
     gradients: &HeadGradients,

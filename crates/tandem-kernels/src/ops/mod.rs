@@ -19,6 +19,7 @@ mod exact;
 pub(crate) mod gemm;
 mod head;
 mod head_blocks;
+mod head_divergence;
 mod head_gate;
 mod head_parts;
 mod head_strips;
@@ -56,10 +57,13 @@ pub use head::{
     Head, HeadGradients, HeadScores, HeadShape, HeadWeights, KeptLogits, Targets, head, head_backward,
     head_keeping, head_part,
 };
+pub use head_divergence::{
+    DivergenceSide, HeadDivergence, RowDivergence, head_divergence, head_divergence_backward,
+};
 pub use head_gate::{Gate, HeadGates, head_gate, head_gate_backward};
 pub use head_parts::{ELSEWHERE, HeadParts};
 pub(crate) use head_parts::{FIRST, NOT_HERE, PASSED_OVER};
-pub(crate) use head_strips::{LogitMemory, strips};
+pub(crate) use head_strips::{LogitMemory, Strip, strips};
 pub use linear::{
     bias_backward, linear, linear_add, linear_backward_input, linear_backward_weight, linear_low_rank,
     linear_low_rank_backward_input, sharded_linear, sharded_linear_backward_input,

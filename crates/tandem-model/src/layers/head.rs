@@ -1,9 +1,10 @@
 //! Final norm and language-model head, over the scored rows only; or the [score
 //! head](super::score).
 
-use tandem_kernels::ops::{HeadGradients, HeadParts, HeadScores, HeadWeights, KeptLogits, Targets};
+use tandem_kernels::ops::{HeadGradients, HeadParts, HeadScores, KeptLogits, Targets};
 use tandem_kernels::{DType, Extent, Forest, Tensor, View, ops};
 
+use super::divergence::DivergencePass;
 use super::norm::{FINAL_NORM, Normed, norm, norm_backward, restore};
 use super::rows::SequenceParallelRows;
 use super::streams::StreamWeights;
@@ -38,7 +39,7 @@ pub(super) struct SavedHead {
     index: Vec<u32>,
     /// This rank's scored rows of the residual stream `[R,D]` f32, the norm of all of them, and
     /// their division over ranks. Absent if nothing is scored.
-    scored: Option<(Tensor, Normed, SequenceParallelRows)>,
+    pub(super) scored: Option<(Tensor, Normed, SequenceParallelRows)>,
     /// Logits that backward need not recompute.
     logits: Option<KeptLogits>,
 }
@@ -50,11 +51,7 @@ const LOGITS_BUDGET: usize = 512 << 20;
 impl LayerExecutor<'_> {
     /// Returns the layer and the part that hold the head's weight.
     pub(super) fn head_weight(&self) -> (LayerId, ParamKind) {
-        if self.decoder.spec().head.tied {
-            (LayerId::Embedding, ParamKind::TokenTable)
-        } else {
-            (LayerId::Head, ParamKind::HeadWeight)
-        }
+        self.decoder.head_weight()
     }
 
     /// Returns each prediction's target as a row of this rank's shard of the vocabulary.
@@ -115,7 +112,7 @@ impl LayerExecutor<'_> {
             if let Some((normed, scores)) = reference.zip(scores.reference) {
                 self.for_stream(true).score(head.stream(true), normed.output(), targets, scores, 0)?;
             }
-            let keeps = keep && self.checkpointing == Checkpointing::None;
+            let keeps = keep && self.keeps_logits && self.checkpointing == Checkpointing::None;
             let budget = if keeps { LOGITS_BUDGET } else { 0 };
             Some(self.score(head.stream(false), normed.output(), targets, scores.policy, budget)?)
         };
@@ -136,7 +133,6 @@ impl LayerExecutor<'_> {
         scores: &mut HeadScores,
         budget: usize,
     ) -> Result<KeptLogits> {
-        let (_, part) = self.head_weight();
         let (TensorParallelShard { index, count }, blocks) =
             (self.decoder.slice(), self.decoder.sum_blocks());
         let (first, all) = (index * blocks.num_own(), count * blocks.num_own());
@@ -145,13 +141,9 @@ impl LayerExecutor<'_> {
         let h = term.as_ref().map(|term| self.terms_hidden(term, hidden)).transpose()?;
         let low_rank =
             h.as_ref().zip(term.as_ref()).map(|((_, h), term)| ops::LowRank { h: h.view(), b: term.b });
-        let call = ops::Head::new(
-            hidden,
-            HeadWeights { weight: head.require(part)?, bias: head.get(ParamKind::HeadBias), low_rank },
-            targets,
-            &self.decoder.spec().head.shape,
-        )
-        .in_blocks(blocks.vocabulary());
+        let operands = self.head_weights(head, low_rank)?;
+        let call = ops::Head::new(hidden, operands, targets, &self.decoder.spec().head.shape)
+            .in_blocks(blocks.vocabulary());
         let logits = ops::head_part(self.device, call, &mut parts, budget)?;
         if let Some(split) = self.split {
             split.gather(parts.numbers_mut())?;
@@ -161,7 +153,8 @@ impl LayerExecutor<'_> {
     }
 
     /// Returns the gradient of the last block's output, f32, this rank's rows: `[R,D]` of the
-    /// scored rows, or zeros `[T,D]` if nothing is scored.
+    /// scored rows, or zeros `[T,D]` if nothing is scored. With `divergence` the derivatives are by the
+    /// divergence of each prediction's row.
     pub(super) fn head_backward(
         &self,
         weights: &mut dyn WeightSource,
@@ -170,6 +163,7 @@ impl LayerExecutor<'_> {
         saved: SavedHead,
         scores: &HeadScores,
         d_log_prob: &[f32],
+        mut divergence: Option<DivergencePass>,
     ) -> Result<Tensor> {
         let SavedHead { index, scored, logits } = saved;
         let hidden_size = self.decoder.spec().hidden_size;
@@ -177,7 +171,7 @@ impl LayerExecutor<'_> {
         let Some((hidden, mut normed, shares)) = scored else {
             // A rank without scored rows also fetches, opens and emits the same layers in the same
             // order.
-            self.idle_head_backward(weights, grads)?;
+            self.idle_head_backward(weights, grads, divergence.as_mut())?;
             return self.zeros(self.shares(forest.num_tokens()).own_extent(), hidden_size);
         };
         {
@@ -221,14 +215,19 @@ impl LayerExecutor<'_> {
                     HeadGradients { weight, adds_to_weight, bias, ..of_hidden }
                 }
             };
-            let call = ops::Head::new(
-                hidden,
-                HeadWeights { weight: head.require(part)?, bias: head.get(ParamKind::HeadBias), low_rank },
-                Targets { rows: &index, targets: &targets },
-                &self.decoder.spec().head.shape,
-            )
-            .in_blocks(self.decoder.sum_blocks().vocabulary());
-            ops::head_backward(self.device, call, scores, d_log_prob, logits, of_head)?;
+            let operands = self.head_weights(&head, low_rank)?;
+            match &mut divergence {
+                None => {
+                    let targets = Targets { rows: &index, targets: &targets };
+                    let call = ops::Head::new(hidden, operands, targets, &self.decoder.spec().head.shape)
+                        .in_blocks(self.decoder.sum_blocks().vocabulary());
+                    ops::head_backward(self.device, call, scores, d_log_prob, logits, of_head)?;
+                }
+                Some(pass) => {
+                    let d = (&index[..], d_log_prob);
+                    pass.backward(self, (hidden, operands), scores, d, of_head)?;
+                }
+            }
             self.sum_rows(&mut dn, &shares)?;
             if let Some(((term, (dropped, _)), dh)) = term.as_ref().zip(h.as_ref()).zip(dh) {
                 let x = dropped.as_ref().map_or(hidden, Tensor::view);

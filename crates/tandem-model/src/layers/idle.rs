@@ -3,7 +3,7 @@
 //! With sharded weights or reduced gradients, every rank must make the same calls in the same
 //! order: see [`crate::weights`].
 
-use super::LayerExecutor;
+use super::{DivergencePass, LayerExecutor};
 use crate::Result;
 use crate::layout::LayerId;
 use crate::weights::{GradientSink, WeightSource};
@@ -26,14 +26,20 @@ impl LayerExecutor<'_> {
         if stage.is_last() { self.idle_head_forward(weights) } else { Ok(()) }
     }
 
-    /// Makes the calls of [`LayerExecutor::stage_backward`], with gradients of zero.
-    pub fn idle_backward(&self, weights: &mut dyn WeightSource, grads: &mut dyn GradientSink) -> Result<()> {
+    /// Makes the calls of [`LayerExecutor::stage_backward`], with gradients of zero; also to the weights of
+    /// a teacher, if others begin with a divergence from it.
+    pub fn idle_backward(
+        &self,
+        weights: &mut dyn WeightSource,
+        grads: &mut dyn GradientSink,
+        mut divergence: Option<DivergencePass>,
+    ) -> Result<()> {
         let (own, stage) = (self.decoder.blocks(), self.decoder.stage());
         if let Some(last) = own.clone().next_back() {
             weights.prefetch(LayerId::Block(last))?;
         }
         if stage.is_last() {
-            self.idle_head_backward(weights, grads)?;
+            self.idle_head_backward(weights, grads, divergence.as_mut())?;
         }
         for index in own.clone().rev() {
             let layer = LayerId::Block(index);
@@ -54,6 +60,15 @@ impl LayerExecutor<'_> {
         grads.emit(LayerId::Embedding)
     }
 
+    /// Makes the calls of [`LayerExecutor::divergence`] to the student's source.
+    ///
+    /// # Errors
+    /// A layer cannot be fetched.
+    pub fn idle_divergence(&self, weights: &mut dyn WeightSource) -> Result<()> {
+        touch(weights, LayerId::Head)?;
+        touch(weights, self.head_weight().0)
+    }
+
     pub(super) fn idle_head_forward(&self, weights: &mut dyn WeightSource) -> Result<()> {
         touch(weights, LayerId::Head)?;
         touch(weights, self.head_weight().0)
@@ -63,10 +78,13 @@ impl LayerExecutor<'_> {
         &self,
         weights: &mut dyn WeightSource,
         grads: &mut dyn GradientSink,
+        divergence: Option<&mut DivergencePass>,
     ) -> Result<()> {
         let (layer, _) = self.head_weight();
         touch(weights, LayerId::Head)?;
         touch(weights, layer)?;
+        // A rank waits in each call for the others, so that calls to both models' weights have one order.
+        divergence.map_or(Ok(()), DivergencePass::idle)?;
         if layer != LayerId::Head {
             grads.open(layer)?;
             grads.emit(layer)?;

@@ -14,6 +14,7 @@
 mod attention;
 mod away;
 mod block;
+mod divergence;
 mod dora;
 mod embedding;
 mod head;
@@ -33,6 +34,7 @@ mod streams;
 
 pub(crate) use attention::{AttentionKernel, Heads};
 pub(crate) use block::{Block, SavePolicy};
+pub use divergence::{DivergencePass, TeacherHead, TeacherRows};
 pub(crate) use linear_attention::Recurrence;
 pub use rows::BatchCapacity;
 pub use split::{RankOrder, TensorParallelOps};
@@ -110,6 +112,9 @@ pub struct LayerExecutor<'a> {
     pub host: Option<&'a Device>,
     /// Capacity that memory is allocated for, if a batch has less.
     pub room: BatchCapacity,
+    /// Whether the head keeps logits for backward without checkpointing. A divergence does not read
+    /// them.
+    pub keeps_logits: bool,
 }
 
 impl<'a> LayerExecutor<'a> {
@@ -117,7 +122,8 @@ impl<'a> LayerExecutor<'a> {
     pub fn new(decoder: &'a Decoder, device: &'a Device, dtype: DType, checkpointing: Checkpointing) -> Self {
         let room = BatchCapacity::default();
         let (split, stages, dropout, noise, host) = (None, None, None, None, None);
-        Self { decoder, device, dtype, checkpointing, split, stages, dropout, noise, host, room }
+        let keeps_logits = true;
+        Self { decoder, device, dtype, checkpointing, split, stages, dropout, noise, host, room, keeps_logits }
     }
 }
 

@@ -27,6 +27,11 @@ impl Normed {
         self.output.as_ref().expect("the norm's output was dropped or not recomputed").view()
     }
 
+    /// Returns the output itself.
+    pub(crate) fn into_output(self) -> Tensor {
+        self.output.expect("the norm's output was dropped or not recomputed")
+    }
+
     pub(crate) fn drop_output(&mut self) {
         self.output = None;
     }

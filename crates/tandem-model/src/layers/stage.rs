@@ -6,6 +6,7 @@ use tandem_kernels::{Backend, DType, Device, Extent, Forest, Tensor};
 
 use super::attention::{AttentionKernel, ForestAttention};
 use super::block::Block;
+use super::divergence::DivergencePass;
 use super::head::ScoredRows;
 use super::{LayerExecutor, PolicyAndReferenceScores, SavePolicy, SavedActivations};
 use crate::layout::LayerId;
@@ -21,6 +22,15 @@ pub enum Gradient<'a> {
         scores: &'a HeadScores,
         /// One derivative per prediction.
         d_log_prob: &'a [f32],
+    },
+    /// The last stage: derivative of the loss by the divergence of each prediction's row.
+    OfDivergence {
+        /// Scores of the forward pass.
+        scores: &'a HeadScores,
+        /// One derivative per prediction.
+        d_divergence: &'a [f32],
+        /// The teacher, with the divergences.
+        pass: DivergencePass<'a>,
     },
     /// Other stages: gradient of forward's output, this rank's rows of `[T,D]` f32, from the next
     /// stage.
@@ -138,18 +148,23 @@ impl LayerExecutor<'_> {
         if last > first {
             weights.prefetch(LayerId::Block(last - 1))?;
         }
+        let end = match end {
+            Gradient::OfScores { scores, d_log_prob } => Ok((scores, d_log_prob, None)),
+            Gradient::OfDivergence { scores, d_divergence, pass } => Ok((scores, d_divergence, Some(pass))),
+            Gradient::OfStream(dx) => Err(dx),
+        };
         let mut dx = match (end, head) {
-            (Gradient::OfScores { scores, d_log_prob }, Some(head)) => {
-                if d_log_prob.len() != forest.predictions.len() {
+            (Ok((scores, d, pass)), Some(head)) => {
+                if d.len() != forest.predictions.len() {
                     return Err(ModelError::Invalid(format!(
                         "{} gradients for {} predictions",
-                        d_log_prob.len(),
+                        d.len(),
                         forest.predictions.len()
                     )));
                 }
-                self.head_backward(weights, grads, forest, head, scores, d_log_prob)?
+                self.head_backward(weights, grads, forest, head, scores, d, pass)?
             }
-            (Gradient::OfStream(dx), None) => {
+            (Err(dx), None) => {
                 self.check_stream(forest, &dx)?;
                 dx
             }

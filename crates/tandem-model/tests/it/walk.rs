@@ -166,7 +166,7 @@ fn an_idle_walk_makes_the_calls_of_one_that_computes_and_every_announced_layer_i
                 support::step(&walk, source, sink, forest, &d_log_prob);
             } else {
                 walk.idle_forward(source).unwrap();
-                walk.idle_backward(source, sink).unwrap();
+                walk.idle_backward(source, sink, None).unwrap();
             }
             calls.into_inner()
         };

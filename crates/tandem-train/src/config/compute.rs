@@ -19,7 +19,7 @@ const MAX_RANKS: usize = 256;
 keys! {
     /// Devices and arithmetic.
     #[derive(Clone, Debug, PartialEq, Eq)]
-    pub struct ComputeConfig(has_adapter: bool) {
+    pub struct ComputeConfig(has_frozen: bool) {
         /// `"cpu"`; `"cpu:4"`: four ranks, each a thread with a device of its own
         /// ([ranks.md](ranks.md)); `"cuda"` or `"cuda:0,1"`: a rank on each of all GPUs or of these
         /// ([gpu.md](gpu.md)); `"auto"`: the GPUs if there are any, else the CPU.
@@ -34,11 +34,11 @@ keys! {
         tf32: bool = boolean().unless(|tf32| refuse_tf32(*tf32, dtype, devices)).or(false),
         /// Format of frozen matrices: those under an adapter and those of a reference model.
         /// `"int8"`: a scale for each row. `"nf4"`: 4 bits, as QLoRA. `"auto"`: that of the folder
-        /// if bitsandbytes has quantised it and an adapter trains, else `dtype`. Token table and
-        /// head are kept in bf16 or more, norms and biases in f32. Full training has no frozen
-        /// weights for `"int8"` and `"nf4"`. See [formats.md](formats.md).
+        /// if bitsandbytes has quantised it and an adapter trains, or it is a teacher's, else `dtype`.
+        /// Token table and head are kept in bf16 or more, norms and biases in f32. Full training has no
+        /// frozen weights for `"int8"` and `"nf4"` but a teacher's. See [formats.md](formats.md).
         format: Option<Format> =
-            form::format().unless(|format| refuse_format(*format, has_adapter)).or(None),
+            form::format().unless(|format| refuse_format(*format, has_frozen)).or(None),
         /// Threads of each rank; 0 divides all cores among the ranks. The number never changes a
         /// result. On a GPU: threads that update the file of `offload = "nvme"`.
         threads: Option<usize> = integer(0..=4096).zero_is_none().or(None).free(),
@@ -293,8 +293,8 @@ fn refuse_tf32(tf32: bool, dtype: Option<DType>, devices: Devices) -> Option<Str
     Some(reason.to_owned())
 }
 
-fn refuse_format(format: Option<Format>, has_adapter: bool) -> Option<String> {
-    let format = format.filter(|format| matches!(format, Format::Int8 | Format::Nf4) && !has_adapter)?;
+fn refuse_format(format: Option<Format>, has_frozen: bool) -> Option<String> {
+    let format = format.filter(|format| matches!(format, Format::Int8 | Format::Nf4) && !has_frozen)?;
     Some(format!(
         "full training changes every weight, and {format} is for frozen weights; add an [adapter] table, or \
          remove compute.format"

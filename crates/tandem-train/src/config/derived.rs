@@ -17,10 +17,10 @@ impl Config {
         })
     }
 
-    /// The format of frozen matrices: as configured; else, under an adapter, as they are `quantised` already; else the compute
-    /// type.
+    /// The format of frozen matrices: as configured; else, under an adapter and for a teacher, as they are `quantised` already;
+    /// else the compute type.
     pub fn frozen_format(&self, quantised: Option<Format>) -> Format {
-        let stored = quantised.filter(|_| self.adapter.is_some());
+        let stored = quantised.filter(|_| self.adapter.is_some() || self.distill.is_some());
         self.compute.format.or(stored).unwrap_or(whole_format(self.compute.compute_type()))
     }
 }

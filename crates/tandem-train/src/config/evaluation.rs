@@ -77,16 +77,16 @@ pub struct BestMetric {
     methods: &'static [Method],
 }
 
-const SFT_AND_DPO: &[Method] = &[Method::Sft, Method::Dpo];
+const WITH_ACCURACY: &[Method] = &[Method::Sft, Method::Dpo, Method::Distill];
 
 impl BestMetric {
     const ALL: [Self; 10] = [
         Self {
             key: "eval/loss",
             is_lowest: true,
-            methods: &[Method::Sft, Method::Dpo, Method::Kto, Method::Reward],
+            methods: &[Method::Sft, Method::Dpo, Method::Kto, Method::Reward, Method::Distill],
         },
-        Self { key: "eval/mean_token_accuracy", is_lowest: false, methods: SFT_AND_DPO },
+        Self { key: "eval/mean_token_accuracy", is_lowest: false, methods: WITH_ACCURACY },
         Self { key: "eval/rewards/accuracies", is_lowest: false, methods: &[Method::Dpo] },
         Self { key: "eval/rewards/margins", is_lowest: false, methods: &[Method::Dpo, Method::Kto] },
         Self { key: "eval/rewards/chosen", is_lowest: false, methods: &[Method::Dpo, Method::Kto] },
@@ -126,7 +126,7 @@ fn best_metric<'a>(method: Method) -> Form<'a, BestMetric> {
 }
 
 fn has_samples(method: Method) -> bool {
-    matches!(method, Method::Sft | Method::Dpo)
+    matches!(method, Method::Sft | Method::Dpo | Method::Distill)
 }
 
 fn sample_count<'a>() -> Form<'a, SampleCount> {

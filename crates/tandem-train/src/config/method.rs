@@ -19,6 +19,8 @@ pub enum Method {
     Grpo,
     /// Kahneman–Tversky optimisation and its family: completions that are desirable or not.
     Kto,
+    /// Distillation: the next-token distributions of a teacher.
+    Distill,
 }
 
 /// Properties of a method that decide which keys apply to it.
@@ -37,7 +39,7 @@ struct Traits {
     untruncated: Option<&'static str>,
 }
 
-const TABLE: [(Method, Traits); 6] = [
+const TABLE: [(Method, Traits); 7] = [
     (
         Method::Sft,
         Traits {
@@ -102,6 +104,17 @@ const TABLE: [(Method, Traits); 6] = [
             generates: false,
             default_loss: Some("kto"),
             untruncated: Some("completions are cut at their end, the mismatched ones too"),
+        },
+    ),
+    (
+        Method::Distill,
+        Traits {
+            name: "distill",
+            rows: RowKind::Supervised,
+            has_reference: true,
+            generates: false,
+            default_loss: None,
+            untruncated: None,
         },
     ),
 ];

@@ -17,6 +17,7 @@ mod adapter;
 mod compute;
 mod data;
 mod derived;
+mod distill;
 mod draft;
 mod error;
 mod evaluation;
@@ -52,6 +53,7 @@ pub use adapter::{AdapterSection, AdapterStart};
 pub use compute::{Checkpointing, ComputeConfig, Devices, Engine, GpuSet};
 pub use data::{DataConfig, DataSource, Order, Side, TemplateSource};
 pub(crate) use derived::whole_format;
+pub use distill::DistillConfig;
 pub use draft::{Draft, DraftKey, Remark};
 pub use error::{ConfigError, Place, Problem};
 pub use evaluation::{BestMetric, EvaluationConfig, SampleCount};
@@ -104,6 +106,8 @@ pub struct Config {
     pub data: DataConfig,
     /// Generation of completions, for methods that generate.
     pub online: Option<OnlineConfig>,
+    /// Divergence from a teacher, for distillation.
+    pub distill: Option<DistillConfig>,
     /// Loss.
     pub objective: ObjectiveConfig,
     /// Batches, steps, optimiser, checkpoints.
@@ -170,7 +174,12 @@ impl Config {
         reference::check(&config, &places)?;
         judges::check(&config.judges, &places)?;
         objective::check(&config, &places)?;
+        distill::check(&config, &places)?;
         config.refuse_own_output(&places)?;
+        if config.method == Method::Distill {
+            // A teacher is named even if it is the policy's own start.
+            return Ok(config);
+        }
         let reference = config.reference.without_policy(&config.model, config.adapter.as_ref());
         Ok(Self { reference, ..config })
     }
@@ -180,11 +189,11 @@ impl Config {
         keys! { let keys, now;
             /// Training method: supervised fine-tuning, direct preference optimisation,
             /// [KTO](losses.md#labelled-completions), a [reward model](reward.md), [Online
-            /// DPO](online.md), or [GRPO](grpo.md).
+            /// DPO](online.md), [GRPO](grpo.md), or [distillation](distill.md).
             method = choice(Method::all().map(|method| (method.name(), method)).collect::<Vec<_>>())
                 // The reference page lists the tables of an online run, which are all.
                 .or(Method::Online)
-                .required_if(true, "how to train: \"sft\", \"dpo\", \"kto\", \"reward\", \"online\" or \"grpo\""),
+                .required_if(true, "how to train: \"sft\", \"dpo\", \"kto\", \"reward\", \"online\", \"grpo\" or \"distill\""),
                 now.method;
             /// A folder with `config.json`, the tokenizer's files and, unless `weights` says
             /// otherwise, safetensors. Or a [GGUF file](formats.md#gguf). Or a [name of the
@@ -205,6 +214,7 @@ impl Config {
             keys.table("data", now.map(|now| &now.data), |now, keys| DataConfig::visit(now, keys, method))?;
         let grpo = now.and_then(|now| now.online.as_ref()?.algorithm.grpo());
         let grpo = grpo::visit(grpo, keys, method)?;
+        let distill = distill::visit(now.and_then(|now| now.distill.as_ref()), keys, method)?;
         let online = if method.generates() {
             let now = now.and_then(|now| now.online.as_ref());
             Some(keys.table("online", now, |now, keys| {
@@ -218,7 +228,8 @@ impl Config {
         let algorithm = online.as_ref().map_or(Algorithm::Dpo, |online| online.algorithm);
         let objective = keys.table("objective", now.map(|now| &now.objective), |now, keys| {
             let grpo = online.as_ref().and_then(OnlineConfig::policy_gradient);
-            objective::visit(now, keys, method, algorithm, grpo)
+            let objective = objective::visit(now, keys, method, algorithm, grpo)?;
+            Ok(ObjectiveConfig { distill: distill.map(|distill| distill.beta), ..objective })
         })?;
         let reference = keys.table("reference", now.map(|now| &now.reference), |now, keys| {
             let unused = objective::without_reference(&objective, method);
@@ -228,7 +239,8 @@ impl Config {
             TrainConfig::visit(now, keys, method, !data.eval.is_empty())
         })?;
         let compute = keys.table("compute", now.map(|now| &now.compute), |now, keys| {
-            ComputeConfig::visit(now, keys, adapter.is_some())
+            // A teacher is frozen too.
+            ComputeConfig::visit(now, keys, adapter.is_some() || distill.is_some())
         })?;
         let logging = keys.table("logging", now.map(|now| &now.logging), |now, keys| {
             LoggingConfig::visit(now, keys, &output)
@@ -244,6 +256,7 @@ impl Config {
             reference,
             data,
             online,
+            distill,
             objective,
             train,
             compute,

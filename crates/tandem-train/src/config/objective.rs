@@ -58,7 +58,11 @@ pub(super) fn visit(
         beta = betas(method)
             .or(vec![if is_grpo { 0.0 } else { 0.1 }])
             .shown("0.1; 0 for GRPO")
-            .methods(method, Method::has_reference),
+            .methods(method, Method::has_reference)
+            .only(
+                method != Method::Distill,
+                "the divergence of method = \"distill\" is chosen by distill.beta; use that key",
+            ),
             now.betas().collect();
         /// Steps that each value of a list of betas lasts.
         beta_every = integer(AT_LEAST_ONE)
@@ -202,6 +206,7 @@ pub(super) fn visit(
         },
         center_rewards_coefficient,
         grpo,
+        distill: None,
     })
 }
 

@@ -35,7 +35,7 @@ says so.
 ";
 
 /// Heading and introduction of each table.
-pub(super) const SECTIONS: [(&str, &str, &str); 12] = [
+pub(super) const SECTIONS: [(&str, &str, &str); 13] = [
     ("", "At the top", ""),
     (
         "adapter",
@@ -46,7 +46,7 @@ pub(super) const SECTIONS: [(&str, &str, &str); 12] = [
     (
         "reference",
         "`[reference]`",
-        "The model that the policy is compared with. SFT, reward models and reference-free losses have none.",
+        "The model that the policy is compared with, or learns from (`method = \"distill\"`). SFT, reward models and reference-free losses have none.",
     ),
     ("data", "`[data]`", "The formats are in [data.md](data.md)."),
     (
@@ -66,6 +66,12 @@ instead of this process: see [online-server.md](online-server.md).",
         "`[grpo]`",
         "For `method = \"grpo\"`: policy gradients from the rewards of a group of completions. See
 [grpo.md](grpo.md).",
+    ),
+    (
+        "distill",
+        "`[distill]`",
+        "For `method = \"distill\"`: the divergence of the policy from a teacher. See
+[distill.md](distill.md).",
     ),
     ("objective", "`[objective]`", "Losses and their strength."),
     ("train", "`[train]`", "Batches, steps, optimiser, evaluation and checkpoints."),

@@ -18,7 +18,7 @@ keys! {
         /// training and cached on disk by content, with the weights then dropped; not for online
         /// runs and KTO. `"base"`: the policy without its adapter. `"adapter"`: the policy's base with
         /// another adapter. With these two, policy and reference share each layer's pass.
-        /// `"model"`: a second set of weights in memory. `"sync"`: a copy of the policy, pulled
+        /// `"model"`: a second set of weights in memory, for distillation the teacher's. `"sync"`: a copy of the policy, pulled
         /// towards it every `sync_steps`; with an adapter, a second adapter on the same base.
         /// `"none"`: for SFT, a reward model or a reference-free loss.
         kind: ReferenceKind = choice(ReferenceKind::NAMES)
@@ -26,7 +26,8 @@ keys! {
             .or(default_kind(method, unused, adapter.is_some()))
             .shown("`\"precompute\"`; online and KTO `\"model\"`, with an adapter `\"base\"`"),
         /// Model folder of the reference or its [name of the hub](hub.md), if it is not the policy's
-        /// start: for `"model"` and `"precompute"`.
+        /// start: for `"model"` and `"precompute"`. For distillation the teacher, which may be of another
+        /// size or family with the policy's tokenizer.
         model: Option<PathBuf> = path_or_name(HubPart::Model).optional().shown("the policy's start").only(
             matches!(kind, ReferenceKind::Model | ReferenceKind::Precompute),
             match kind {
@@ -112,6 +113,9 @@ fn default_kind(method: Method, unused: Option<&str>, has_adapter: bool) -> Refe
     if !method.has_reference() || unused.is_some() {
         return ReferenceKind::None;
     }
+    if method == Method::Distill {
+        return ReferenceKind::Model;
+    }
     // Nothing can be computed in advance for completions that are generated during training.
     match (method.generates() || method == Method::Kto, has_adapter) {
         (false, _) => ReferenceKind::Precompute,
@@ -128,6 +132,10 @@ fn refuse_kind(
 ) -> Option<String> {
     use ReferenceKind::{Adapter, Base, None as NoReference, Precompute};
     let reason = match kind {
+        kind if method == Method::Distill && kind != ReferenceKind::Model => {
+            "method = \"distill\" learns whole distributions of another model, the teacher; set kind = \"model\", and \
+             reference.model"
+        }
         NoReference if method == Method::Grpo && unused.is_none() => {
             "without a reference objective.beta must be 0; set it, or choose another kind"
         }

@@ -16,7 +16,7 @@ pub const RESOLVED_HEADER: &str =
     "# The resolved config of this run, written by tandem. Paths are absolute, defaults written out.\n";
 
 /// Tables in the order in which they are written; judges follow.
-pub(super) const TABLES: [&str; 12] = [
+pub(super) const TABLES: [&str; 13] = [
     "",
     "adapter",
     "reference",
@@ -24,6 +24,7 @@ pub(super) const TABLES: [&str; 12] = [
     "online",
     "online.server",
     "grpo",
+    "distill",
     "objective",
     "train",
     "compute",

@@ -2,6 +2,7 @@
 
 mod accepted;
 mod adapters;
+mod distill;
 mod judges;
 mod logging;
 mod online;

@@ -19,7 +19,7 @@ use crate::config::{
 };
 use crate::events::{Event, Observer};
 use crate::metrics::Split;
-use crate::recipe::{self, MicroBatcher, RowLayout};
+use crate::recipe::{self, MicroBatcher, RowLayout, open_teacher};
 use crate::{Result, TrainError};
 
 /// A config with opened and checked inputs.
@@ -30,6 +30,8 @@ pub struct RunInputs {
     pub decoder: Arc<Decoder>,
     /// The same with the reference's adapter, if it has its own.
     pub reference_decoder: Option<Arc<Decoder>>,
+    /// The teacher of a distillation.
+    pub teacher: Option<Arc<Decoder>>,
     /// Tokenizer.
     pub tokenizer: Tokenizer,
     /// Training tokens.
@@ -48,13 +50,15 @@ pub struct ModelSpecs {
     pub policy: Arc<Decoder>,
     /// The same with the reference's adapter, if it has its own.
     pub reference: Option<Arc<Decoder>>,
+    /// The teacher of a distillation.
+    pub teacher: Option<Arc<Decoder>>,
 }
 
 impl ModelSpecs {
     /// Decoders of a config.
     ///
     /// # Errors
-    /// An adapter's folder cannot be read or does not fit the model.
+    /// The folder of an adapter or a teacher cannot be read, or an adapter does not fit the model.
     pub fn from_config(config: &Config, plain: &Decoder) -> Result<Self> {
         let plain = &match config.compute.sums_in_blocks() {
             true => plain.clone(),
@@ -91,7 +95,15 @@ impl ModelSpecs {
         if let Some(reason) = served.and_then(|(own, server)| config::unservable(own, server.kind)) {
             return Err(TrainError::Mismatch { reason });
         }
-        Ok(Self { policy, reference })
+        let teacher = match config.distill {
+            Some(_) => {
+                let teacher = Decoder::new(open_teacher(config)?.spec().clone(), plain.positions())?;
+                // It is never cut, so its sums need no blocks.
+                Some(Arc::new(teacher.without_sum_blocks()))
+            }
+            None => None,
+        };
+        Ok(Self { policy, reference, teacher })
     }
 }
 
@@ -157,7 +169,10 @@ impl RunInputs {
         let spec = folder.spec().clone();
         if let Some(path) = &config.reference.model {
             let reference = ModelFolder::open(path)?;
-            check_reference(config, &folder, &reference)?;
+            match config.distill {
+                Some(_) => check_teacher(config, (&folder, &tokenizer), &reference)?,
+                None => check_reference(config, &folder, &reference)?,
+            }
         }
         // An adapter that does not fit is found before any row is read.
         ModelSpecs::from_config(config, &Decoder::new(spec.clone(), 1)?)?;
@@ -184,14 +199,15 @@ impl RunInputs {
             .map(|cache| longest_mismatched(config, cache))
             .fold(longest, usize::max);
         let decoder = Decoder::new(spec, (longest + answer).max(1))?;
-        let ModelSpecs { policy: decoder, reference: reference_decoder } =
+        let ModelSpecs { policy: decoder, reference: reference_decoder, teacher } =
             ModelSpecs::from_config(config, &decoder)?;
-        Ok(Self { folder, decoder, reference_decoder, tokenizer, train, eval })
+        Ok(Self { folder, decoder, reference_decoder, teacher, tokenizer, train, eval })
     }
 
     /// The models, described.
     pub fn decoders(&self) -> ModelSpecs {
-        ModelSpecs { policy: self.decoder.clone(), reference: self.reference_decoder.clone() }
+        let (policy, reference) = (self.decoder.clone(), self.reference_decoder.clone());
+        ModelSpecs { policy, reference, teacher: self.teacher.clone() }
     }
 
     /// Creates the batcher of this run.
@@ -309,6 +325,37 @@ fn check_reference(config: &Config, policy: &ModelFolder, reference: &ModelFolde
         return Err(differs("another shape or kind:", format!("{a:?}"), format!("{b:?}")));
     }
     Ok(())
+}
+
+/// Policy and teacher must have the same tokens, and logits of the same tokens. As in TRL, logits of a
+/// padded vocabulary belong to it.
+fn check_teacher(
+    config: &Config,
+    (policy, tokenizer): (&ModelFolder, &Tokenizer),
+    teacher: &ModelFolder,
+) -> Result<()> {
+    let (own, other) = (config.model.display(), teacher.path().display());
+    let refused = |reason: String| Err(TrainError::Mismatch { reason });
+    let [of_policy, of_teacher] = [policy, teacher].map(|folder| folder.spec().vocab_size);
+    if of_policy != of_teacher {
+        return refused(format!(
+            "the teacher {other} has vocab_size {of_teacher}, the policy {own} has {of_policy}; distillation compares \
+             whole distributions, so take a teacher with the policy's vocabulary"
+        ));
+    }
+    let theirs = Tokenizer::from_folder(teacher.path())?;
+    let tokens = tokenizer.vocab_size().max(theirs.vocab_size()) as u32;
+    let differs = (0..tokens).map(|id| (id, tokenizer.token(id), theirs.token(id)));
+    let Some((id, own_token, other_token)) = differs.into_iter().find(|(_, a, b)| a != b) else {
+        return Ok(());
+    };
+    let named = |token: Option<String>| token.map_or("no token".to_owned(), |token| format!("{token:?}"));
+    refused(format!(
+        "token {id} is {} for the teacher {other}, and {} for the policy {own}; distillation compares distributions token by \
+         token, so take a teacher with the policy's tokenizer",
+        named(other_token),
+        named(own_token),
+    ))
 }
 
 fn tokens(

@@ -5,7 +5,8 @@ use tandem_kernels::ops::HeadScores;
 
 use super::record::Record;
 use crate::objective::{
-    Loss, ObjectiveConfig, PairLogProbs, PolicyStats, Reward, WholeBatch, log_sigmoid, losses::orpo,
+    DistillStats, Loss, ObjectiveConfig, PairLogProbs, PolicyStats, Reward, WholeBatch, log_sigmoid,
+    losses::orpo,
 };
 
 /// Which answers a forest's sequences are.
@@ -57,6 +58,8 @@ pub struct MetricSums {
     shift: [f64; 2],
     /// Completions with each.
     shifted: [f64; 2],
+    /// Of distillation: tokens, Σ of both divergences, and of the teacher's entropy.
+    distill: [f64; 4],
     /// Which kind of sequences went in, for the choice of metrics that come out.
     sides: Option<Sides>,
 }
@@ -204,6 +207,12 @@ impl MetricSums {
         }
     }
 
+    /// Adds a micro-batch's divergences from a teacher.
+    pub fn add_distill(&mut self, stats: &DistillStats) {
+        let DistillStats { tokens, forward_kl, reverse_kl, teacher_entropy } = *stats;
+        add(&mut self.distill, [tokens, forward_kl, reverse_kl, teacher_entropy]);
+    }
+
     /// The sums as plain numbers, to be sent between ranks.
     pub fn to_numbers(&self) -> [f64; Self::WIDTH] {
         let [entropy, mean_logit, hits, tokens] = [self.entropy, self.mean_logit, self.hits, self.tokens];
@@ -247,6 +256,10 @@ impl MetricSums {
             self.shift[1],
             self.shifted[0],
             self.shifted[1],
+            self.distill[0],
+            self.distill[1],
+            self.distill[2],
+            self.distill[3],
             sides,
         ];
         let mut numbers = [0.0; Self::WIDTH];
@@ -278,8 +291,9 @@ impl MetricSums {
             labelled: [n[26], n[27]],
             shift: [n[28], n[29]],
             shifted: [n[30], n[31]],
+            distill: [n[32], n[33], n[34], n[35]],
             policy: PolicyStats::from_numbers(n.last_chunk().expect("they end with it")),
-            sides: match n[32] {
+            sides: match n[36] {
                 1.0 => Some(Sides::Pairs),
                 2.0 => Some(Sides::Single),
                 3.0 => Some(Sides::Rewards),
@@ -290,7 +304,7 @@ impl MetricSums {
     }
 
     /// Numbers in [`MetricSums::to_numbers`].
-    pub const WIDTH: usize = 33 + PolicyStats::WIDTH;
+    pub const WIDTH: usize = 37 + PolicyStats::WIDTH;
 
     /// Adds another's sums.
     pub fn merge(&mut self, other: &Self) {
@@ -319,6 +333,7 @@ impl MetricSums {
         add(&mut self.labelled, other.labelled);
         add(&mut self.shift, other.shift);
         add(&mut self.shifted, other.shifted);
+        add(&mut self.distill, other.distill);
         self.policy.merge(&other.policy);
         self.reward_range = match (self.sides, other.sides) {
             (Some(Sides::Rewards), Some(Sides::Rewards)) => {
@@ -389,6 +404,11 @@ impl MetricSums {
         if sides == Sides::Pairs {
             record.set("logits/chosen", mean(self.mean_logit[0], self.tokens[0]));
             record.set("logits/rejected", mean(self.mean_logit[1], self.tokens[1]));
+        }
+        let [tokens, of_distill @ ..] = self.distill;
+        if tokens > 0.0 {
+            let names = ["distill/forward_kl", "distill/reverse_kl", "distill/teacher_entropy"];
+            names.into_iter().zip(of_distill).for_each(|(name, sum)| record.set(name, sum / tokens));
         }
         record.set("entropy", mean(self.entropy[0] + self.entropy[1], self.tokens[0] + self.tokens[1]));
         if sides == Sides::Unpaired {

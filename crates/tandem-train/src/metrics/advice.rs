@@ -197,8 +197,10 @@ impl Advisor {
         for (course, name) in courses {
             course.push(record.get(name));
         }
-        // The loss of policy gradients has no least value.
-        let is_low = |loss: f64| loss < NO_LOSS && self.method != Method::Grpo;
+        // The loss of policy gradients has no least value, and a small divergence is what is asked of a
+        // student.
+        let has_least = !matches!(self.method, Method::Grpo | Method::Distill);
+        let is_low = |loss: f64| loss < NO_LOSS && has_least;
         let has_loss = !record.get("loss").is_some_and(is_low);
         self.without_loss = if has_loss { 0 } else { self.without_loss + 1 };
         let step = record.step();
@@ -256,7 +258,10 @@ impl Advisor {
     }
 
     fn look_at_entropy(&mut self, step: u64) {
-        let Some([before, now]) = self.entropy.means() else { return };
+        // A student's entropy follows its teacher's.
+        let Some([before, now]) = self.entropy.means().filter(|_| self.method != Method::Distill) else {
+            return;
+        };
         let numbers = format!("(entropy {before:.2} to {now:.2} nats a token)");
         if now > 2.0 * before && now > LEAST_ENTROPY {
             let finding =

@@ -32,6 +32,8 @@ impl Split {
 /// | `logps/chosen`, `logps/rejected` | mean summed log-probability of the answers, nats |
 /// | `kl` | of KTO: the batch's estimated divergence to the reference, which rewards are compared with |
 /// | `delta` | of `bco`: mean reward so far |
+/// | `distill/forward_kl`, `distill/reverse_kl` | of distillation: means over tokens of the divergence from teacher to policy, and from policy to teacher, nats |
+/// | `distill/teacher_entropy` | of distillation: as `entropy`, under the teacher |
 /// | `nll_loss` | of a mix with `sft`: mean over chosen tokens of −log π |
 /// | `log_odds_ratio`, `log_odds_chosen` | of `orpo`: means of log σ of the log odds ratio, and of that |
 /// | `logits/chosen`, `logits/rejected` | mean over answer tokens of the mean over the vocabulary |

@@ -12,6 +12,7 @@
 //! A new loss is one file in `losses` and its two lines in the list there.
 
 mod correction;
+mod distill;
 mod divergence;
 mod grpo;
 pub(crate) mod losses;
@@ -22,6 +23,7 @@ mod xpo;
 use serde::{Deserialize, Serialize};
 
 pub use correction::{CorrectionMode, CorrectionStats, SamplerCorrection};
+pub use distill::{DistillStats, distill_loss};
 pub use divergence::Divergence;
 pub use grpo::{
     GrpoOptions, ImportanceSampling, PolicyAnswer, PolicyLoss, PolicyStats, PolicyTokens, UNKNOWN_LOG_PROB,
@@ -70,6 +72,8 @@ pub struct ObjectiveConfig {
     pub center_rewards_coefficient: Option<f64>,
     /// Options of policy gradients, for runs that train by them.
     pub grpo: Option<GrpoOptions>,
+    /// Interpolation of the divergence from a teacher, for distillation.
+    pub distill: Option<f64>,
 }
 
 impl ObjectiveConfig {

@@ -22,6 +22,7 @@ pub(crate) fn config(terms: &[(&str, f64)]) -> ObjectiveConfig {
         .collect();
     ObjectiveConfig {
         grpo: None,
+        distill: None,
         center_rewards_coefficient: None,
         exploration: 0.0,
         terms,

@@ -20,7 +20,9 @@ impl<'a> PolicyAndReference<'a> {
             Reference::Shared => Self::Shared(SharedReference(policy)),
             Reference::Model(weights) => Self::Apart(policy, Some(weights.as_mut())),
             Reference::Followed(weights) => Self::Apart(policy, Some(weights.as_mut())),
-            Reference::None | Reference::Precomputed { .. } => Self::Apart(policy, None),
+            Reference::None | Reference::Precomputed { .. } | Reference::Teacher(_) => {
+                Self::Apart(policy, None)
+            }
         }
     }
 }

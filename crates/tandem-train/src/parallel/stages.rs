@@ -7,8 +7,8 @@ use tandem_comm::{Element, ElementKind, ProcessGroup, Reduction};
 use tandem_kernels::ops::HeadScores;
 use tandem_kernels::{DType, Device, Extent, Forest, MemoryKind, Tensor};
 use tandem_model::{
-    Gradient, GradientSink, LayerExecutor, ModelError, PipelineOps, PipelineStage, PolicyAndReferenceScores,
-    Result as ModelResult, SavedActivations, WeightSource,
+    DivergencePass, Gradient, GradientSink, LayerExecutor, ModelError, PipelineOps, PipelineStage,
+    PolicyAndReferenceScores, Result as ModelResult, SavedActivations, WeightSource,
 };
 
 use crate::Result;
@@ -181,20 +181,22 @@ impl StagedExecutor<'_> {
         Ok(saved)
     }
 
-    /// Backward; the last stage begins with the derivative by each prediction's log-probability.
-    pub fn backward(
+    /// Backward; the last stage begins with the scores and the derivative by each prediction's
+    /// log-probability, or with `divergence` by its divergence.
+    pub fn backward<'b>(
         &self,
         weights: &mut dyn WeightSource,
         grads: &mut dyn GradientSink,
         forest: &Forest,
         saved: SavedActivations,
-        scores: &HeadScores,
-        d_log_prob: &[f32],
+        (scores, derivative): (&'b HeadScores, &'b [f32]),
+        divergence: Option<DivergencePass<'b>>,
     ) -> Result<()> {
         let own = self.executor.decoder.stage().index;
-        let end = match self.stages.filter(|_| !self.is_last()) {
-            Some(stages) => Gradient::OfStream(stages.recv(own + 1, &self.executor, forest)?),
-            None => Gradient::OfScores { scores, d_log_prob },
+        let end = match (self.stages.filter(|_| !self.is_last()), divergence) {
+            (Some(stages), _) => Gradient::OfStream(stages.recv(own + 1, &self.executor, forest)?),
+            (None, Some(pass)) => Gradient::OfDivergence { scores, d_divergence: derivative, pass },
+            (None, None) => Gradient::OfScores { scores, d_log_prob: derivative },
         };
         let dx = self.executor.stage_backward(weights, grads, forest, saved, end)?;
         if let Some((stages, dx)) = self.stages.zip(dx) {

@@ -171,7 +171,7 @@ pub fn rank_classes(config: &Config, outline: &PlanInputs, num_ranks: usize) -> 
     let (of_model, sharded) = (tensor * pipeline, config.compute.sharded());
     let data = num_ranks / of_model;
     let parts = if sharded.is_none() { 1 } else { data / replicate };
-    let whole = ModelSpecs::from_config(config, &outline.decoder)?.policy;
+    let ModelSpecs { policy: whole, teacher, .. } = ModelSpecs::from_config(config, &outline.decoder)?;
     let survey = outline.survey(config)?;
     let mut classes: HashMap<RankClass, Vec<(Reverse<usize>, usize)>> = HashMap::new();
     for place in 0..of_model {
@@ -189,8 +189,12 @@ pub fn rank_classes(config: &Config, outline: &PlanInputs, num_ranks: usize) -> 
             }
         };
         let (part, share) = (by_rank(parts), by_rank(data));
-        let frozen =
-            if sharded.weights { frozen_bytes(config, outline, &decoder, parts) } else { vec![0; parts] };
+        let frozen = if sharded.weights {
+            let all = [Some(&decoder), teacher.as_ref()];
+            frozen_bytes(config, outline, &all.map(|decoder| decoder.map(|decoder| &**decoder)), parts)
+        } else {
+            vec![0; parts]
+        };
         let counts = survey.micro_batch_counts(stage, data, sharded.meets_in_walk());
         for (member, micro_batches) in counts.into_iter().enumerate() {
             let rank = member * of_model + place;
@@ -214,14 +218,21 @@ pub fn rank_classes(config: &Config, outline: &PlanInputs, num_ranks: usize) -> 
     Ok(classes)
 }
 
-/// Bytes of all frozen layers that each of `parts` ranks holds.
-fn frozen_bytes(config: &Config, outline: &PlanInputs, decoder: &Decoder, parts: usize) -> Vec<usize> {
+/// Bytes of all frozen layers of some models that each of `parts` ranks holds.
+fn frozen_bytes(
+    config: &Config,
+    outline: &PlanInputs,
+    decoders: &[Option<&Decoder>],
+    parts: usize,
+) -> Vec<usize> {
     let format = config.frozen_format(outline.quantised);
-    let packings = Packings::new(decoder, format, config.compute.compute_type());
     let mut bytes = vec![0; parts];
-    for layer in decoder.layers() {
-        let counts = packings.packing(layer).counts(parts);
-        bytes.iter_mut().zip(counts).for_each(|(sum, own)| *sum += own);
+    for decoder in decoders.iter().copied().flatten() {
+        let packings = Packings::new(decoder, format, config.compute.compute_type());
+        for layer in decoder.layers() {
+            let counts = packings.packing(layer).counts(parts);
+            bytes.iter_mut().zip(counts).for_each(|(sum, own)| *sum += own);
+        }
     }
     bytes
 }

@@ -1,9 +1,10 @@
-//! Recipes: supervised fine-tuning, DPO, reward models and Online DPO.
+//! Recipes: supervised fine-tuning, DPO, reward models, distillation and Online DPO.
 //!
 //! A recipe says which rows it reads, how a row joins a micro-batch's forest, what is minimised and
 //! what is reported. The step (`crate::step`) has one order of passes for all of them. A new
 //! recipe is a file here and a line in [`for_method`].
 
+mod distill;
 mod dpo;
 mod grpo;
 mod log_probs;
@@ -16,7 +17,7 @@ mod unpaired;
 use tandem_data::forest::{ForestBuilder, PairTokens, RowCounts, ScoredTokens, UnpairedTokens};
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
-use tandem_kernels::ops::HeadScores;
+use tandem_kernels::ops::{HeadScores, RowDivergence};
 use tandem_model::{ModelFolder, Result as ModelResult};
 
 use crate::Result;
@@ -24,6 +25,7 @@ use crate::config::{Config, Method};
 use crate::metrics::{MetricSums, Sides};
 use crate::objective::{Loss, ObjectiveConfig, WholeBatch};
 
+pub(crate) use distill::open_teacher;
 pub(crate) use grpo::counted_entropies;
 pub(crate) use log_probs::SequenceLogProbs;
 pub(crate) use micro_batch::deal;
@@ -109,6 +111,7 @@ pub fn for_method(method: Method) -> &'static dyn Recipe {
         Method::Reward => &reward::Reward,
         Method::Online | Method::Grpo => &online::Online,
         Method::Kto => &unpaired::Unpaired,
+        Method::Distill => &distill::Distill,
     }
 }
 
@@ -162,8 +165,10 @@ pub struct ScoredBatch<'a> {
     pub(crate) log_probs: &'a SequenceLogProbs,
     /// The head's scores under the policy.
     pub scores: &'a HeadScores,
-    /// The same under a reference that shares the policy's base.
+    /// The same under a reference that shares the policy's base, or under a teacher.
     pub reference_scores: &'a HeadScores,
+    /// Divergences of the scored rows from a teacher; empty without one.
+    pub divergences: &'a [RowDivergence],
 }
 
 impl ScoredBatch<'_> {

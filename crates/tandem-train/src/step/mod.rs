@@ -303,6 +303,9 @@ impl TrainStep {
             let (_, compared) = self.forward(Split::Eval, &micro, &mut whole, mesh, beta, None, None)?;
             let report = self.report(&micro, compared, &whole, beta);
             self.policy.release_all();
+            if let Some(teacher) = self.reference.teacher() {
+                teacher.finish();
+            }
             stats.set(index, &report, mesh.is_reporting_rank());
         }
         stats.exchange(mesh.world())?;

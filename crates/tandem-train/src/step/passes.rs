@@ -10,6 +10,7 @@ use crate::metrics::Split;
 use crate::objective::{Loss, WholeBatch};
 use crate::parallel::{DeviceMesh, StagedExecutor};
 use crate::recipe::{LossTerms, MicroBatch, ScoredBatch, SequenceLogProbs, counted_entropies};
+use crate::reference::Teacher;
 
 impl TrainStep {
     /// Goes forward with the ranks that have more micro-batches than this one, where ranks meet in
@@ -18,18 +19,29 @@ impl TrainStep {
         let Self { placement, decoder, dtype, checkpointing, policy, reference, .. } = self;
         let executor = LayerExecutor::new(decoder, &placement.device, *dtype, *checkpointing);
         reference.idle(&executor)?;
-        Ok(executor.idle_forward(policy)?)
+        executor.idle_forward(policy)?;
+        if let Some(teacher) = reference.teacher() {
+            executor.idle_divergence(policy)?;
+            teacher.idle_head()?;
+        }
+        Ok(())
     }
 
     pub(super) fn idle_backward(&mut self, learner: &mut TrainState) -> Result<()> {
-        let Self { placement, decoder, dtype, checkpointing, policy, .. } = self;
+        let Self { placement, decoder, dtype, checkpointing, policy, reference, .. } = self;
         let executor = LayerExecutor::new(decoder, &placement.device, *dtype, *checkpointing);
-        Ok(executor.idle_backward(policy, &mut learner.gradients)?)
+        let pass = reference.teacher().map(Teacher::pass);
+        executor.idle_backward(policy, &mut learner.gradients, pass)?;
+        if let Some(teacher) = reference.teacher() {
+            teacher.finish();
+        }
+        Ok(())
     }
 
     /// Computes reference, policy and loss of one micro-batch; the last stage has the loss, and
     /// what it compared. If backward follows, the derivative of the loss by each prediction's
-    /// log-probability is written to `derivative`. A `whole` of this micro-batch alone is completed.
+    /// log-probability, or by its divergence from a teacher, is written to `derivative`. A `whole` of
+    /// this micro-batch alone is completed.
     pub(super) fn forward(
         &mut self,
         split: Split,
@@ -53,8 +65,9 @@ impl TrainStep {
         {
             whole.set_least_entropy(top, &mut counted_entropies(micro, &self.scores));
         }
-        let Self { scores, reference_scores, loss, .. } = self;
-        let batch = ScoredBatch { micro, log_probs: &compared, scores, reference_scores };
+        let Self { scores, reference_scores, loss, reference, .. } = self;
+        let divergences = reference.divergences();
+        let batch = ScoredBatch { micro, log_probs: &compared, scores, reference_scores, divergences };
         let terms = LossTerms { whole, objective: &self.objective, beta };
         let weight = self.recipe.loss(&batch, &terms, loss);
         if let Some(derivative) = derivative {
@@ -82,12 +95,13 @@ impl TrainStep {
             split: mesh.split(),
             host: placement.activations(),
             room: if split == Split::Train { placement.rooms.train } else { placement.rooms.evaluation },
+            keeps_logits: reference.teacher().is_none(),
             ..LayerExecutor::new(decoder, &placement.device, *dtype, *checkpointing)
         };
         let executor = StagedExecutor { executor, stages: mesh.stages() };
         let forest = &micro.forest;
         let is_shared = reference.is_shared();
-        let reference = reference.log_probs(&executor, split, micro, of_reference)?;
+        let log_probs = reference.log_probs(&executor, split, micro, of_reference)?;
         if split == Split::Train {
             StepPhase::Forward.enter(progress, &placement.device);
         }
@@ -97,11 +111,14 @@ impl TrainStep {
             policy: &mut *scores,
             reference: is_shared.then_some(&mut *of_reference),
         };
-        let saved = executor.forward(policy, forest, streams, keeps)?;
+        let mut saved = executor.forward(policy, forest, streams, keeps)?;
+        if let Some(teacher) = reference.teacher() {
+            teacher.compare(&executor.executor, policy, &mut saved, scores)?;
+        }
         if !executor.is_last() {
             return Ok((saved, None));
         }
-        let reference = if is_shared { Some(micro.sequence_log_probs(of_reference)) } else { reference };
+        let reference = if is_shared { Some(micro.sequence_log_probs(of_reference)) } else { log_probs };
         Ok((saved, Some(SequenceLogProbs::new(scores, reference, micro, &self.objective))))
     }
 
@@ -114,7 +131,7 @@ impl TrainStep {
         mesh: &DeviceMesh,
         dropout: u64,
     ) -> Result<()> {
-        let Self { placement, decoder, dtype, checkpointing, policy, scores, .. } = self;
+        let Self { placement, decoder, dtype, checkpointing, policy, reference, scores, .. } = self;
         let executor = LayerExecutor {
             split: mesh.split(),
             host: placement.activations(),
@@ -126,7 +143,12 @@ impl TrainStep {
         // The last stage goes back before it goes forward again: scores and derivative are this
         // micro-batch's.
         let TrainState { gradients, d_log_prob, .. } = learner;
-        executor.backward(policy, gradients, &micro.forest, saved, scores, d_log_prob)
+        let pass = reference.teacher().map(Teacher::pass);
+        executor.backward(policy, gradients, &micro.forest, saved, (scores, d_log_prob), pass)?;
+        if let Some(teacher) = reference.teacher() {
+            teacher.finish();
+        }
+        Ok(())
     }
 
     /// Sums up the micro-batch that went forward last.
@@ -141,7 +163,8 @@ impl TrainStep {
         let Some(compared) = compared else { return report };
         report.sums.add_loss(&self.loss);
         let (scores, reference_scores) = (&self.scores, &self.reference_scores);
-        let batch = ScoredBatch { micro, log_probs: &compared, scores, reference_scores };
+        let divergences = self.reference.divergences();
+        let batch = ScoredBatch { micro, log_probs: &compared, scores, reference_scores, divergences };
         let terms = LossTerms { whole, objective: &self.objective, beta };
         self.recipe.add_metrics(&batch, &terms, &mut report.sums);
         let SequenceLogProbs { policy, reference, .. } = compared;

@@ -44,6 +44,12 @@ fn frozen_weights_are_divided_too() {
     };
     let one = run("one", &["compute.devices=cuda:0"]);
     assert_eq!(run("two", &["compute.devices=cuda:0,1", "compute.sharding=zero3"]), one);
+    let small = Small::new("distill");
+    let run = |name: &str, place: &[&str]| {
+        small.finish(name, RunDirPolicy::Fresh, &[&["train.steps=3"], place].concat()).steps
+    };
+    let one = run("one", &["compute.devices=cuda:0"]);
+    assert_eq!(run("two", &["compute.devices=cuda:0,1", "compute.sharding=zero3"]), one);
 }
 
 #[test]

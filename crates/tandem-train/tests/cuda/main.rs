@@ -4,6 +4,9 @@
 //!
 //! A binary of its own: the emulated GPUs are there for the whole process, and other tests are to find none.
 
+#[path = "../../../../goldens/formula.rs"]
+#[allow(dead_code, reason = "other tests use more of it")]
+mod formula;
 mod gpus;
 mod measure;
 mod memory;
@@ -14,6 +17,8 @@ mod processor;
 #[path = "../it/small.rs"]
 #[allow(dead_code, reason = "the other runs use more of it")]
 mod small;
+#[path = "../it/teacher.rs"]
+mod teacher;
 
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};

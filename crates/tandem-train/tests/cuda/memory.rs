@@ -23,8 +23,13 @@ fn arenas(small: &Small, name: &str) -> Vec<u64> {
 #[ignore = "long: runs in .ci/nightly"]
 fn a_run_takes_what_its_plan_says_and_never_more() {
     machine();
-    for settings in [&[][..], &["compute.dtype=bf16"], &["adapter.rank=4", "compute.format=nf4"]] {
-        let small = Small::new("dpo");
+    for (method, settings) in [
+        ("dpo", &[][..]),
+        ("dpo", &["compute.dtype=bf16"]),
+        ("dpo", &["adapter.rank=4", "compute.format=nf4"]),
+        ("distill", &["compute.dtype=bf16"]),
+    ] {
+        let small = Small::new(method);
         small.finish(
             "run",
             RunDirPolicy::Fresh,

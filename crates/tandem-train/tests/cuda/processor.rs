@@ -37,6 +37,12 @@ fn sft() {
 }
 
 #[test]
+fn distillation() {
+    near("distill", &[], SAME_ARITHMETIC);
+    near("distill", &["distill.beta=1.0", "compute.dtype=bf16"], IN_BF16);
+}
+
+#[test]
 #[ignore = "long: runs in .ci/nightly"]
 fn dpo_with_every_reference() {
     for kind in ["precompute", "model", "sync"] {

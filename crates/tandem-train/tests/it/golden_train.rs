@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use crate::formula;
+use crate::teacher::write_teacher;
 use serde_json::Value;
 use tandem_train::events::Silent;
 use tandem_train::run::run_dir::RunDirPolicy;
@@ -69,6 +70,9 @@ impl Run {
             }
             formula::write_safetensors(&model, &tensors(golden), make).unwrap();
         }
+        if run["reference"] == "teacher" {
+            write_teacher(&folder.path().join("teacher"));
+        }
         let config = folder.path().join("run.toml");
         fs::write(&config, toml(golden, run, eval)).unwrap();
         let overrides: Vec<&str> =
@@ -108,11 +112,12 @@ impl Run {
 /// TRL's arguments as a `run.toml`.
 fn toml(golden: &Value, run: &Value, eval: Option<&str>) -> String {
     let arg = |key: &str| run["args"].get(key).unwrap_or(&golden["defaults"][key]);
-    let sft = run["method"] == "sft";
+    let sft = run["method"] == "sft" || run["method"] == "distill";
     let reference = match (run["reference"].as_str().unwrap(), arg("precompute_ref_log_probs") == true) {
         ("none", _) => "",
         ("same", false) => "[reference]\nkind = \"model\"\n",
         ("other", false) => "[reference]\nkind = \"model\"\nmodel = \"other\"\n",
+        ("teacher", _) => "[reference]\nkind = \"model\"\nmodel = \"teacher\"\n",
         ("other", true) => "[reference]\nkind = \"precompute\"\nmodel = \"other\"\n",
         (reference, _) => panic!("reference {reference}"),
     };
@@ -159,7 +164,8 @@ fn error(ours: &Value, theirs: f64) -> f64 {
 
 /// Metrics that TRL averages over tokens within a micro-batch and then over micro-batches: they depend on how a
 /// batch is cut. Tandem's are over the whole batch's tokens: TRL's where it has one micro-batch.
-const TOKEN_MEANS: [&str; 4] = ["entropy", "mean_token_accuracy", "logits/chosen", "logits/rejected"];
+pub(crate) const TOKEN_MEANS: [&str; 4] =
+    ["entropy", "mean_token_accuracy", "logits/chosen", "logits/rejected"];
 
 /// Every step of a run against TRL's.
 fn compare_steps(name: &str, run: &Run, expected: &Value, loss: f64, grad_norm: f64, metrics: f64) {

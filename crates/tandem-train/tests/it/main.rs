@@ -2,6 +2,7 @@
 
 #[path = "../../../../goldens/formula.rs"]
 mod formula;
+mod golden_distill;
 mod golden_grpo;
 mod golden_offline;
 mod golden_online;
@@ -9,3 +10,4 @@ mod golden_train;
 mod plan;
 mod run;
 mod small;
+mod teacher;

@@ -9,6 +9,8 @@ use tandem_train::run::spawn;
 use tandem_train::{Config, Event, Observer, Outcome, Result};
 use tempfile::TempDir;
 
+use crate::teacher::write_teacher;
+
 /// A temporary folder with runs in it. Caches are shared between the runs of one folder.
 pub struct Small {
     folder: TempDir,
@@ -79,7 +81,7 @@ impl Small {
     pub fn file(&self, name: &str) -> PathBuf {
         let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens/small");
         let data = match self.method {
-            "sft" => "sft_completion.jsonl",
+            "sft" | "distill" => "sft_completion.jsonl",
             "kto" => "unpaired.jsonl",
             "online" => "../online/prompts_conv.jsonl",
             _ => "pref_conv.jsonl",
@@ -89,6 +91,10 @@ impl Small {
             "online" => {
                 "[online]\nmax_new_tokens = 12\ntemperature = 1.0\n[[judges]]\nkind = \"length\"\nunit = \"characters\"\n\
                  per_unit = 0.5\n[[judges]]\nkind = \"missing_eos\"\npenalty = 2\n"
+            }
+            "distill" => {
+                write_teacher(&self.path("teacher"));
+                "[reference]\nmodel = \"teacher\"\n"
             }
             _ => "",
         };

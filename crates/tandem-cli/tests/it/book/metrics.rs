@@ -59,6 +59,11 @@ fn every_metric_of_a_run_is_in_the_page() {
             .replace("[data]", "[data]\ntake = \"chosen\"\neval = \"preferences.jsonl\""),
     );
     shop.write("reward.toml", &shop.dpo_toml("reward").replace("\"dpo\"", "\"reward\""));
+    let distill = shop
+        .read("sft.toml")
+        .replace("\"sft\"", "\"distill\"")
+        .replace("[data]", "[reference]\nmodel = \"model\"\n[data]");
+    shop.write("distill.toml", &distill);
     let grpo = shop.read("online.toml").replace("\"online\"", "\"grpo\"");
     shop.write("grpo.toml", &format!("{grpo}[objective]\nbeta = 0.01\n"));
     let mut missing = Vec::new();
@@ -68,6 +73,7 @@ fn every_metric_of_a_run_is_in_the_page() {
         ("reward.toml", "reward"),
         ("online.toml", "online"),
         ("grpo.toml", "grpo"),
+        ("distill.toml", "distill"),
     ] {
         shop.run(&["train", file, "--set", "train.steps=2"]).expect(0);
         for line in shop.read(&format!("{run}/metrics.jsonl")).lines() {

@@ -284,6 +284,7 @@ fn method_of(script: &str) -> Option<Method> {
     match () {
         () if has("online") => Some(Method::Online),
         () if has("grpo") => Some(Method::Grpo),
+        () if has("gkd") || has("distillation") => Some(Method::Distill),
         () if has("dpo") => Some(Method::Dpo),
         () if has("sft") => Some(Method::Sft),
         () if has("reward") => Some(Method::Reward),

@@ -115,6 +115,8 @@ pub(super) enum Part {
     SftWeight,
     Sync,
     RefModel,
+    OwnAnswers,
+    TeachersAnswers,
     // Precision and devices.
     Bf16,
     Fp16,

@@ -47,7 +47,7 @@ Defaults that are written out where a file is silent:
 
 | | learning rate | schedule | batch of a device | epochs | `max_length` | LoRA |
 |---|---|---|---|---|---|---|
-| TRL | SFT 2e-5, DPO 1e-6, reward 1e-4 | linear | 8 | 3 | 1024 | rank 16, alpha 32, dropout 0.05 (SFT) |
+| TRL | SFT and distillation 2e-5, DPO 1e-6, reward 1e-4 | linear | 8 | 3 | 1024 | rank 16, alpha 32, dropout 0.05 (SFT) |
 | Axolotl | must be given | cosine, warm-up 3 % | 1 | 1 | 512 | alpha of PEFT |
 | LLaMA-Factory | 5e-5 | linear | 8 | 3 | 2048 | rank 8, alpha twice the rank, all linear layers |
 | Mitchell's code | 5e-7 | constant, 150 steps of warm-up | 4 in all | 1 | 512, prompts 256 | none |

@@ -621,6 +621,23 @@ pub(super) const NAMES: &[Name] = &[
     key(&["ref_model_mixup_alpha"], "reference.sync_alpha", number),
     key(&["ref_model_sync_steps"], "reference.sync_steps", count),
     part(&["ref_model"], Part::RefModel, "it is `reference.model` here"),
+    // Distillation.
+    key(&["teacher_model_name_or_path", "teacher_model"], "reference.model", text),
+    part(
+        &["lmbda"],
+        Part::OwnAnswers,
+        "completions of a distillation are the given ones (`lmbda = 0`); answers of the student cannot be had yet",
+    ),
+    part(
+        &["seq_kd"],
+        Part::TeachersAnswers,
+        "completions of a distillation are the given ones; let the teacher write them first, with `tandem generate`",
+    ),
+    missing(
+        &["teacher_model_revision"],
+        "write it behind the name: `reference.model = \"owner/name@revision\"`",
+    ),
+    missing(&["teacher_model_init_kwargs"], "`compute.format` quantises a teacher"),
     // Generation in online runs.
     key(&["max_new_tokens", "max_completion_tokens"], "online.max_new_tokens", count),
     key(&["temperature"], "online.temperature", number),

@@ -45,8 +45,10 @@ fn the_example_arrives_whole() {
             loss_on: tandem_data::row::LossMask::Answer,
         },
         online: None,
+        distill: None,
         objective: ObjectiveConfig {
             grpo: None,
+            distill: None,
             terms: vec![crate::objective::Term {
                 loss: crate::objective::losses::find("sigmoid").expect("registered"),
                 weight: 1.0,

@@ -143,7 +143,8 @@ impl Trainer {
 
     /// Checks the first loss, which is known where policy and reference are equal.
     fn check_start(&self, outcome: &StepOutcome, observer: &mut dyn Observer) -> Result<()> {
-        if self.config.reference.kind == ReferenceKind::None {
+        // A teacher differs from the policy, and by how much its loss tells.
+        if self.config.reference.kind == ReferenceKind::None || self.config.distill.is_some() {
             return Ok(());
         }
         let (log_ratio, tokens) = outcome.log_ratio;

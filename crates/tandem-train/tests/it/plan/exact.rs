@@ -88,6 +88,14 @@ const ONLINE: [&[&str]; 10] = [
 /// Settings of a reward model.
 const REWARD: [&[&str]; 2] = [&[], &["adapter.rank=4", "compute.format=nf4"]];
 
+/// Settings of a distillation. The teacher is larger than the policy.
+const DISTILL: [&[&str]; 4] = [
+    &["data.take=chosen"],
+    &["data.take=chosen", "distill.beta=0.0", "compute.checkpointing=block", "compute.dtype=bf16"],
+    &["data.take=chosen", "adapter.rank=4", "compute.format=nf4", "distill.temperature=2.0"],
+    &["data.take=chosen", "compute.format=int8", "distill.beta=1.0"],
+];
+
 /// Settings of every run: steps of ten rows, checkpoints, evaluations.
 const RUN: [&str; 6] = [
     "train.batch_size=10",
@@ -185,6 +193,7 @@ fn a_run_of_each_kind_takes_what_was_planned() {
     take_what_is_planned(&small, 0..1, &[&[*adapted], &KINDS[12..]].concat(), &PLACES[6..]);
     in_turn(&Small::new("reward"), &REWARD, 6);
     in_turn(&Small::new("online"), &ONLINE, 6);
+    in_turn(&Small::new("distill"), &DISTILL, 6);
 }
 
 /// Matrices that are updated whole are not divided by columns or rows.
@@ -210,6 +219,12 @@ fn nor_does_a_reward_model() {
     let whole: Vec<_> =
         PLACES.into_iter().filter(|(_, of_place)| of_place != &["compute.tensor=2"]).collect();
     takes_what_is_planned(&Small::new("reward"), &REWARD, &whole);
+}
+
+#[test]
+#[ignore = "long: runs in .ci/nightly"]
+fn nor_does_a_distillation() {
+    takes_what_is_planned(&Small::new("distill"), &DISTILL, &PLACES[..6]);
 }
 
 /// Answers are as long as they come; what is planned is the most that they may take.

@@ -73,6 +73,21 @@ fn losses_over_the_whole_batch_on_a_few_meshes() {
 }
 
 #[test]
+fn distillation_on_a_few_meshes() {
+    let few = [(3, "ddp", 1), (4, "zero2", 2), (6, "zero3", 3), (8, "zero3", 4)];
+    let few = few.map(|(ranks, sharding, replicate)| Mesh::data(ranks, sharding, replicate));
+    same_on(&few, 3, "distill", &[]);
+    let adapted = ["adapter.rank=4", "compute.format=nf4", "distill.beta=1.0"];
+    same_on(&few[3..], 3, "distill", &adapted);
+}
+
+#[test]
+#[ignore = "long: runs in .ci/nightly"]
+fn distillation_on_every_mesh() {
+    same_on_every_mesh("distill", &[]);
+}
+
+#[test]
 #[ignore = "long: runs in .ci/nightly"]
 fn sft_on_every_mesh() {
     same_on_every_mesh("sft", &[]);

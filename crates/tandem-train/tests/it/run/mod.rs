@@ -34,6 +34,7 @@ mod server_sglang;
 mod sglang;
 mod sliced_adapters;
 mod states;
+mod teachers;
 mod tensor;
 mod tensor_families;
 mod trackers;

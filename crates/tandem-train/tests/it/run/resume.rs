@@ -42,6 +42,11 @@ fn labelled_completions_resume_bit_for_bit() {
 }
 
 #[test]
+fn distillation_resumes_bit_for_bit() {
+    resumed_equals_unstopped("distill", &["distill.beta=0.2", "distill.temperature=2.0"]);
+}
+
+#[test]
 fn sft_resumes_bit_for_bit() {
     resumed_equals_unstopped("sft", &[]);
 }

@@ -1,4 +1,5 @@
 mod case;
+mod divergence;
 
 use tandem_kernels::ops::{self, HeadGradients, HeadScores, HeadShape, HeadWeights, LowRank, Targets};
 use tandem_kernels::{Backend, DType, Device, MemoryKind};

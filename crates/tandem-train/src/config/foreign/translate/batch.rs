@@ -204,7 +204,7 @@ impl Translator<'_> {
                     (Program::Axolotl, _) => {
                         return Err(self.lacking("learning_rate", "it, which Axolotl needs too"));
                     }
-                    (_, Method::Sft) => 2e-5,
+                    (_, Method::Sft | Method::Distill) => 2e-5,
                     (_, Method::Dpo | Method::Kto) => 1e-6,
                     (_, Method::Reward) => 1e-4,
                     (_, Method::Online) => 5e-7,

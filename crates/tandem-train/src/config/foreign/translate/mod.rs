@@ -419,6 +419,7 @@ impl<'a> Translator<'a> {
                 Method::Sft
             }
             "online_dpo" => Method::Online,
+            "gkd" | "distillation" => Method::Distill,
             _ => {
                 return Err(given.conflict(format!(
                     "{name:?} cannot be had; methods here are \"sft\", \"dpo\", \"kto\", \"reward\" and \"online\""
@@ -443,6 +444,9 @@ impl<'a> Translator<'a> {
             "importance_sampling_level",
             "mask_truncated_completions",
         ];
+        if has(&["teacher_model_name_or_path", "teacher_model", "lmbda", "seq_kd"]) {
+            return Ok(Method::Distill);
+        }
         if has(&of_grpo) || loss.is_some_and(|loss| PolicyLoss::NAMES.iter().any(|(name, _)| *name == loss)) {
             return Ok(Method::Grpo);
         }
@@ -548,12 +552,14 @@ impl<'a> Translator<'a> {
     fn drop_what_does_not_apply(&mut self) {
         let method = self.method;
         let applies = |key: &str| match key {
-            "data.truncation" => matches!(method, Method::Sft | Method::Dpo),
-            "data.loss_on" => method == Method::Sft,
+            "data.truncation" => matches!(method, Method::Sft | Method::Dpo | Method::Distill),
+            "data.loss_on" => matches!(method, Method::Sft | Method::Distill),
             "objective.center_rewards_coefficient" => method == Method::Reward,
-            _ if key.starts_with("objective.") || key.starts_with("reference.") => method.has_reference(),
+            _ if key.starts_with("objective.") => method.has_reference() && method != Method::Distill,
+            _ if key.starts_with("reference.") => method.has_reference(),
             _ if key.starts_with("online.") => method.generates(),
             _ if key.starts_with("grpo.") => method == Method::Grpo,
+            _ if key.starts_with("distill.") => method == Method::Distill,
             _ => true,
         };
         let (kept, dropped): (Vec<_>, Vec<_>) =

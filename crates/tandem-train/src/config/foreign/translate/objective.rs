@@ -22,6 +22,9 @@ impl Translator<'_> {
         if self.method == Method::Grpo {
             return self.policy_loss(loss, [weights, sft]);
         }
+        if self.method == Method::Distill {
+            return self.distillation([loss, weights, sft]);
+        }
         let names = match &loss {
             Some(given) => {
                 as_texts(&given.value).ok_or_else(|| given.wrong("a loss, or a list of losses"))?
@@ -91,6 +94,40 @@ impl Translator<'_> {
             self.not_needed(&given, "policy gradients have one loss");
         }
         self.judges();
+        Ok(())
+    }
+
+    /// The divergence of a distillation, over given completions.
+    fn distillation(&mut self, others: [Option<Given>; 3]) -> Result<()> {
+        let (own, of_teacher) = (self.part(Part::OwnAnswers), self.part(Part::TeachersAnswers));
+        // GKDTrainer samples at its temperature; its loss has none.
+        let is_gkd = own.is_some() || of_teacher.is_some();
+        let answers = [
+            (own, "completions are the given ones; answers of the student cannot be had yet"),
+            (
+                of_teacher,
+                "completions are the given ones; let the teacher write them first, with `tandem generate`",
+            ),
+        ];
+        for (given, reason) in answers.into_iter().filter_map(|(given, reason)| Some((given?, reason))) {
+            match is_off(&given.value) || given.value.as_f64() == Some(0.0) {
+                true => self.not_needed(&given, "completions are the given ones here too"),
+                false => self.missing(&given, reason),
+            }
+        }
+        for key in &mut self.draft.keys {
+            match key.key.as_str() {
+                "objective.beta" => key.key = "distill.beta".to_owned(),
+                "online.temperature" if !is_gkd => key.key = "distill.temperature".to_owned(),
+                _ => {}
+            }
+        }
+        if !is_gkd && self.draft.get("distill.beta").is_none() {
+            self.draft.set("distill.beta", 1.0, "DistillationConfig's default");
+        }
+        for given in others.into_iter().flatten() {
+            self.not_needed(&given, "a distillation has one loss");
+        }
         Ok(())
     }
 
