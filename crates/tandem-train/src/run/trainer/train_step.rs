@@ -152,6 +152,10 @@ impl Trainer {
             observer.event(&Event::StartingGap { per_token: log_ratio / tokens.max(1) as f64 });
             return Ok(());
         }
+        if self.config.train.neftune_noise_alpha.is_some() {
+            // The policy alone has noise.
+            return Ok(());
+        }
         let Some(expected) = exact_at_start(&self.config.objective) else { return Ok(()) };
         let found = outcome.sums.loss();
         if !found.is_finite() {
