@@ -143,7 +143,7 @@ fn check(
             row: prompt.start,
             keep: slot(prompt.start),
         }));
-        let logits = model.prefill(source, &prompts.unwrap()).unwrap();
+        let logits = model.prefill(source, &prompts.unwrap()).unwrap().expect("the only stage");
         let last: Vec<u32> = places.iter().map(|(prompt, _)| prompt.end - 1).collect();
         same(&model.read(&logits).unwrap(), &last);
         drop(logits);
@@ -159,7 +159,7 @@ fn check(
                     rows.push(row);
                 }
             }
-            let logits = model.step(source, &next).unwrap();
+            let logits = model.step(source, &next).unwrap().expect("the only stage");
             same(&model.read(&logits).unwrap(), &rows);
         }
     }
