@@ -5,7 +5,7 @@ use toml::Value as Toml;
 
 use super::{Given, Translator};
 use crate::config::Method;
-use crate::config::draft::DraftKey;
+use crate::config::draft::{DraftKey, Remark};
 use crate::config::error::Result;
 use crate::config::foreign::name::Part;
 use crate::config::foreign::values::{as_number, as_texts, is_off};
@@ -122,8 +122,16 @@ impl Translator<'_> {
                 _ => {}
             }
         }
-        if !is_gkd && self.draft.get("distill.beta").is_none() {
-            self.draft.set("distill.beta", 1.0, "DistillationConfig's default");
+        if !is_gkd {
+            if self.draft.get("distill.beta").is_none() {
+                self.draft.set("distill.beta", 1.0, "DistillationConfig's default");
+            }
+            self.draft.missing.push(Remark {
+                setting: "DistillationTrainer".to_owned(),
+                reason: "the student answers the prompts itself there, at a learning rate of 1e-6 unless given; completions \
+                         are the given ones here (GKDTrainer with `lmbda: 0`)"
+                    .to_owned(),
+            });
         }
         for given in others.into_iter().flatten() {
             self.not_needed(&given, "a distillation has one loss");
