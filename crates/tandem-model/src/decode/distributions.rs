@@ -71,8 +71,11 @@ fn short() -> [Vec<Text>; 2] {
     [three, (4..21).map(many).collect()]
 }
 
-/// Places of a forest's tokens, text by text: the prompt's, then each answer's.
-fn forest(texts: &[Text]) -> (Forest, Vec<(Range<u32>, Vec<Range<u32>>)>) {
+/// Rows of a text in a forest: the prompt's, and each answer's.
+type Places = (Range<u32>, Vec<Range<u32>>);
+
+/// Packs texts, and returns the places of each.
+fn forest(texts: &[Text]) -> (Forest, Vec<Places>) {
     let (mut tokens, mut segments, mut lengths, mut places) =
         (Vec::new(), Vec::<Segment>::new(), Vec::new(), Vec::new());
     for text in texts {
