@@ -123,7 +123,19 @@ impl<'a> LayerExecutor<'a> {
         let room = BatchCapacity::default();
         let (split, stages, dropout, noise, host) = (None, None, None, None, None);
         let keeps_logits = true;
-        Self { decoder, device, dtype, checkpointing, split, stages, dropout, noise, host, room, keeps_logits }
+        Self {
+            decoder,
+            device,
+            dtype,
+            checkpointing,
+            split,
+            stages,
+            dropout,
+            noise,
+            host,
+            room,
+            keeps_logits,
+        }
     }
 }
 
