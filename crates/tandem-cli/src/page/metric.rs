@@ -51,7 +51,7 @@ pub(crate) struct About {
 type Row = (&'static str, Section, Unit, &'static str);
 
 /// The metrics in the order of the page. A name that ends in `*` is a beginning.
-const METRICS: [Row; 53] = {
+const METRICS: [Row; 55] = {
     use Section::{Answers, Learning, Likelihoods, Optimizer, Other, Speed};
     use Unit::{Amount, Bytes, Plain, Share};
     [
@@ -69,6 +69,8 @@ const METRICS: [Row; 53] = {
         ("reward_std", Answers, Plain, "deviation of the totals"),
         ("frac_reward_zero_std", Answers, Share, "groups with equal rewards"),
         ("objective/scores_margin", Answers, Plain, "difference within a pair"),
+        ("environment/turns", Answers, Plain, "turns of the policy, mean"),
+        ("environment/dropped", Answers, Amount, "without a reward"),
         ("judges/*", Answers, Plain, "mean score of a judge"),
         ("completions/mean_length", Answers, Amount, "tokens"),
         ("val/contain_eos_token", Answers, Share, "answers with an end"),

@@ -18,6 +18,7 @@ mod compute;
 mod data;
 mod derived;
 mod draft;
+mod environment;
 mod error;
 mod evaluation;
 mod explain;
@@ -53,6 +54,7 @@ pub use compute::{Checkpointing, ComputeConfig, Devices, Engine, GpuSet};
 pub use data::{DataConfig, DataSource, Order, Side, TemplateSource};
 pub(crate) use derived::whole_format;
 pub use draft::{Draft, DraftKey, Remark};
+pub use environment::EnvironmentConfig;
 pub use error::{ConfigError, Place, Problem};
 pub use evaluation::{BestMetric, EvaluationConfig, SampleCount};
 pub use explain::explain;
@@ -232,7 +234,8 @@ impl Config {
         let logging = keys.table("logging", now.map(|now| &now.logging), |now, keys| {
             LoggingConfig::visit(now, keys, &output)
         })?;
-        let judges = judges::visit(now.map(|now| &now.judges), keys, method)?;
+        let has_environment = online.as_ref().is_some_and(|online| online.environment.is_some());
+        let judges = judges::visit(now.map(|now| &now.judges), keys, method, has_environment)?;
         Ok(Self {
             method,
             model,
