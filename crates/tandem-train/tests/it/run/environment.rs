@@ -21,11 +21,11 @@ const FIELDS: &str = "id=$(printf %s \"$line\" | sed 's/.*\"id\":\\([0-9]*\\).*/
 
 const END: &str = "echo \"{\\\"id\\\":$id,\\\"reward\\\":$((n % 7)),\\\"reason\\\":\\\"turn $turn\\\"}\"";
 
-/// Goes on after the first turn and after two thirds of the others; gives no answer to some.
+/// Goes on after the first turn and after two thirds of the others; gives some no reward.
 fn game() -> String {
     let hint = "echo \"{\\\"id\\\":$id,\\\"messages\\\":[{\\\"role\\\":\\\"user\\\",\\\"content\\\":\\\"Hint $n.\\\"}]}\"";
     format!(
-        "if [ $last = true ]; then {END}; elif [ $((n % 11)) -eq 0 ]; then echo \"{{\\\"id\\\":$id,wrong\"; \
+        "if [ $last = true ]; then {END}; elif [ $((n % 11)) -eq 0 ]; then echo \"{{\\\"id\\\":$id,\\\"reward\\\":null,\\\"reason\\\":\\\"lost\\\"}}\"; \
          elif [ $turn -eq 1 ] || [ $((n % 3)) -gt 0 ]; then {hint}; else {END}; fi"
     )
 }
@@ -106,9 +106,10 @@ fn only_the_policys_tokens_are_trained_on() {
     let found = run(&small, "run", &game(), &[]);
     for line in &found.0 {
         let number = |key: &str| line[key].as_f64().unwrap();
-        // Of each sampled token, the trainer has the log-probability that the generator had.
-        let ratio = ["sampling/ratio", "sampling/sampling_logp_difference/max"].map(number);
-        assert_eq!(ratio, [1.0, 0.0], "{line:?}");
+        // Of each sampled token, the trainer has the log-probability that the generator had. A later turn attends to one
+        // text there and to prompt and answer here, which differ in the last bits. Of another token, it is off by more.
+        assert!(number("sampling/sampling_logp_difference/max") < 1e-5, "{line:?}");
+        assert!((number("sampling/ratio") - 1.0).abs() < 1e-6, "{line:?}");
         let of_step: Vec<&Value> = found
             .1
             .iter()
@@ -135,7 +136,7 @@ fn only_the_policys_tokens_are_trained_on() {
     let said = |answer: &Value| answer["judges"]["environment"]["said"].as_str().unwrap().to_owned();
     assert!(answers(&found).any(|answer| said(answer) == "turn 4"), "the limit of turns ends some");
     assert!(answers(&found).any(|answer| said(answer) == "turn 2"));
-    assert!(answers(&found).any(|answer| said(answer).starts_with("not JSON")), "some are dropped");
+    assert!(answers(&found).any(|answer| said(answer) == "lost"), "some are dropped");
     for answer in answers(&found) {
         let roles: Vec<&str> = answer["conversation"]
             .as_array()
@@ -146,7 +147,7 @@ fn only_the_policys_tokens_are_trained_on() {
         let expected: Vec<&str> = ["assistant", "user"].into_iter().cycle().take(roles.len()).collect();
         assert_eq!(roles, expected);
         let score = answer["score"].as_f64();
-        assert!(score.is_some() != said(answer).starts_with("not JSON"), "{answer}");
+        assert_eq!(score.is_none(), said(answer) == "lost", "{answer}");
     }
 }
 
@@ -265,7 +266,9 @@ fn texts_are_continued_too() {
     let prompts = concat!(env!("CARGO_MANIFEST_DIR"), "/../../goldens/online/prompts_plain.jsonl");
     let data = format!("data.train={prompts}");
     let whole = run(&small, "one", &game(), &[&data]);
-    assert!(whole.0.iter().all(|line| line["sampling/ratio"] == 1.0), "{:?}", whole.0);
+    let difference =
+        |line: &Map<String, Value>| line["sampling/sampling_logp_difference/max"].as_f64().unwrap();
+    assert!(whole.0.iter().all(|line| difference(line) < 1e-5), "{:?}", whole.0);
     assert!(answers(&whole).any(|answer| answer["text"].as_str().unwrap().contains("Hint ")));
     let place = [&data, "compute.devices=cpu:2"];
     assert_same(&run(&small, "other", &game(), &place), &whole, &place);
