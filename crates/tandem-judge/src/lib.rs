@@ -7,6 +7,7 @@
 //! * [`EndpointJudge`] lets a chat model at an OpenAI-compatible address compare responses in
 //!   pairs.
 //! * [`OwnJudge`] calls a function that the program has [registered](register).
+//! * An [`Environment`] continues conversations and rewards them, by a user's program.
 //! * A [`Panel`] adds the weighted scores of several judges.
 //!
 //! [`http`] is the client of endpoints, and [`GroupLeader`] a started program; both are used elsewhere too.
@@ -19,6 +20,7 @@
 mod backoff;
 mod command;
 mod endpoint;
+mod environment;
 mod error;
 mod group_leader;
 pub mod http;
@@ -29,6 +31,7 @@ mod rules;
 
 pub use command::{CommandConfig, CommandJudge, StderrLine};
 pub use endpoint::{DEFAULT_TEMPLATE, EndpointConfig, EndpointJudge};
+pub use environment::{Conversation, Environment, EnvironmentReply, Message};
 pub use error::JudgeError;
 pub use group_leader::GroupLeader;
 pub use judge::{Candidate, Counts, Judge, Prompt, PromptWithCompletions, Verdict};

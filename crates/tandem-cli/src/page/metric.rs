@@ -71,6 +71,8 @@ const METRICS: [Row; 55] = {
         ("reward_std", Answers, Plain, "deviation of the totals"),
         ("frac_reward_zero_std", Answers, Share, "groups with equal rewards"),
         ("objective/scores_margin", Answers, Plain, "difference within a pair"),
+        ("environment/turns", Answers, Plain, "turns of the policy, mean"),
+        ("environment/dropped", Answers, Amount, "without a reward"),
         ("judges/*", Answers, Plain, "mean score of a judge"),
         ("completions/mean_length", Answers, Amount, "tokens"),
         ("val/contain_eos_token", Answers, Share, "answers with an end"),

@@ -119,6 +119,45 @@ impl ForestBuilder {
     /// response another, as in generation, so log-probabilities have the same bits. `max_new_tokens` is
     /// the limit that the responses were generated under: as there, it decides the length of the texts.
     pub fn push_answers(&mut self, prompt: &[u32], answers: &[&[u32]], max_new_tokens: usize) {
+        self.push_conversations(prompt, answers, &[], max_new_tokens);
+    }
+
+    /// Adds a prompt and its responses as [`ForestBuilder::push_answers`] does, where others wrote parts of
+    /// the responses, which are not scored: `turns` are the ranges of each response that are. Without any,
+    /// all of it is.
+    pub fn push_conversations(
+        &mut self,
+        prompt: &[u32],
+        answers: &[&[u32]],
+        turns: &[&[[u32; 2]]],
+        max_new_tokens: usize,
+    ) {
+        let first_prediction = self.predictions.len();
+        self.push_whole(prompt, answers, max_new_tokens);
+        if turns.iter().all(|turns| turns.is_empty()) {
+            return;
+        }
+        // The predictions of a sequence come in the order of its tokens, the last token's last.
+        let first = self.num_sequences - answers.len() as u32;
+        let mut left: Vec<usize> = answers.iter().map(|answer| answer.len()).collect();
+        let mut is_scored: Vec<bool> = self.predictions[first_prediction..]
+            .iter()
+            .rev()
+            .map(|prediction| {
+                let answer = (prediction.sequence - first) as usize;
+                left[answer] -= 1;
+                let (token, turns) = (left[answer] as u32, turns.get(answer).copied().unwrap_or_default());
+                turns.is_empty() || turns.iter().any(|&[begin, end]| (begin..end).contains(&token))
+            })
+            .collect();
+        let mut place = 0;
+        self.predictions.retain(|_| {
+            place += 1;
+            place <= first_prediction || is_scored.pop().expect("one a prediction")
+        });
+    }
+
+    fn push_whole(&mut self, prompt: &[u32], answers: &[&[u32]], max_new_tokens: usize) {
         let length = prompt.len() + max_new_tokens;
         let sequences = self.num_sequences..;
         self.num_sequences += answers.len() as u32;

@@ -18,10 +18,16 @@ use crate::text::tokenizer::Tokenizer;
 pub struct PromptRow {
     /// File and line.
     pub place: Place,
-    record: Record,
+    pub(super) record: Record,
 }
 
 impl PromptRow {
+    /// Reads a row from its JSON.
+    pub fn parse(json: &[u8], place: Place) -> Result<Self, DataError> {
+        let record = Record::parse(json, RowKind::Prompt, &place)?;
+        Ok(Self { place, record })
+    }
+
     /// Returns the prompt.
     pub fn prompt(&self) -> &Text {
         match &self.record.content {
@@ -52,8 +58,7 @@ pub fn read(path: &Path) -> Result<Vec<PromptRow>, DataError> {
         let mut reader = RowReader::open(&path, &Columns::default())?;
         while let Some(raw) = reader.next_row()? {
             let place = Place { path: path.clone(), line: raw.line };
-            let record = Record::parse(&raw.text, RowKind::Prompt, &place)?;
-            rows.push(PromptRow { place, record });
+            rows.push(PromptRow::parse(&raw.text, place)?);
         }
     }
     if rows.is_empty() {

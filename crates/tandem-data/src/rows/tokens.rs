@@ -124,6 +124,7 @@ impl RowCounts {
 impl RowCounts {
     /// Counts a prompt and non-empty responses by lengths alone
     /// ([`ForestBuilder::push_answers`](crate::batch::forest::ForestBuilder::push_answers)).
+    /// All tokens of the responses count as scored.
     pub fn for_answers(prompt: usize, answers: &[usize], share_prefix: bool) -> Self {
         let sum: usize = answers.iter().sum();
         let sequence_tokens = (answers.len() * prompt + sum) as u64;

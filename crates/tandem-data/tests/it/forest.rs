@@ -255,6 +255,36 @@ fn answers_to_a_prompt_are_segments_of_their_own() {
     }
 }
 
+/// What others wrote within an answer is a part of the text, and nothing predicts it.
+#[test]
+fn only_the_turns_of_an_answer_are_predicted() {
+    let (prompt, answers): (&[u32], [&[u32]; 3]) =
+        (&[5, 6], [&[7, 8, 9, 10, 11, 12], &[20, 21, 22], &[30, 31, 32, 33]]);
+    let turns: [&[[u32; 2]]; 3] = [&[[0, 2], [4, 6]], &[], &[[0, 1], [3, 4]]];
+    let expected = [vec![7, 8, 11, 12], vec![20, 21, 22], vec![30, 33]];
+    for share_prefix in [true, false] {
+        let mut builder = ForestBuilder::new(share_prefix);
+        builder.push_answers(&[1], &[&[2, 3]], 0);
+        builder.push_conversations(prompt, &answers, &turns, 0);
+        builder.push_answers(&[1], &[&[4]], 0);
+        let forest = builder.finish().unwrap();
+        holds_its_invariants(&forest);
+        let mut targets = vec![Vec::new(); forest.num_sequences as usize];
+        for prediction in &forest.predictions {
+            let before = text_up_to(&forest, prediction.hidden_row);
+            let found = &mut targets[prediction.sequence as usize];
+            if let Some(answer) = (prediction.sequence as usize).checked_sub(1).and_then(|i| answers.get(i)) {
+                let whole = [prompt, answer].concat();
+                assert_eq!(whole[..before.len()], before, "share_prefix = {share_prefix}");
+                assert_eq!(whole[before.len()], prediction.target);
+            }
+            found.push(prediction.target);
+        }
+        let all = [vec![vec![2, 3]], expected.to_vec(), vec![vec![4]]].concat();
+        assert_eq!(targets, all, "share_prefix = {share_prefix}");
+    }
+}
+
 /// Their sequences follow those of all completions, and their rows come first in their trees.
 #[test]
 fn scored_prompts_are_sequences_of_their_own() {

@@ -6,6 +6,7 @@ mod fixture;
 mod forest;
 mod formats;
 mod golden;
+mod reply;
 mod sentencepiece;
 mod shapes;
 mod templates;

@@ -9,8 +9,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use super::StderrLine;
 use crate::GroupLeader;
+
+/// Receiver of each line that the command writes to stderr.
+pub type StderrLine = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// Maximum bytes of a line; a longer one is split and is no answer.
 const LONGEST_LINE: u64 = 16 << 20;
@@ -39,7 +41,7 @@ pub(super) struct Process {
     leader: GroupLeader,
     grace: Duration,
     /// Whether it has answered an item.
-    pub has_answered: bool,
+    pub(super) has_answered: bool,
 }
 
 impl Process {

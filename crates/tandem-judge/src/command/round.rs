@@ -1,15 +1,15 @@
-//! Bookkeeping of a call's items: waiting, in flight or judged, and which item is to blame for the
+//! Bookkeeping of a call's items: waiting, in flight or answered, and which item is to blame for the
 //! command's end.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::Verdict;
+use super::answer::Reply;
 
 /// Items of one call.
-pub(super) struct CommandBatch {
+pub(super) struct CommandBatch<R> {
     first_id: u64,
-    items: Vec<Item>,
+    items: Vec<Item<R>>,
     /// Items not asked yet, or asked again after another item's timeout.
     waiting: VecDeque<usize>,
     /// Items in flight when the command ended. Each is asked again alone, so that the next end has
@@ -23,21 +23,21 @@ pub(super) struct CommandBatch {
     asked_again: u64,
 }
 
-#[derive(Clone, Default)]
-struct Item {
-    verdict: Option<Verdict>,
-    /// Whether the verdict is an invalid line attributed to the oldest item. An answer replaces it.
+#[derive(Clone)]
+struct Item<R> {
+    reply: Option<R>,
+    /// Whether the reply is an invalid line attributed to the oldest item. An answer replaces it.
     is_guess: bool,
     /// Whether the command ended while it was in flight.
     is_suspect: bool,
 }
 
-impl CommandBatch {
+impl<R: Reply> CommandBatch<R> {
     /// Creates a round of items numbered from `first_id`.
     pub(super) fn new(first_id: u64, num_items: usize) -> Self {
         Self {
             first_id,
-            items: vec![Item::default(); num_items],
+            items: vec![Item { reply: None, is_guess: false, is_suspect: false }; num_items],
             waiting: (0..num_items).collect(),
             suspects: VecDeque::new(),
             in_flight: VecDeque::new(),
@@ -56,8 +56,8 @@ impl CommandBatch {
         self.asked_again
     }
 
-    pub(super) fn into_verdicts(self) -> Vec<Verdict> {
-        self.items.into_iter().filter_map(|item| item.verdict).collect()
+    pub(super) fn into_replies(self) -> Vec<R> {
+        self.items.into_iter().filter_map(|item| item.reply).collect()
     }
 
     /// Returns the next item to ask, if one more may be in flight.
@@ -80,7 +80,7 @@ impl CommandBatch {
 
     /// Takes an answer; returns false if no such item was asked. The first answer to an item
     /// counts.
-    pub(super) fn answered(&mut self, id: u64, verdict: Verdict) -> bool {
+    pub(super) fn answered(&mut self, id: u64, reply: R) -> bool {
         let Some(index) = id.checked_sub(self.first_id) else {
             return true; // An item of an earlier call.
         };
@@ -88,10 +88,10 @@ impl CommandBatch {
         match self.items.get_mut(index) {
             Some(item) if item.is_guess => {
                 item.is_guess = false;
-                item.verdict = Some(verdict);
+                item.reply = Some(reply);
             }
-            Some(Item { verdict: Some(_), .. }) => {}
-            _ if self.in_flight.contains(&index) => self.record_verdict(index, verdict),
+            Some(Item { reply: Some(_), .. }) => {}
+            _ if self.in_flight.contains(&index) => self.record_reply(index, reply),
             _ => return false,
         }
         true
@@ -100,7 +100,7 @@ impl CommandBatch {
     /// Records an invalid line, attributed to the oldest item.
     pub(super) fn record_invalid_line(&mut self, why: String) {
         if let Some(index) = self.in_flight.front().copied() {
-            self.record_verdict(index, Verdict::none(why));
+            self.record_reply(index, R::none(why));
             self.items[index].is_guess = true;
         }
     }
@@ -109,7 +109,7 @@ impl CommandBatch {
     /// asked again.
     pub(super) fn record_timeout(&mut self, why: String) {
         if let Some(index) = self.in_flight.front().copied() {
-            self.record_verdict(index, Verdict::none(why));
+            self.record_reply(index, R::none(why));
         }
         self.asked_again += self.in_flight.len() as u64;
         while let Some(index) = self.in_flight.pop_back() {
@@ -118,12 +118,12 @@ impl CommandBatch {
         self.look_at_oldest();
     }
 
-    /// Records the command's end. An item that was asked alone as a suspect gets no score.
+    /// Records the command's end. An item that was asked alone as a suspect gets no reply.
     pub(super) fn record_exit(&mut self, how: &str) {
         if let Some(index) = self.in_flight.front().copied().filter(|index| self.items[*index].is_suspect) {
-            self.record_verdict(
+            self.record_reply(
                 index,
-                Verdict::none(format!("the command ended twice while it had this item ({how})")),
+                R::none(format!("the command ended twice while it had this item ({how})")),
             );
         }
         self.asked_again += self.in_flight.len() as u64;
@@ -134,8 +134,8 @@ impl CommandBatch {
         self.look_at_oldest();
     }
 
-    fn record_verdict(&mut self, index: usize, verdict: Verdict) {
-        self.items[index].verdict = Some(verdict);
+    fn record_reply(&mut self, index: usize, reply: R) {
+        self.items[index].reply = Some(reply);
         self.in_flight.retain(|other| *other != index);
         self.num_open -= 1;
         self.look_at_oldest();
@@ -152,13 +152,14 @@ impl CommandBatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Verdict;
 
-    fn asked(round: &mut CommandBatch, limit: usize) -> Vec<usize> {
+    fn asked(round: &mut CommandBatch<Verdict>, limit: usize) -> Vec<usize> {
         std::iter::from_fn(|| round.next(limit)).collect()
     }
 
-    fn scores(round: CommandBatch) -> Vec<Option<f64>> {
-        round.into_verdicts().into_iter().map(|verdict| verdict.score).collect()
+    fn scores(round: CommandBatch<Verdict>) -> Vec<Option<f64>> {
+        round.into_replies().into_iter().map(|verdict| verdict.score).collect()
     }
 
     fn yes() -> Verdict {
@@ -167,7 +168,7 @@ mod tests {
 
     #[test]
     fn no_more_are_in_flight_than_may_be() {
-        let mut round = CommandBatch::new(0, 3);
+        let mut round = CommandBatch::<Verdict>::new(0, 3);
         assert_eq!(asked(&mut round, 2), [0, 1]);
         assert!(round.answered(1, yes()));
         assert_eq!(asked(&mut round, 2), [2]);
@@ -175,7 +176,7 @@ mod tests {
 
     #[test]
     fn suspects_are_asked_alone_and_only_the_guilty_loses_its_score() {
-        let mut round = CommandBatch::new(10, 4);
+        let mut round = CommandBatch::<Verdict>::new(10, 4);
         assert_eq!(asked(&mut round, 3), [0, 1, 2]);
         round.record_exit("");
         assert_eq!(asked(&mut round, 3), [0]);
@@ -193,7 +194,7 @@ mod tests {
 
     #[test]
     fn when_the_oldest_hangs_the_others_are_no_suspects() {
-        let mut round = CommandBatch::new(0, 3);
+        let mut round = CommandBatch::<Verdict>::new(0, 3);
         asked(&mut round, 3);
         round.record_timeout(String::new());
         round.record_exit("");
@@ -202,7 +203,7 @@ mod tests {
 
     #[test]
     fn an_answer_replaces_a_guess_but_no_other_answer() {
-        let mut round = CommandBatch::new(0, 2);
+        let mut round = CommandBatch::<Verdict>::new(0, 2);
         asked(&mut round, 2);
         round.record_invalid_line("noise".to_owned());
         assert!(round.answered(0, yes()));
@@ -215,7 +216,7 @@ mod tests {
 
     #[test]
     fn numbers_of_earlier_calls_are_late_and_unknown_ones_are_no_answers() {
-        let mut round = CommandBatch::new(5, 2);
+        let mut round = CommandBatch::<Verdict>::new(5, 2);
         assert_eq!(asked(&mut round, 1), [0]);
         assert!(round.answered(4, yes()));
         assert!(!round.answered(6, yes()), "not asked yet");

@@ -3,6 +3,7 @@
 mod cache;
 mod command;
 mod endpoint;
+mod environment;
 mod panel;
 mod rules;
 mod server;

@@ -38,7 +38,7 @@ pub use cursor::{BestEvaluation, Cursor};
 pub use export::export;
 pub use folder::{Checkpoints, Latest};
 pub use load::Checkpoint;
-pub use online::{Answer, Batch, CompletedPrompt, JudgeScore, OnlineState};
+pub use online::{Answer, Batch, CompletedPrompt, JudgeScore, Message, OnlineState, Turn};
 pub use save::Part;
 pub use saver::Saver;
 

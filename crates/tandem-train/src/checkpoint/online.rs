@@ -15,17 +15,34 @@ pub struct JudgeScore {
     pub said: Value,
 }
 
+/// A message of a conversation: `role`, `content`, and what a chat template takes beside.
+pub type Message = serde_json::Map<String, Value>;
+
+/// A turn of the policy in a conversation with an environment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Turn {
+    /// Range of the answer's tokens that the policy sampled.
+    pub tokens: [u32; 2],
+    /// The environment's messages after it. Only rank 0 has them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub messages: Vec<Message>,
+}
+
 /// An answer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Answer {
-    /// Token ids, including an end token.
+    /// Token ids, including an end token. With an environment: all turns and the messages between them.
     pub tokens: Vec<u32>,
-    /// Whether the model ended it, not the length limit.
+    /// The policy's turns in a conversation with an environment; without one, none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub turns: Vec<Turn>,
+    /// Whether the model ended it, or its last turn, not the length limit.
     pub is_ended: bool,
     /// Log-probability under the generating weights, in nats.
     pub log_prob: f64,
-    /// The same of each token, where a loss compares it with the policy's.
+    /// The same of each token that the policy sampled, where a loss compares it with the policy's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub log_probs: Vec<f32>,
     /// Log-probability of each token under the trainer's weights of the time, where a server gave the answer
@@ -39,6 +56,27 @@ pub struct Answer {
     pub normalized: Option<f64>,
     /// Replies per judge. Only rank 0 has them.
     pub opinions: Vec<JudgeScore>,
+}
+
+impl Answer {
+    /// Returns the ranges of the tokens that the policy sampled; none where it sampled all.
+    pub fn sampled(&self) -> Vec<[u32; 2]> {
+        self.turns.iter().map(|turn| turn.tokens).collect()
+    }
+
+    /// Returns the tokens of one of its turns.
+    pub fn turn(&self, turn: &Turn) -> &[u32] {
+        let [begin, end] = turn.tokens.map(|token| token as usize);
+        &self.tokens[begin..end]
+    }
+
+    /// Returns the number of tokens that the policy sampled.
+    pub fn num_sampled(&self) -> usize {
+        match self.turns.as_slice() {
+            [] => self.tokens.len(),
+            turns => turns.iter().map(|turn| (turn.tokens[1] - turn.tokens[0]) as usize).sum(),
+        }
+    }
 }
 
 /// A prompt and its answers.

@@ -17,6 +17,10 @@ const RANKS: usize = 2;
 fn cursor(step: u64) -> Cursor {
     let answer = Answer {
         tokens: vec![7, 2],
+        turns: vec![Turn {
+            tokens: [0, 2],
+            messages: vec![[("role".to_owned(), "user".into())].into_iter().collect()],
+        }],
         is_ended: true,
         log_prob: -1.0 / 3.0,
         log_probs: vec![-0.25, -1.0 / 12.0],

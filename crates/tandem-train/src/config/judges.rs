@@ -15,7 +15,7 @@ use super::hub::Lookup;
 use super::keys::{Keys, keys};
 use super::reader::Section;
 use super::tree::{Node, Places};
-pub(super) use kinds::KINDS;
+pub(super) use kinds::{KINDS, command};
 
 /// A judge of a panel.
 #[derive(Clone, Debug, PartialEq)]
@@ -117,12 +117,20 @@ pub(super) fn read_judges(path: &Path, lookup: &Lookup) -> Result<Vec<JudgeSecti
 
 const TABLES: &str = "a [[judges]] table for each judge";
 
-/// The judges of a run; none for a method that generates nothing.
+/// The judges of a run; none for a method that generates nothing, or with an environment.
 pub(super) fn visit(
     now: Option<&Vec<JudgeSection>>,
     keys: &mut Keys,
     method: Method,
+    has_environment: bool,
 ) -> Result<Vec<JudgeSection>> {
+    if has_environment && !matches!(keys, Keys::List(_)) {
+        keys.refuse(
+            "judges",
+            "with [online.environment] the environment gives the reward; remove the [[judges]] tables",
+        )?;
+        return Ok(Vec::new());
+    }
     if method.generates() {
         return keys.tables("judges", TABLES, now, JudgeSection::visit);
     }

@@ -19,6 +19,7 @@ mod data;
 mod derived;
 mod distill;
 mod draft;
+mod environment;
 mod error;
 mod evaluation;
 mod explain;
@@ -55,6 +56,7 @@ pub use data::{DataConfig, DataSource, Order, Side, TemplateSource};
 pub(crate) use derived::whole_format;
 pub use distill::DistillConfig;
 pub use draft::{Draft, DraftKey, Remark};
+pub use environment::EnvironmentConfig;
 pub use error::{ConfigError, Place, Problem};
 pub use evaluation::{BestMetric, EvaluationConfig, SampleCount};
 pub use explain::explain;
@@ -245,7 +247,8 @@ impl Config {
         let logging = keys.table("logging", now.map(|now| &now.logging), |now, keys| {
             LoggingConfig::visit(now, keys, &output)
         })?;
-        let judges = judges::visit(now.map(|now| &now.judges), keys, method)?;
+        let has_environment = online.as_ref().is_some_and(|online| online.environment.is_some());
+        let judges = judges::visit(now.map(|now| &now.judges), keys, method, has_environment)?;
         Ok(Self {
             method,
             model,

@@ -4,6 +4,7 @@ use std::ops::Bound::{Excluded, Included};
 use std::path::Path;
 
 use super::Config;
+use super::environment::{self, EnvironmentConfig};
 use super::error::Result;
 use super::form::{COUNT, Form, POSITIVE, boolean, choice, custom, filled, integer, number, texts_value};
 use super::grpo::GrpoConfig;
@@ -86,6 +87,10 @@ keys! {
             keys.optional_table("server", now, |now, keys| {
                 ServerConfig::visit(now, keys, output, grpo, overlap)
             })
+        }),
+        /// Program that continues completions to conversations of several turns, and rewards them.
+        environment: Option<EnvironmentConfig> = group(|now, keys: &mut Keys| {
+            environment::visit(now, keys, grpo.is_some())
         }),
         /// Most completions generated at the same time on a rank; not with `[online.server]`.
         max_batch: usize = integer(1..=1 << 16)
@@ -250,6 +255,9 @@ pub(super) fn check(config: &Config, places: &Places) -> Result<()> {
             "it is set but `replay_per_step` is 0, so replayed prompts are never used; set `replay_per_step`, or \
              remove `replay_size`",
         ));
+    }
+    if online.environment.is_some() {
+        environment::check(online, config, places)?;
     }
     if let Some(grpo) = online.algorithm.grpo() {
         if grpo.max_resamples > 0 && online.overlap {

@@ -35,7 +35,7 @@ says so.
 ";
 
 /// Heading and introduction of each table.
-pub(super) const SECTIONS: [(&str, &str, &str); 13] = [
+pub(super) const SECTIONS: [(&str, &str, &str); 14] = [
     ("", "At the top", ""),
     (
         "adapter",
@@ -60,6 +60,12 @@ pub(super) const SECTIONS: [(&str, &str, &str); 13] = [
         "`[online.server]`",
         "For online runs with an `[adapter]` of kind `\"lora\"`. With this table a vLLM or SGLang server generates
 instead of this process: see [online-server.md](online-server.md).",
+    ),
+    (
+        "online.environment",
+        "`[online.environment]`",
+        "For `method = \"grpo\"`, in place of `[[judges]]`: a program that continues conversations and rewards them. See
+[grpo.md](grpo.md#environments).",
     ),
     (
         "grpo",

@@ -16,13 +16,14 @@ pub const RESOLVED_HEADER: &str =
     "# The resolved config of this run, written by tandem. Paths are absolute, defaults written out.\n";
 
 /// Tables in the order in which they are written; judges follow.
-pub(super) const TABLES: [&str; 13] = [
+pub(super) const TABLES: [&str; 14] = [
     "",
     "adapter",
     "reference",
     "data",
     "online",
     "online.server",
+    "online.environment",
     "grpo",
     "distill",
     "objective",

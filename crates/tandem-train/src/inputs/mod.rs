@@ -193,12 +193,21 @@ impl RunInputs {
         }
         let longest = eval.iter().chain([&train]).map(|c| c.report().longest as usize).max().unwrap_or(0);
         let answer = config.online.as_ref().map_or(0, |online| online.max_new_tokens);
+        let has_environment = config.online.as_ref().is_some_and(|online| online.environment.is_some());
+        let whole = if has_environment { config.data.max_length } else { 0 };
         let longest = eval
             .iter()
             .chain([&train])
             .map(|cache| longest_mismatched(config, cache))
             .fold(longest, usize::max);
-        let decoder = Decoder::new(spec, (longest + answer).max(1))?;
+        let decoder = Decoder::new(spec, (longest + answer).max(whole).max(1))?;
+        if has_environment && decoder.rotates_by_length() {
+            let reason = format!(
+                "the positions of {} depend on the length of a text beyond its first training, and the turns of a                  conversation with an environment have lengths of their own; lower data.max_length = {whole} to the                  model's original length, or remove [online.environment]",
+                config.model.display()
+            );
+            return Err(TrainError::Mismatch { reason });
+        }
         let ModelSpecs { policy: decoder, reference: reference_decoder, teacher } =
             ModelSpecs::from_config(config, &decoder)?;
         Ok(Self { folder, decoder, reference_decoder, teacher, tokenizer, train, eval })

@@ -52,6 +52,7 @@ impl Split {
 /// | `clip_ratio/*`, `cispo_clip_ratio`, `vespo/phi_seq_mean` | share of importance ratios that were clipped; mean weight of an answer |
 /// | `sampling/ratio`, `sampling/sampling_logp_difference/*` | the trainer's probability of a token over the generator's, mean; difference of the logarithms, mean and largest |
 /// | `sampling/importance_sampling_ratio/*` | the trainer's probability over a server's, as it weighs the loss |
+/// | `environment/turns`, `environment/dropped` | of conversations with an environment: mean turns of the policy; conversations without a reward |
 /// | `replaced_prompts` | prompts of the step whose answers had equal rewards, and which others replaced |
 /// | `pairs`, `ties`, `unscored`, `replayed`, `age` | counts of a step's answers; steps between answering and training |
 /// | `time_generate`, `time_judge`, `generated_tokens` | of the answers that a step brought |

@@ -31,7 +31,7 @@ impl Advantages {
         let reward = |answer: &super::Answer| {
             answer
                 .score
-                .map(|score| score - penalty(answer.tokens.len(), config.overlong_tokens, max_new_tokens))
+                .map(|score| score - penalty(answer.num_sampled(), config.overlong_tokens, max_new_tokens))
         };
         let rewards: Vec<Vec<Option<f64>>> =
             prompts.iter().map(|prompt| prompt.answers.iter().map(reward).collect()).collect();
@@ -119,6 +119,7 @@ impl Advantages {
                 row: answered.row,
                 prompt: prompt(answered).to_vec(),
                 answers: answered.answers.iter().map(|answer| answer.tokens.clone()).collect(),
+                turns: answered.answers.iter().map(super::Answer::sampled).collect(),
                 policy: policy.collect(),
                 ..ScoredPrompt::default()
             }

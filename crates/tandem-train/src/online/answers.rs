@@ -1,8 +1,8 @@
 //! Prompts with the answers that a policy gave to them.
 
 use super::generate::{Asked, GenerationRequest};
-pub(crate) use crate::checkpoint::JudgeScore;
-pub use crate::checkpoint::{Answer, Batch, CompletedPrompt, OnlineState};
+pub use crate::checkpoint::{Answer, Batch, CompletedPrompt, OnlineState, Turn};
+pub(crate) use crate::checkpoint::{JudgeScore, Message};
 use crate::metrics::Split;
 
 /// Generation requests of a round of a split, in prompt order, for so many answers each.

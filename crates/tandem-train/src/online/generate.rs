@@ -47,8 +47,10 @@ pub struct Asked {
 /// How answers are generated.
 #[derive(Clone, Debug)]
 pub struct Generation {
-    options: OnlineConfig,
-    seed: u64,
+    pub(super) options: OnlineConfig,
+    pub(super) seed: u64,
+    /// Most tokens of a conversation with an environment, the prompt included.
+    pub(super) max_length: usize,
     /// Generation limits of a rank.
     within: GeneratorOptions,
 }
@@ -65,13 +67,19 @@ impl Generation {
         let max_batch = options.max_batch.min(answers);
         // One more prompt: the last completions of one and the first of the next often overlap.
         let prompts_under_way = max_batch.div_ceil(at_once(&options)) + 1;
-        let cache_tokens = max_batch * options.max_new_tokens + prompts_under_way * longest;
+        let mut cache_tokens = max_batch * options.max_new_tokens + prompts_under_way * longest;
+        let (max_length, mut longest) = (config.data.max_length, longest);
+        if options.environment.is_some() {
+            // Later turns of conversations have a prompt each, up to the whole length.
+            cache_tokens = cache_tokens.max(max_batch * max_length);
+            longest = max_length;
+        }
         let prefill_tokens = match config.train.micro_batch {
             MicroBatchSize::Tokens(tokens) => tokens,
             MicroBatchSize::Rows(rows) => rows * longest,
         };
         let within = GeneratorOptions { max_batch, cache_tokens, prefill_tokens, log_probs: true };
-        Self { options, seed: config.seed, within }
+        Self { options, seed: config.seed, max_length, within }
     }
 
     /// Generates completions of prompts. Every rank of `mesh` computes its share and gets all;
@@ -105,6 +113,46 @@ impl Generation {
         exchange(groups, requests.len(), num_answers, mesh.data()).map(Some)
     }
 
+    /// Continues conversations by a turn of the policy, of which every rank computes its share and gets
+    /// all; `None` if any rank was stopped.
+    pub(super) fn next_turns(
+        &self,
+        on: &GenerationContext<'_>,
+        sources: &mut dyn Sources,
+        together: Option<&mut LockstepGroup>,
+        mesh: &mut DeviceMesh,
+        stop: &AtomicBool,
+        turns: &[TurnRequest<'_>],
+    ) -> Result<Option<Vec<Answer>>> {
+        let data = mesh.data();
+        let mine = &turns[share_of(turns.len(), data.rank(), data.size())];
+        let (world, executor) = mesh.world_in_walk(on.executor);
+        let on = GenerationContext { executor, ..*on };
+        let mut company = KeepAlive::new(world, stop);
+        let mut ranks = Ranks { together, company: &mut company, steps: 0 };
+        let request = |turn: &TurnRequest<'_>| {
+            let first = self.request(CompletionModel::Policy, Split::Train, &turn.of, &on);
+            let prompt = [&first.prompt[..], turn.tokens].concat();
+            Request {
+                num_answers: 1,
+                max_new_tokens: first.max_new_tokens.min(self.max_length - prompt.len()),
+                sampling: Sampling {
+                    seed: draw(&[self.seed, turn.of.step, turn.answer as u64, turn.turn as u64]),
+                    ..first.sampling
+                },
+                prompt,
+                ..first
+            }
+        };
+        let requests = mine.iter().map(request).collect();
+        let answers = self.sample(CompletionModel::Policy, &on, sources, &mut ranks, requests, 1)?;
+        if !company.end()? {
+            return Ok(None);
+        }
+        let own = answers.into_iter().map(|(_, answer)| vec![answer]).collect();
+        Ok(Some(exchange(own, turns.len(), 1, mesh.data())?.concat()))
+    }
+
     /// Completion models, in order.
     fn authors(&self) -> impl Iterator<Item = CompletionModel> {
         let second = match self.options.algorithm {
@@ -130,6 +178,19 @@ impl Generation {
             .iter()
             .map(|request| Request { num_answers, ..self.request(author, asked.split, request, on) })
             .collect();
+        self.sample(author, on, sources, meet, requests, num_answers)
+    }
+
+    /// Answers to requests of `num_answers` each, and the places of the requests.
+    fn sample(
+        &self,
+        author: CompletionModel,
+        on: &GenerationContext<'_>,
+        sources: &mut dyn Sources,
+        meet: &mut dyn Lockstep,
+        requests: Vec<Request>,
+        num_answers: usize,
+    ) -> Result<Vec<(usize, Answer)>> {
         let mut watches: Vec<_> = (0..requests.len() * num_answers).map(|_| None).collect();
         let mut failure = None;
         let answers = author.generate(on.executor, &self.within, sources, meet, requests, &mut |new| {
@@ -166,8 +227,24 @@ impl Generation {
         sources: &mut dyn Sources,
         longest: usize,
     ) -> Result<()> {
+        self.dry_run_of(executor, sources, longest, at_once(&self.options))?;
+        if self.options.environment.is_some() {
+            // In later turns each conversation is a request of its own: as many as can be under way at the
+            // same time, and the longest prompts, which leave room for one token.
+            self.dry_run_of(executor, sources, self.max_length - self.options.max_new_tokens, 1)?;
+            self.dry_run_of(executor, sources, self.max_length - 1, 1)?;
+        }
+        Ok(())
+    }
+
+    fn dry_run_of(
+        &self,
+        executor: &LayerExecutor<'_>,
+        sources: &mut dyn Sources,
+        longest: usize,
+        num_answers: usize,
+    ) -> Result<()> {
         let GeneratorOptions { max_batch, prefill_tokens, .. } = self.within;
-        let num_answers = at_once(&self.options);
         let prompts = max_batch.div_ceil(num_answers);
         let mut lengths = vec![longest; prompts];
         let at_once = (prefill_tokens / longest).max(1);
@@ -231,6 +308,19 @@ impl Generation {
             stop: on.inputs.tokenizer.eos_ids().to_vec(),
         }
     }
+}
+
+/// A conversation that the policy continues.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TurnRequest<'a> {
+    /// Its prompt, and the step that it is for.
+    pub of: GenerationRequest,
+    /// Its number among the answers to the prompt.
+    pub answer: usize,
+    /// Turns of the policy so far.
+    pub turn: usize,
+    /// Tokens after the prompt.
+    pub tokens: &'a [u32],
 }
 
 /// Prompts that one author answers.

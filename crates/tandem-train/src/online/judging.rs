@@ -48,6 +48,13 @@ impl Judging {
         Self { panel, names, lines, normalizes, stop: Arc::default() }
     }
 
+    /// Sets the names of scores that others than judges gave.
+    #[must_use]
+    pub fn with_names(mut self, names: Vec<String>) -> Self {
+        self.names = names;
+        self
+    }
+
     /// Judges completions as they arrive, on a background thread of rank 0.
     ///
     /// # Panics

@@ -8,6 +8,9 @@
 //!
 //! With `[online.server]`, rank 0 requests all completions from a server (`server`).
 //!
+//! With `[online.environment]`, completions are conversations of several turns, whose rewards an environment gives
+//! instead of judges (`conversation`).
+//!
 //! With `online.overlap`, a round is generated and judged on background threads while the step
 //! before it trains (`async_round`). It uses the weights before that step's update.
 
@@ -16,6 +19,7 @@ pub(crate) mod answers;
 pub(crate) mod async_round;
 pub(crate) mod background_generator;
 mod background_task;
+pub(crate) mod conversation;
 mod evaluation;
 pub(crate) mod generate;
 pub(crate) mod judging;
@@ -35,9 +39,10 @@ use std::time::Instant;
 
 use tandem_comm::Phase;
 use tandem_data::order::BatchSampler;
+use tandem_judge::Environment;
 use tandem_model::LayerExecutor;
 
-pub use answers::{Answer, Batch, CompletedPrompt, OnlineState};
+pub use answers::{Answer, Batch, CompletedPrompt, OnlineState, Turn};
 pub use async_round::{AsyncRound, GenerationBackend};
 pub use background_generator::BackgroundGenerator;
 pub use generate::Generation;
@@ -87,6 +92,8 @@ pub enum GenerationMode {
         generation: Box<Generation>,
         /// Ranks with gathered weights, which generate in lockstep.
         together: Option<LockstepGroup>,
+        /// Environment of conversations, on rank 0 of a run with one.
+        environment: Option<Environment>,
     },
     /// Background generation.
     Aside(AsyncRound),
@@ -293,7 +300,7 @@ impl Online {
         mesh: &mut DeviceMesh,
         stop: &AtomicBool,
     ) -> Result<Option<Vec<Vec<Answer>>>> {
-        let GenerationMode::Before { generation, together } = &mut self.answering else {
+        let GenerationMode::Before { generation, together, environment } = &mut self.answering else {
             unreachable!("others answer aside")
         };
         scorer.progress.begin_phase(Phase::Generate);
@@ -305,7 +312,11 @@ impl Online {
             GenerationContext { executor, inputs: &self.prepared, progress },
             PolicyAndReference::new(policy, reference),
         );
-        generation.answer(&on, &mut sources, together.as_mut(), mesh, stop, asked)
+        let together = together.as_mut();
+        if self.config.environment.is_some() {
+            return generation.converse(environment.as_mut(), &on, &mut sources, together, mesh, stop, asked);
+        }
+        generation.answer(&on, &mut sources, together, mesh, stop, asked)
     }
 
     /// Waits for the round in progress, if any; afterwards no thread reads the weights. False if
@@ -449,10 +460,10 @@ impl Online {
     }
 }
 
-/// Tokens of all answers of a round.
+/// Sampled tokens of a round.
 fn num_tokens(round: &[Batch]) -> usize {
     let prompts = round.iter().flat_map(|batch| &batch.prompts);
-    prompts.flat_map(|answered| &answered.answers).map(|answer| answer.tokens.len()).sum()
+    prompts.flat_map(|answered| &answered.answers).map(Answer::num_sampled).sum()
 }
 
 /// Samples distinct numbers below `among`, sorted; all of them if too few.

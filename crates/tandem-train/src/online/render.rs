@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
 
-use super::answers::{Answer, CompletedPrompt};
+use super::answers::{Answer, CompletedPrompt, Message};
 use crate::Result;
 use crate::inputs::RunInputs;
 use crate::metrics::Split;
@@ -36,13 +36,43 @@ impl<'a> SampleRenderer<'a> {
     }
 
     /// Tokens of an answer but the one that ends it.
+    /// In a conversation with an environment, of each of the policy's turns.
     pub fn length(&self, answer: &Answer) -> usize {
-        self.tokenizer.without_end(&answer.tokens).len()
+        let length = |tokens: &[u32]| self.tokenizer.without_end(tokens).len();
+        match answer.turns.as_slice() {
+            [] => length(&answer.tokens),
+            turns => turns.iter().map(|turn| length(answer.turn(turn))).sum(),
+        }
     }
 
-    /// Text of a completion up to its stop string.
+    /// Text of a completion up to its stop string, or of a whole conversation.
     pub fn text(&self, answer: &Answer) -> Result<String> {
-        let mut text = self.tokenizer.decode(self.tokenizer.without_end(&answer.tokens), true)?;
+        match answer.turns.as_slice() {
+            [] => self.text_of(&answer.tokens),
+            _ => Ok(self.tokenizer.decode(self.tokenizer.without_end(&answer.tokens), true)?),
+        }
+    }
+
+    /// The turns of a conversation, and the messages of the environment between them.
+    pub fn conversation(&self, answer: &Answer) -> Result<Vec<Message>> {
+        let mut messages = Vec::new();
+        for turn in &answer.turns {
+            messages.push(self.message(answer.turn(turn))?);
+            messages.extend_from_slice(&turn.messages);
+        }
+        Ok(messages)
+    }
+
+    /// A turn of the policy as a message.
+    pub fn message(&self, tokens: &[u32]) -> Result<Message> {
+        let text = self.text_of(tokens)?;
+        let fields = [("role", "assistant".into()), ("content", text.into())];
+        Ok(fields.map(|(key, value): (&str, Value)| (key.to_owned(), value)).into_iter().collect())
+    }
+
+    /// Text of sampled tokens up to their stop string.
+    fn text_of(&self, tokens: &[u32]) -> Result<String> {
+        let mut text = self.tokenizer.decode(self.tokenizer.without_end(tokens), true)?;
         if let Some(end) = self.stop.iter().filter_map(|stop| text.find(stop.as_str())).min() {
             text.truncate(end);
         }

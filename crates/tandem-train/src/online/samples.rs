@@ -42,12 +42,16 @@ fn of_answer(answer: &Answer, names: &[String], shown: &SampleRenderer<'_>) -> R
         .zip(&answer.opinions)
         .map(|(name, opinion)| (name.clone(), json!({ "score": opinion.score, "said": opinion.said })))
         .collect();
-    Ok(json!({
+    let mut line = json!({
         "text": shown.text(answer)?,
         "tokens": shown.length(answer),
         "ended": answer.is_ended,
         "log_prob": answer.log_prob,
         "score": answer.score,
         "judges": judges,
-    }))
+    });
+    if !answer.turns.is_empty() {
+        line["conversation"] = json!(shown.conversation(answer)?);
+    }
+    Ok(line)
 }

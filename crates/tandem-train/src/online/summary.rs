@@ -41,6 +41,8 @@ struct Groups {
     ended_lengths: [usize; 3],
     /// Prompts that others replaced; `None` where none may be.
     replaced: Option<usize>,
+    /// Mean turns of the policy, and conversations without a reward; of runs with an environment.
+    environment: Option<(f64, usize)>,
 }
 
 impl Summary {
@@ -54,7 +56,7 @@ impl Summary {
         };
         for (answered, paired) in batch.prompts.iter().zip(paired) {
             for answer in &answered.answers {
-                let length = answer.tokens.len();
+                let length = answer.num_sampled();
                 let [least, sum, most] = &mut summary.lengths;
                 (*least, *sum, *most) = ((*least).min(length), *sum + length, (*most).max(length));
                 summary.answers += 1;
@@ -93,8 +95,13 @@ impl Summary {
             let scores = answers().filter_map(|answer| answer.opinions.get(place)?.score);
             Some((name.clone(), both(scores.collect())?))
         };
-        let ended = || answers().filter(|answer| answer.is_ended).map(|answer| answer.tokens.len());
+        let ended = || answers().filter(|answer| answer.is_ended).map(super::Answer::num_sampled);
+        let turns: Vec<usize> =
+            answers().map(|answer| answer.turns.len()).filter(|turns| *turns > 0).collect();
+        let dropped = answers().filter(|answer| !answer.turns.is_empty() && answer.score.is_none()).count();
+        let mean_turns = turns.iter().sum::<usize>() as f64 / turns.len() as f64;
         self.groups = Some(Groups {
+            environment: (!turns.is_empty()).then_some((mean_turns, dropped)),
             reward: both(compared.rewards.iter().flatten().flatten().copied().collect()),
             uniform: compared.unscaled,
             judges: self.judges.iter().enumerate().filter_map(of_judge).collect(),
@@ -112,6 +119,10 @@ impl Summary {
         record.set("frac_reward_zero_std", groups.uniform);
         if let Some(replaced) = groups.replaced {
             record.set_count("replaced_prompts", replaced as u64);
+        }
+        if let Some((turns, dropped)) = groups.environment {
+            record.set("environment/turns", turns);
+            record.set_count("environment/dropped", dropped as u64);
         }
         for (name, [mean, deviation]) in &groups.judges {
             record.set(&format!("rewards/{name}/mean"), *mean);
@@ -147,7 +158,7 @@ impl Summary {
             let scores = answers().filter_map(|answer| answer.opinions.get(place)?.score);
             set(&format!("rewards/{name}/mean"), &format!("rewards/{name}/std"), scores.collect());
         }
-        let (count, length) = answers().fold((0, 0), |(n, sum), answer| (n + 1, sum + answer.tokens.len()));
+        let (count, length) = answers().fold((0, 0), |(n, sum), answer| (n + 1, sum + answer.num_sampled()));
         record.set("completions/mean_length", length as f64 / f64::from(count));
         let cut = answers().filter(|answer| !answer.is_ended).count();
         record.set("completions/clipped_ratio", cut as f64 / f64::from(count));

@@ -17,7 +17,12 @@ pub(super) fn survey(config: &Config, prepared: &RunInputs) -> Result<BatchStati
     let online = config.online.as_ref().expect("an online run");
     let cache = &prepared.train;
     let answers = recipe::for_method(config.method).num_responses(config);
-    let largest_of = |prompt: usize| longest_row(prompt, answers, online.max_new_tokens, online.algorithm);
+    // A conversation with an environment fills what its prompt leaves.
+    let longest_answer = |prompt: usize| match online.environment {
+        Some(_) => config.data.max_length.saturating_sub(prompt),
+        None => online.max_new_tokens,
+    };
+    let largest_of = |prompt: usize| longest_row(prompt, answers, longest_answer(prompt), online.algorithm);
     let mut prompts: Vec<usize> = (0..cache.num_rows()).map(|row| cache.prompt(row).0.len()).collect();
     prompts.sort_unstable_by(|a, b| b.cmp(a));
     let share_prefix = config.data.share_prefix;
@@ -90,6 +95,7 @@ fn longest_row(prompt: usize, answers: usize, tokens: usize, algorithm: Algorith
         row: 0,
         prompt: vec![0; prompt],
         answers: vec![vec![0; tokens]; answers],
+        turns: Vec::new(),
         pairs: (1..answers as u32).map(|worse| [worse - 1, worse]).collect(),
         explored: Vec::new(),
         advantages: vec![0.0; if is_nash { answers } else { 0 }],

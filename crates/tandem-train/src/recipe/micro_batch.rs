@@ -95,7 +95,7 @@ pub struct MicroBatch {
     pub served: Vec<Vec<f32>>,
     /// Scored tokens per sequence.
     pub scored_tokens: Vec<u32>,
-    /// Tokens of each answer; but for DPO the scored tokens.
+    /// Tokens of each answer, those that an environment wrote left out; but for DPO the scored tokens.
     pub answer_tokens: Vec<u32>,
     /// The sequences of the pairs' prompts that belong to the likelihood of the chosen answers, one a
     /// pair. None but where `data.loss_on` is `"all"`.
@@ -365,7 +365,7 @@ pub(crate) fn deal(tokens: &[usize], num_ranks: usize, in_rounds: bool) -> Vec<V
 mod tests {
     use super::{MicroBatcher, RowLayout, Rows, deal};
     use crate::config::{Method, MicroBatchSize};
-    use crate::recipe::{ScoredPrompt, for_method};
+    use crate::recipe::{SampledAnswer, ScoredPrompt, for_method};
 
     /// Rotary embeddings by length then rotate as in generation.
     #[test]
@@ -385,6 +385,33 @@ mod tests {
             let forest = batcher.build(Rows::Ranked(&rows), &[0, 1][..]).unwrap().forest;
             let [first, second] = if share_prefix { [6, 4] } else { [9, 5] };
             assert_eq!(forest.lengths, [vec![12; first], vec![10; second]].concat());
+        }
+    }
+
+    /// What an environment wrote is read and not predicted, and counts nowhere as an answer's tokens.
+    #[test]
+    fn only_sampled_tokens_of_a_conversation_count() {
+        for share_prefix in [true, false] {
+            let layout = RowLayout { share_prefix, ..RowLayout::default() };
+            let mut batcher =
+                MicroBatcher::new(for_method(Method::Grpo), MicroBatchSize::Rows(4), layout, false);
+            let rows = [ScoredPrompt {
+                prompt: vec![1, 2],
+                answers: vec![vec![3, 4, 50, 51, 5], vec![6, 7]],
+                turns: vec![vec![[0, 2], [4, 5]], Vec::new()],
+                policy: vec![SampledAnswer::default(); 2],
+                ..ScoredPrompt::default()
+            }];
+            let micro = batcher.build(Rows::Ranked(&rows), &[0][..]).unwrap();
+            assert_eq!((&micro.answer_tokens[..], &micro.scored_tokens[..]), (&[3, 2][..], &[3, 2][..]));
+            let targets = |sequence: u32| -> Vec<u32> {
+                let own = micro.forest.predictions.iter().filter(|p| p.sequence == sequence);
+                own.map(|prediction| prediction.target).collect()
+            };
+            assert_eq!([targets(0), targets(1)], [vec![3, 4, 5], vec![6, 7]]);
+            assert!(micro.forest.tokens.contains(&50), "it is read");
+            let share = batcher.share(Rows::Ranked(&rows), &[0], 0, 1);
+            assert_eq!((share.totals.pairs, share.totals.chosen_tokens), (2, 5));
         }
     }
 

@@ -138,6 +138,8 @@ pub struct ScoredPrompt {
     pub prompt: Vec<u32>,
     /// The answers' tokens.
     pub answers: Vec<Vec<u32>>,
+    /// Ranges of each answer that the policy sampled, where an environment wrote the rest.
+    pub turns: Vec<Vec<[u32; 2]>>,
     /// The better and the worse answer of each pair.
     pub pairs: Vec<[u32; 2]>,
     /// The answers that are the reference's own, for XPO.
@@ -153,7 +155,7 @@ pub struct ScoredPrompt {
 pub struct SampledAnswer {
     /// Its place among the answers.
     pub answer: PolicyAnswer,
-    /// Its tokens' log-probabilities under the weights that sampled it.
+    /// Log-probabilities of its sampled tokens under the weights that sampled it.
     pub sampled: Vec<f32>,
     /// The same by the server that sampled it, if the loss corrects for that.
     pub served: Option<Vec<f32>>,
@@ -169,8 +171,16 @@ impl ScoredPrompt {
     /// Tokens that a mean over tokens counts: of chosen answers, or of all that a policy gradient takes.
     pub fn num_counted_tokens(&self) -> usize {
         let chosen = self.pairs.iter().map(|&[chosen, _]| self.answers[chosen as usize].len());
-        let taken = self.policy.iter().zip(&self.answers).filter(|(sampled, _)| !sampled.answer.is_masked);
-        chosen.sum::<usize>() + taken.map(|(_, tokens)| tokens.len()).sum::<usize>()
+        let taken = self.policy.iter().enumerate().filter(|(_, sampled)| !sampled.answer.is_masked);
+        chosen.sum::<usize>() + taken.map(|(answer, _)| self.num_sampled(answer)).sum::<usize>()
+    }
+
+    /// Tokens of an answer that the policy sampled.
+    fn num_sampled(&self, answer: usize) -> usize {
+        match self.turns.get(answer).map_or(&[][..], Vec::as_slice) {
+            [] => self.answers[answer].len(),
+            turns => turns.iter().map(|[begin, end]| (end - begin) as usize).sum(),
+        }
     }
 
     /// Counts of what it adds to a forest.
@@ -197,9 +207,10 @@ impl ScoredPrompt {
             micro.sampled.push(sampled.clone());
             micro.served.extend(served.clone());
         }
-        micro.answer_tokens.extend(self.answers.iter().map(|answer| answer.len() as u32));
+        micro.answer_tokens.extend((0..self.answers.len()).map(|answer| self.num_sampled(answer) as u32));
         micro.sequence_tokens += self.counts(share_prefix).sequence_tokens;
         let answers: Vec<&[u32]> = self.answers.iter().map(Vec::as_slice).collect();
-        forest.push_answers(&self.prompt, &answers, max_new_tokens);
+        let turns: Vec<&[[u32; 2]]> = self.turns.iter().map(Vec::as_slice).collect();
+        forest.push_conversations(&self.prompt, &answers, &turns, max_new_tokens);
     }
 }

@@ -695,7 +695,10 @@ pub(super) const NAMES: &[Name] = &[
         Some(order @ ("sum_then_normalize" | "normalize_then_sum")) => Converted::Value(order.into()),
         _ => Converted::Wrong("\"sum_then_normalize\" or \"normalize_then_sum\""),
     }),
-    missing(&["max_tool_calling_iterations"], "tools are not here yet"),
+    missing(
+        &["max_tool_calling_iterations"],
+        "tools belong to a program here: [online.environment], whose max_turns limits a conversation",
+    ),
     missing(
         &["num_generations_eval", "generation_batch_size"],
         "`tandem eval --judge` compares models; a round is `train.batch_size` × `online.steps_per_round` prompts",

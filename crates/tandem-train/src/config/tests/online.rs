@@ -139,6 +139,55 @@ fn policy_gradients_have_defaults_of_their_own_and_are_read_back() {
     assert_eq!(kinds, [ReferenceKind::Model, ReferenceKind::Base]);
 }
 
+const COMMAND: &str = "online.environment.command=[\"sh\", \"play.sh\"]";
+
+/// A run with an environment has no judges.
+fn with_environment(overrides: &[&str]) -> Result<Config, ConfigError> {
+    let without = ONLINE.split("[[judges]]").next().expect("what comes before");
+    load_with(without, &[&["method=grpo", COMMAND], overrides].concat()).1
+}
+
+#[test]
+fn an_environment_takes_the_place_of_judges_and_is_read_back() {
+    for overrides in [&[][..], &["online.environment.max_turns=3", "online.environment.timeout_s=2.5"]] {
+        let config = with_environment(overrides).unwrap_or_else(|e| panic!("{e}"));
+        let folder = TempDir::new().expect("a temporary folder");
+        let path = folder.path().join("again.toml");
+        fs::write(&path, config.to_toml()).expect("written");
+        assert_eq!(Config::load::<&str>(&path, &[]).unwrap_or_else(|e| panic!("{e}")), config);
+        let section = config.online.and_then(|online| online.environment).expect("an environment");
+        assert_eq!(section.command.command, ["sh", "play.sh"]);
+        assert_eq!(section.max_turns, if overrides.is_empty() { 8 } else { 3 });
+        assert!(config.judges.is_empty());
+    }
+}
+
+#[test]
+fn what_an_environment_does_not_use_is_refused_with_a_sentence() {
+    for (own, expected) in [
+        (
+            &["judges=[{ kind = \"json\" }]"][..],
+            "the environment gives the reward; remove the [[judges]] tables",
+        ),
+        (&["method=online"], "only method = \"grpo\" has conversations"),
+        (&["online.overlap=true"], "`online.overlap`: not supported with [online.environment]"),
+        (&["data.eval=e.jsonl"], "held-out prompts are not given to an environment"),
+        (&["grpo.max_resamples=2"], "not replaced by others"),
+        (&["grpo.overlong_tokens=4"], "limits each turn"),
+        (&["grpo.aggregation=normalize_then_sum"], "the only reward"),
+        (&["online.environment.max_turns=0"], "an integer from 1 to 64"),
+        (&["online.environment.command=[]"], "command"),
+        (&["online.environment.concurrency=0"], "concurrency"),
+        (
+            &["adapter.rank=4", "online.server.base_url=http://a/v1", "online.server.model=m"],
+            "a server answers a prompt once",
+        ),
+    ] {
+        let error = with_environment(own).expect_err(expected).to_string();
+        assert!(error.contains(expected), "{own:?}: {error}");
+    }
+}
+
 #[test]
 fn what_policy_gradients_do_not_use_is_refused_with_a_sentence() {
     for (own, expected) in [

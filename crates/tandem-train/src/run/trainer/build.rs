@@ -5,17 +5,18 @@ use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use tandem_comm::{Phase, ProcessGroup};
-use tandem_judge::Panel;
+use tandem_judge::{Environment, Panel};
 use tandem_kernels::Profile;
 
 use super::memory::{explained, refuse_too_large};
 use super::{Files, Options, Trainer};
 use crate::checkpoint::{Cursor, Saver, snapshot};
-use crate::config::{Aggregation, Config};
+use crate::config::{Aggregation, Config, EnvironmentConfig};
 use crate::events::{Event, Observer};
 use crate::inputs::RunInputs;
 use crate::judges::{self, JudgeLine};
 use crate::metrics::{Advisor, MetricsFile, Split, read_records};
+use crate::online::conversation::ENVIRONMENT;
 use crate::online::generate::LockstepGroup;
 use crate::online::judging::Judging;
 use crate::online::{
@@ -232,8 +233,13 @@ fn online(
 ) -> Result<Option<Online>> {
     let Some(options) = &config.online else { return Ok(None) };
     let (on_line, lines) = mpsc::channel();
-    let panel =
-        if mesh.world().rank() == 0 { Some(panel(config, &scorer.placement, on_line)?) } else { None };
+    let is_first = mesh.world().rank() == 0;
+    let (mut environment, mut judges) = (None, None);
+    match &options.environment {
+        _ if !is_first => {}
+        Some(section) => environment = Some(self::environment(section, on_line)?),
+        None => judges = Some(panel(config, &scorer.placement, on_line)?),
+    }
     let state = cursor.online.clone().unwrap_or_default();
     let longest = prepared.longest();
     let generation = |mesh: &mut DeviceMesh| Generation::from_config(config, longest, mesh.data().size());
@@ -247,12 +253,13 @@ fn online(
     } else {
         None
     };
+    let names: Option<Vec<String>> = environment.is_some().then(|| vec![ENVIRONMENT.to_owned()]);
     let answering = match answerer {
         Some(answerer) => GenerationMode::Aside(AsyncRound::new(answerer, &options.stop)),
         None => {
             let (generation, together) =
                 (Box::new(generation(mesh)), LockstepGroup::from_config(config, mesh.shard())?);
-            GenerationMode::Before { generation, together }
+            GenerationMode::Before { generation, together, environment }
         }
     };
     let normalizes = config
@@ -260,8 +267,21 @@ fn online(
         .as_ref()
         .and_then(|online| online.algorithm.grpo())
         .is_some_and(|grpo| grpo.aggregation == Aggregation::NormalizeThenSum);
-    let (judging, prepared) = (Judging::new(panel, lines, normalizes), prepared.clone());
+    let (judging, prepared) = (Judging::new(judges, lines, normalizes), prepared.clone());
+    let judging = match names {
+        Some(names) => judging.with_names(names),
+        None => judging,
+    };
     Ok(Some(Online::new(config, prepared, answering, judging, samples, state, total_steps)))
+}
+
+/// Starts the environment; `lines` receives its stderr.
+fn environment(section: &EnvironmentConfig, lines: mpsc::Sender<String>) -> Result<Environment> {
+    let on_line = Arc::new(move |line: &str| {
+        // The receiver is gone when the run is over.
+        let _ = lines.send(format!("environment: {line}"));
+    });
+    Ok(Environment::new(ENVIRONMENT, section.command.clone(), on_line)?)
 }
 
 /// Opens the judges; `lines` receives their commands' stderr.

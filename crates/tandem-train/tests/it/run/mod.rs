@@ -7,6 +7,7 @@ mod checkpoints;
 mod collectives;
 mod combinations;
 mod data_formats;
+mod environment;
 mod equivalence;
 mod evaluation;
 mod exactness;
