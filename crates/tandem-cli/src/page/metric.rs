@@ -51,7 +51,7 @@ pub(crate) struct About {
 type Row = (&'static str, Section, Unit, &'static str);
 
 /// The metrics in the order of the page. A name that ends in `*` is a beginning.
-const METRICS: [Row; 55] = {
+const METRICS: [Row; 57] = {
     use Section::{Answers, Learning, Likelihoods, Optimizer, Other, Speed};
     use Unit::{Amount, Bytes, Plain, Share};
     [

@@ -145,7 +145,8 @@ fn every_example_is_in_the_list_of_them() {
         if entry.path().is_dir() {
             assert!(list.contains(&format!("[{name}]({name}/README.md)")), "{name}");
             assert!(
-                ["grpo", "launch", "online", "smollm2"].contains(&&*name) || EXAMPLES.contains(&&*name),
+                ["environment", "grpo", "launch", "online", "smollm2"].contains(&&*name)
+                    || EXAMPLES.contains(&&*name),
                 "{name} is not tested"
             );
         }
