@@ -93,7 +93,7 @@ pub enum GenerationMode {
         /// Ranks with gathered weights, which generate in lockstep.
         together: Option<LockstepGroup>,
         /// Environment of conversations, on rank 0 of a run with one.
-        environment: Option<Environment>,
+        environment: Option<Box<Environment>>,
     },
     /// Background generation.
     Aside(AsyncRound),
@@ -314,7 +314,15 @@ impl Online {
         );
         let together = together.as_mut();
         if self.config.environment.is_some() {
-            return generation.converse(environment.as_mut(), &on, &mut sources, together, mesh, stop, asked);
+            return generation.converse(
+                environment.as_deref_mut(),
+                &on,
+                &mut sources,
+                together,
+                mesh,
+                stop,
+                asked,
+            );
         }
         generation.answer(&on, &mut sources, together, mesh, stop, asked)
     }

@@ -89,7 +89,6 @@ const TRIED: &[(&str, &str)] = &[
     ("adam_beta1", "`train.betas`"),
     ("adam_epsilon", "`train.eps`"),
     ("gradient_clipping", "`train.max_grad_norm`"),
-    ("neftune_noise_alpha", "`train.neftune_noise_alpha`"),
     ("logging_steps", "metrics.jsonl"),
     ("report_to", "`logging.tensorboard`"),
     ("wandb_project", "`logging.command`"),

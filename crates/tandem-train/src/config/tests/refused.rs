@@ -109,7 +109,7 @@ fn keys_of_other_programs_are_answered_with_ours() {
         ("train.lr=1e-3", "unknown key `train.lr`; it is `train.learning_rate` here"),
         ("learning_rate=1e-3", "unknown key `learning_rate`; it is `train.learning_rate`"),
         ("objective.learning_rate=1e-3", "it is `train.learning_rate`"),
-        ("beta=0.1", "it is `objective.beta`"),
+        ("beta=0.1", "it is `distill.beta` or `objective.beta`"),
         ("train.max_length=9", "it is `data.max_length`"),
         ("train.seed=9", "it is `seed` at the top"),
         ("output_dir=x", "it is `output` here"),

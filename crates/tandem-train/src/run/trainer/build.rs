@@ -237,7 +237,7 @@ fn online(
     let (mut environment, mut judges) = (None, None);
     match &options.environment {
         _ if !is_first => {}
-        Some(section) => environment = Some(self::environment(section, on_line)?),
+        Some(section) => environment = Some(Box::new(self::environment(section, on_line)?)),
         None => judges = Some(panel(config, &scorer.placement, on_line)?),
     }
     let state = cursor.online.clone().unwrap_or_default();

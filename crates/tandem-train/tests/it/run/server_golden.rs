@@ -75,8 +75,7 @@ fn is_trl(name: &str, ratio: &str, more: &[&str]) {
         Some(scores[line - 1][answer])
     });
     let server = server(&golden);
-    let arg =
-        |key: &str| golden["args"].get(&format!("vllm_importance_sampling_{key}")).map(Value::to_string);
+    let arg = |key: &str| golden["args"].get(format!("vllm_importance_sampling_{key}")).map(Value::to_string);
     let mut settings = vec![
         format!("adapter.start={:?}", adapter.display().to_string()),
         format!("online.server.base_url={:?}", server.address),
