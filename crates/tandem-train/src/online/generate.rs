@@ -51,6 +51,8 @@ pub struct Generation {
     pub(super) seed: u64,
     /// Most tokens of a conversation with an environment, the prompt included.
     pub(super) max_length: usize,
+    /// Whether held-out prompts are answered too.
+    evaluates: bool,
     /// Generation limits of a rank.
     within: GeneratorOptions,
 }
@@ -79,7 +81,7 @@ impl Generation {
             MicroBatchSize::Rows(rows) => rows * longest,
         };
         let within = GeneratorOptions { max_batch, cache_tokens, prefill_tokens, log_probs: true };
-        Self { options, seed: config.seed, max_length, within }
+        Self { options, seed: config.seed, max_length, evaluates: !config.data.eval.is_empty(), within }
     }
 
     /// Generates completions of prompts. Every rank of `mesh` computes its share and gets all;
@@ -228,6 +230,13 @@ impl Generation {
         longest: usize,
     ) -> Result<()> {
         self.dry_run_of(executor, sources, longest, at_once(&self.options))?;
+        if self.evaluates {
+            // With few answers each, more prompts are under way: long ones, and as many as are read at once.
+            let (prompts, answers) = (self.within.max_batch, self.options.eval_answers);
+            let each = self.within.prefill_tokens / prompts.div_ceil(answers);
+            self.dry_run_of(executor, sources, longest, answers)?;
+            self.dry_run_of(executor, sources, each.clamp(1, longest), answers)?;
+        }
         if self.options.environment.is_some() {
             // In later turns each conversation is a request of its own: as many as can be under way at the
             // same time, and the longest prompts, which leave room for one token.
