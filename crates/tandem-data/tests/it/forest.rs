@@ -255,7 +255,7 @@ fn answers_to_a_prompt_are_segments_of_their_own() {
     }
 }
 
-/// What others wrote within an answer is a part of the text, and nothing predicts it.
+/// Tokens that others wrote within an answer are a part of the text, and nothing predicts them.
 #[test]
 fn only_the_turns_of_an_answer_are_predicted() {
     let (prompt, answers): (&[u32], [&[u32]; 3]) =

@@ -8,9 +8,10 @@ use super::rows::RowsMut;
 use super::vector::{Vector, for_lanes, vector_kernel};
 use super::{Cpu, scratch};
 use crate::ops::{
-    FIRST, Head, HeadGradients, HeadParts, HeadShape, LogitMemory, NOT_HERE, PASSED_OVER, Targets, strips,
+    FIRST, Head, HeadGradients, HeadParts, HeadShape, HeadWeights, LogitMemory, NOT_HERE, PASSED_OVER, Strip,
+    Targets, strips,
 };
-use crate::{DType, Element, ViewMut, with_element};
+use crate::{DType, Element, View, ViewMut, with_element};
 
 /// Columns of a strip, and logits summed in f32 before the sum continues in f64. The strip of a
 /// chunk's rows stays in the second-level caches from the GEMM that writes it to the GEMM that
@@ -279,15 +280,27 @@ pub(crate) fn backward(
                 differentiate(cpu, logits, tokens.start, shape, log_sum_exp[row], targets, d, dtype);
             }
         });
-        let gradient = match dtype {
-            DType::F32 => logits.view(),
-            DType::Bf16 => logits.front_half(),
-        };
-        if let Some(bias) = &mut gradients.bias {
-            cpu.bias_backward(gradient, bias.reborrow().col_range(tokens.clone()));
-        }
-        strip.back(gradient, hidden, &weights, &mut gradients).for_each(|product| product.run(cpu));
+        add_gradients(cpu, &strip, &logits, hidden, &weights, &mut gradients);
     }
+}
+
+/// Adds the gradients of a strip, whose derivatives have replaced its logits.
+pub(super) fn add_gradients(
+    cpu: &Cpu,
+    strip: &Strip,
+    logits: &ViewMut,
+    hidden: View,
+    weights: &HeadWeights,
+    gradients: &mut HeadGradients,
+) {
+    let gradient = match weights.weight.dtype() {
+        DType::F32 => logits.view(),
+        DType::Bf16 => logits.front_half(),
+    };
+    if let Some(bias) = &mut gradients.bias {
+        cpu.bias_backward(gradient, bias.reborrow().col_range(strip.tokens.clone()));
+    }
+    strip.back(gradient, hidden, weights, gradients).for_each(|product| product.run(cpu));
 }
 
 /// Replaces raw logits of a row, from token `first` on, by the gradient of `Σ d · log_prob`, in the

@@ -3,13 +3,13 @@
 
 use super::Cpu;
 use super::elementary::{exp, softplus};
-use super::head::{ROWS, STRIP, shaped};
+use super::head::{ROWS, STRIP, add_gradients, shaped};
 use super::rows::RowsMut;
 use super::vector::{Vector, for_lanes, vector_kernel};
 use crate::ops::{DivergenceSide, HeadDivergence, HeadGradients, HeadShape, RowDivergence, Strip, strips};
-use crate::{DType, Element, ViewMut, with_element};
+use crate::{Element, ViewMut, with_element};
 
-/// What the numbers of a row's strip depend on beside the logits.
+/// Inputs of a row's numbers in a strip beside the logits.
 #[derive(Clone, Copy)]
 struct Pair<'a> {
     /// Student, teacher.
@@ -118,14 +118,7 @@ pub(crate) fn backward(
                 });
             }
         });
-        let gradient = match dtype {
-            DType::F32 => student.view(),
-            DType::Bf16 => student.front_half(),
-        };
-        if let Some(bias) = &mut gradients.bias {
-            cpu.bias_backward(gradient, bias.reborrow().col_range(strip.tokens.clone()));
-        }
-        strip.back(gradient, hidden, &weights, &mut gradients).for_each(|product| product.run(cpu));
+        add_gradients(cpu, &strip, &student, hidden, &weights, &mut gradients);
     }
 }
 

@@ -3,7 +3,9 @@
 
 use super::driver::{Arg, Grid};
 use super::{Cuda, args, columns, driver, gemm, source};
-use crate::ops::{Head, HeadGradients, HeadParts, HeadShape, HeadWeights, LogitMemory, Targets, strips};
+use crate::ops::{
+    Head, HeadGradients, HeadParts, HeadShape, HeadWeights, LogitMemory, Strip, Targets, strips,
+};
 use crate::{DType, Result, View, ViewMut};
 
 pub(super) static SOURCE: driver::Source = source!("head.cu");
@@ -194,17 +196,33 @@ pub(crate) fn backward(
         // SAFETY: the kernel's arguments, of as many rows and predictions as the operation has
         // checked.
         unsafe { of_strip.launch(cuda, names, shape, &asked, &rest)? };
-        let gradient = match dtype {
-            DType::F32 => logits.view(),
-            DType::Bf16 => logits.front_half(),
-        };
-        if let Some(bias) = &mut gradients.bias {
-            let bias = bias.reborrow().col_range(strip.tokens.clone());
-            columns::column_sums(cuda, gradient, bias, partial.as_mut().map(ViewMut::reborrow))?;
-        }
-        for product in strip.back(gradient, hidden, &weights, &mut gradients) {
-            gemm::run(cuda, product, None)?;
-        }
+        let partial = partial.as_mut().map(ViewMut::reborrow);
+        add_gradients(cuda, &strip, &logits, hidden, &weights, &mut gradients, partial)?;
+    }
+    Ok(())
+}
+
+/// Adds the gradients of a strip, whose derivatives have replaced its logits. `partial` has room for the
+/// column sums, if the bias has a gradient.
+pub(super) fn add_gradients(
+    cuda: &Cuda,
+    strip: &Strip,
+    logits: &ViewMut,
+    hidden: View,
+    weights: &HeadWeights,
+    gradients: &mut HeadGradients,
+    partial: Option<ViewMut>,
+) -> Result<()> {
+    let gradient = match weights.weight.dtype() {
+        DType::F32 => logits.view(),
+        DType::Bf16 => logits.front_half(),
+    };
+    if let Some(bias) = &mut gradients.bias {
+        let bias = bias.reborrow().col_range(strip.tokens.clone());
+        columns::column_sums(cuda, gradient, bias, partial)?;
+    }
+    for product in strip.back(gradient, hidden, weights, gradients) {
+        gemm::run(cuda, product, None)?;
     }
     Ok(())
 }

@@ -3,8 +3,8 @@
 //! strip.
 
 use super::driver::{Arg, Grid};
-use super::head::strip_width;
-use super::{Cuda, args, columns, driver, gemm, source};
+use super::head::{add_gradients, strip_width};
+use super::{Cuda, args, driver, gemm, source};
 use crate::ops::{DivergenceSide, HeadDivergence, HeadGradients, HeadWeights, RowDivergence, Strip, strips};
 use crate::{DType, Result, ViewMut};
 
@@ -139,17 +139,8 @@ pub(crate) fn backward(
         let rest = args![call.beta, own, both, centres, d];
         // SAFETY: the kernel's arguments, of rows and tokens that the operation has checked.
         unsafe { pair.launch(cuda, name, &strip, [&student, &teacher], rest)? };
-        let gradient = match dtype {
-            DType::F32 => student.view(),
-            DType::Bf16 => student.front_half(),
-        };
-        if let Some(bias) = &mut gradients.bias {
-            let bias = bias.reborrow().col_range(strip.tokens.clone());
-            columns::column_sums(cuda, gradient, bias, partial.as_mut().map(ViewMut::reborrow))?;
-        }
-        for product in strip.back(gradient, hidden, &weights, &mut gradients) {
-            gemm::run(cuda, product, None)?;
-        }
+        let partial = partial.as_mut().map(ViewMut::reborrow);
+        add_gradients(cuda, &strip, &student, hidden, &weights, &mut gradients, partial)?;
     }
     Ok(())
 }

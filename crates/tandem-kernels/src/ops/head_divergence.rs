@@ -60,7 +60,7 @@ impl RowDivergence {
         }
     }
 
-    /// What the derivative by the student's logits is centred on.
+    /// Returns the centre of the derivative by the student's logits.
     pub(crate) fn centre(&self, beta: f32) -> f32 {
         if beta == 1.0 { self.reverse_kl as f32 } else { self.to_mixture[1] as f32 }
     }

@@ -16,7 +16,7 @@ use crate::layout::{LayerId, ParamKind};
 use crate::weights::{LayerWeights, WeightSource};
 use crate::{ModelError, Result};
 
-/// What a teacher's forward pass leaves.
+/// Results of a teacher's forward pass.
 #[derive(Default)]
 pub struct TeacherRows {
     /// Normalised scored rows `[R,D]`; `None` if nothing is scored.

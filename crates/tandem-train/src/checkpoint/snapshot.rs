@@ -381,31 +381,15 @@ pub(crate) fn restore_weights(
     let (partition, home) = (policy.masters().1.clone(), policy.home().clone());
     let masters = policy.masters_mut();
     let mut num_known = read_masters(checkpoint, POLICY, weights, decoder, &home, masters, &partition)?;
-    if let Some(follower) = follower {
-        let (partition, home) = (follower.masters().1.clone(), follower.home().clone());
-        let masters = follower.masters_mut();
-        num_known += read_masters(
-            checkpoint,
-            REFERENCE,
-            EvaluationWeights::Trained,
-            decoder,
-            &home,
-            masters,
-            &partition,
-        )?;
+    let (partition, home, masters) = if let Some(follower) = follower {
+        (follower.masters().1.clone(), follower.home().clone(), follower.masters_mut())
     } else if let Some(follower) = policy.follower_mut() {
-        let (partition, home) = (follower.partition().clone(), follower.device().clone());
-        let masters = follower.masters_mut();
-        num_known += read_masters(
-            checkpoint,
-            REFERENCE,
-            EvaluationWeights::Trained,
-            decoder,
-            &home,
-            masters,
-            &partition,
-        )?;
-    }
+        (follower.partition().clone(), follower.device().clone(), follower.masters_mut())
+    } else {
+        return Ok(num_known);
+    };
+    let weights = EvaluationWeights::Trained;
+    num_known += read_masters(checkpoint, REFERENCE, weights, decoder, &home, masters, &partition)?;
     Ok(num_known)
 }
 

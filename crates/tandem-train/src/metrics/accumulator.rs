@@ -45,7 +45,7 @@ pub struct MetricSums {
     /// Answers that a policy gave itself, Σ of their log π, and of log π − log π_ref; this is no
     /// number without a reference.
     answers: [f64; 3],
-    /// Those of policy gradients.
+    /// Sums of policy gradients.
     policy: PolicyStats,
     /// Σ −log π of the chosen completions and their scored tokens, of an SFT term.
     likelihood: [f64; 2],
@@ -58,7 +58,7 @@ pub struct MetricSums {
     shift: [f64; 2],
     /// Completions with each.
     shifted: [f64; 2],
-    /// Of distillation: tokens, Σ of both divergences, and of the teacher's entropy.
+    /// Tokens, Σ of both divergences and Σ of the teacher's entropy, of a distillation.
     distill: [f64; 4],
     /// Which kind of sequences went in, for the choice of metrics that come out.
     sides: Option<Sides>,

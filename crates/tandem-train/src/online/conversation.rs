@@ -35,7 +35,7 @@ struct Talk {
     is_ended: bool,
 }
 
-/// What follows a turn of the policy.
+/// Continuation of a conversation after a turn of the policy.
 enum Next {
     /// Messages, and the tokens up to the policy's next turn.
     Messages(Vec<Message>, Vec<u32>),

@@ -245,7 +245,7 @@ pub(super) mod tests {
         Panel::new(weights.iter().enumerate().map(member).collect()).unwrap()
     }
 
-    /// What becomes of the scores of a group, by answer and judge.
+    /// Compares the scores of a group, by answer and judge.
     pub(crate) fn normalized_scores(panel: &Panel, scores: &[[Option<f64>; 2]]) -> Vec<Option<f64>> {
         let verdict = |&score: &Option<f64>| Verdict { score, said: Value::Null };
         let assessment = |scores: &[Option<f64>; 2]| Assessment {

@@ -32,10 +32,13 @@ impl Online {
         let mut round: Vec<Batch> = self.state.pending.drain(..).collect();
         let mut asked: Vec<HashSet<u32>> = round.iter().map(|batch| rows(batch).collect()).collect();
         for attempt in 0..config.max_resamples {
+            let places: Vec<Vec<usize>> =
+                round.iter().map(|batch| self.places(batch, &config, true)).collect();
             let others: Vec<Batch> = round
                 .iter()
+                .zip(&places)
                 .zip(&mut asked)
-                .map(|(batch, asked)| self.others(batch, &config, attempt, asked))
+                .map(|((batch, places), asked)| self.others(batch, places.len(), attempt, asked))
                 .collect();
             if others.iter().all(|others| others.prompts.is_empty()) {
                 break;
@@ -46,14 +49,10 @@ impl Online {
                 self.state.pending.clear();
                 return Ok(false);
             }
-            for (batch, others) in round.iter_mut().zip(self.state.pending.drain(..)) {
-                let (uniform, other_uniform) =
-                    (self.config.uniform(batch, &config), self.config.uniform(&others, &config));
-                let lessons = others.prompts.into_iter().zip(other_uniform).filter(|(_, uniform)| !uniform);
-                let places = (0..).zip(uniform).filter(|(_, uniform)| *uniform).map(|(place, _)| place);
-                for (place, (other, _)) in places.zip(lessons) {
-                    let place: usize = place;
-                    batch.prompts[place] = other;
+            let drawn: Vec<Batch> = self.state.pending.drain(..).collect();
+            for ((batch, places), mut others) in round.iter_mut().zip(places).zip(drawn) {
+                for (place, lesson) in places.into_iter().zip(self.places(&others, &config, false)) {
+                    std::mem::swap(&mut batch.prompts[place], &mut others.prompts[lesson]);
                     batch.replaced += 1;
                 }
             }
@@ -62,10 +61,8 @@ impl Online {
         Ok(true)
     }
 
-    /// Prompts in place of those whose answers have equal rewards: drawn among the rows that were not asked
-    /// for this batch yet.
-    fn others(&self, batch: &Batch, config: &GrpoConfig, attempt: u64, asked: &mut HashSet<u32>) -> Batch {
-        let missing = self.config.uniform(batch, config).into_iter().filter(|uniform| *uniform).count();
+    /// Draws `missing` prompts among the rows that were not asked for this batch yet.
+    fn others(&self, batch: &Batch, missing: usize, attempt: u64, asked: &mut HashSet<u32>) -> Batch {
         let left: Vec<u32> =
             (0..self.prepared.train.num_rows() as u32).filter(|row| !asked.contains(row)).collect();
         let seed = draw(&[self.seed, batch.step, RESAMPLE, attempt]);
@@ -74,12 +71,11 @@ impl Online {
         let prompt = |row| CompletedPrompt { row, answers: Vec::new() };
         Batch { prompts: rows.into_iter().map(prompt).collect(), replaced: 0, ..*batch }
     }
-}
 
-impl crate::config::OnlineConfig {
-    /// Returns whether each group of a batch has equal rewards.
-    fn uniform(&self, batch: &Batch, config: &GrpoConfig) -> Vec<bool> {
-        Advantages::new(&batch.prompts, config, self.max_new_tokens).is_uniform
+    /// Places of a batch's groups whose rewards are equal, or of the others.
+    fn places(&self, batch: &Batch, config: &GrpoConfig, are_equal: bool) -> Vec<usize> {
+        let is_uniform = Advantages::new(&batch.prompts, config, self.config.max_new_tokens).is_uniform;
+        (0..is_uniform.len()).filter(|&place| is_uniform[place] == are_equal).collect()
     }
 }
 

@@ -87,13 +87,9 @@ impl Summary {
     /// Adds the rewards of groups.
     pub fn add_groups(&mut self, batch: &Batch, compared: &Advantages, config: &GrpoConfig) {
         let answers = || batch.prompts.iter().flat_map(|prompt| &prompt.answers);
-        let both = |values: Vec<f64>| {
-            let mean = values.iter().sum::<f64>() / values.len() as f64;
-            (!values.is_empty()).then(|| [mean, deviation(values.iter().copied())])
-        };
         let of_judge = |(place, (name, ..)): (usize, &(String, f64, usize))| {
             let scores = answers().filter_map(|answer| answer.opinions.get(place)?.score);
-            Some((name.clone(), both(scores.collect())?))
+            Some((name.clone(), mean_and_deviation(scores)?))
         };
         let ended = || answers().filter(|answer| answer.is_ended).map(super::Answer::num_sampled);
         let turns: Vec<usize> =
@@ -102,7 +98,7 @@ impl Summary {
         let mean_turns = turns.iter().sum::<usize>() as f64 / turns.len() as f64;
         self.groups = Some(Groups {
             environment: (!turns.is_empty()).then_some((mean_turns, dropped)),
-            reward: both(compared.rewards.iter().flatten().flatten().copied().collect()),
+            reward: mean_and_deviation(compared.rewards.iter().flatten().flatten().copied()),
             uniform: compared.unscaled,
             judges: self.judges.iter().enumerate().filter_map(of_judge).collect(),
             replaced: (config.max_resamples > 0).then_some(batch.replaced),
@@ -112,10 +108,7 @@ impl Summary {
 
     /// Writes what runs on groups report, under the names of TRL's `GRPOTrainer`.
     fn report_groups(&self, groups: &Groups, record: &mut Record) {
-        if let Some([mean, deviation]) = groups.reward {
-            record.set("reward", mean);
-            record.set("reward_std", deviation);
-        }
+        set_reward(groups.reward, record);
         record.set("frac_reward_zero_std", groups.uniform);
         if let Some(replaced) = groups.replaced {
             record.set_count("replaced_prompts", replaced as u64);
@@ -124,10 +117,7 @@ impl Summary {
             record.set("environment/turns", turns);
             record.set_count("environment/dropped", dropped as u64);
         }
-        for (name, [mean, deviation]) in &groups.judges {
-            record.set(&format!("rewards/{name}/mean"), *mean);
-            record.set(&format!("rewards/{name}/std"), *deviation);
-        }
+        groups.judges.iter().for_each(|(name, both)| set_judge(name, *both, record));
         if self.answers > 0 {
             let [least, sum, most] = self.lengths;
             record.set("completions/mean_length", sum as f64 / self.answers as f64);
@@ -147,16 +137,10 @@ impl Summary {
     /// Writes mean and deviation of a batch's rewards, and the lengths of its answers.
     pub fn report_rewards(batch: &Batch, names: &[String], record: &mut Record) {
         let answers = || batch.prompts.iter().flat_map(|prompt| &prompt.answers);
-        let mut set = |mean: &str, std: &str, scores: Vec<f64>| {
-            if !scores.is_empty() {
-                record.set(mean, scores.iter().sum::<f64>() / scores.len() as f64);
-                record.set(std, deviation(scores.iter().copied()));
-            }
-        };
-        set("reward", "reward_std", answers().filter_map(|answer| answer.score).collect());
+        set_reward(mean_and_deviation(answers().filter_map(|answer| answer.score)), record);
         for (place, name) in names.iter().enumerate() {
             let scores = answers().filter_map(|answer| answer.opinions.get(place)?.score);
-            set(&format!("rewards/{name}/mean"), &format!("rewards/{name}/std"), scores.collect());
+            mean_and_deviation(scores).into_iter().for_each(|both| set_judge(name, both, record));
         }
         let (count, length) = answers().fold((0, 0), |(n, sum), answer| (n + 1, sum + answer.num_sampled()));
         record.set("completions/mean_length", length as f64 / f64::from(count));
@@ -206,4 +190,22 @@ impl Summary {
         record.set_count("replayed", self.replayed as u64);
         record.set_count("age", self.age);
     }
+}
+
+/// Mean and deviation of some scores; `None` of none.
+fn mean_and_deviation(scores: impl Iterator<Item = f64> + Clone) -> Option<[f64; 2]> {
+    let count = scores.clone().count();
+    (count > 0).then(|| [scores.clone().sum::<f64>() / count as f64, deviation(scores)])
+}
+
+fn set_reward(reward: Option<[f64; 2]>, record: &mut Record) {
+    if let Some([mean, deviation]) = reward {
+        record.set("reward", mean);
+        record.set("reward_std", deviation);
+    }
+}
+
+fn set_judge(name: &str, [mean, deviation]: [f64; 2], record: &mut Record) {
+    record.set(&format!("rewards/{name}/mean"), mean);
+    record.set(&format!("rewards/{name}/std"), deviation);
 }

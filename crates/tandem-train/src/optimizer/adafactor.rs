@@ -6,9 +6,9 @@
 use std::ops::Range;
 
 use tandem_comm::ProcessGroup;
-use tandem_kernels::ops::{self, DecayedUpdate, Update};
+use tandem_kernels::ops::{self, DecayedUpdate};
 use tandem_kernels::{
-    AdamMoment, Device, MemoryKind, StateForm, States, StatesMut, StochasticRounding, Tensor, View, ViewMut,
+    AdamMoment, Device, MemoryKind, StateForm, States, StatesMut, StochasticRounding, Tensor, ViewMut,
 };
 use tandem_model::{Decoder, LayerId, ParamKind, trained_tensors};
 
@@ -133,27 +133,20 @@ impl LayerMoments {
     }
 }
 
-fn part_of(view: View<'_>, range: Range<usize>) -> View<'_> {
-    view.col_range(range)
-}
-
 /// Takes a step on a layer. Collective where parts are on other ranks of `group`.
 pub(super) fn step(
     home: &Device,
     numbers: StepNumbers,
     parameters: &[WholeParameter],
     moments: &mut LayerMoments,
-    operands: Operands<'_>,
+    mut operands: Operands<'_>,
     room: &mut Tensor,
     group: &mut ProcessGroup,
 ) -> Result<()> {
-    let Operands { grad, grad_scale, owned, master, master_start, mut copy } = operands;
     let beta = 1.0 - (numbers.update as f64).powf(DECAY_RATE);
     for parameter in parameters {
         if let Some(run) = &parameter.run {
-            let own = run.range.start - owned.start..run.range.end - owned.start;
-            let gradient = room.view_mut().col_range(parameter.place(&run.range));
-            ops::scaled_gradient(home, Update::new(grad.range(own), grad_scale, gradient, None))?;
+            ops::scaled_gradient(home, operands.gradient(parameter, run, room))?;
         }
         parameter.gather(home, room, group)?;
         let rate = numbers.learning_rate * parameter.settings.learning_rate_factor;
@@ -171,21 +164,14 @@ pub(super) fn step(
             if let Some([row, col]) = taken {
                 let values = moments.values_mut(0..moments.values.len());
                 let direction = room.view_mut().col_range(gradient()).reshape(piece.rows, piece.cols);
-                let [row, col] = [row, col].map(|range| part_of(values.view(), range));
+                let [row, col] = [row, col].map(|range| values.view().col_range(range));
                 ops::factored_direction(home, direction, row, col)?;
             }
             let squares = ops::sum_of_squares(home, room.view().col_range(gradient()))?;
             let root_mean_square = (squares / piece.range.len() as f64).sqrt();
             let learning_rate = rate / (root_mean_square / CLIP_THRESHOLD).max(1.0);
             let update = DecayedUpdate { learning_rate, decay: rate * parameter.settings.weight_decay };
-            let copy = copy.as_deref_mut().filter(|copy| own.end <= copy.cols());
-            let operands = Update::new(
-                room.view().col_range(parameter.place(&own)),
-                1.0,
-                master.view_mut().col_range(own.start - master_start..own.end - master_start),
-                copy.map(|copy| copy.view_mut().col_range(own.clone())),
-            );
-            ops::decayed_update(home, &update, operands)?;
+            operands.move_by(home, &update, parameter, &own, room)?;
         }
     }
     Ok(())
@@ -196,11 +182,10 @@ mod tests {
     use std::path::Path;
 
     use serde_json::Value;
-    use tandem_kernels::DType;
 
     use super::*;
     use crate::optimizer::Run;
-    use crate::optimizer::golden::{STEPS, floats, many_numbers};
+    use crate::optimizer::golden::{self, STEPS, floats, many_numbers};
     use crate::optimizer::groups::ParameterSettings;
 
     /// Fifty steps of matrices and vectors against transformers' `Adafactor`.
@@ -232,13 +217,7 @@ mod tests {
             let count = tensors.last().unwrap().range.end;
             let values = States::zeros(&device, MemoryKind::Optimizer, moment, form, count).unwrap();
             let mut moments = LayerMoments { layer, values, tensors };
-            let vector = |values: &[f32]| {
-                let mut tensor = device.alloc(MemoryKind::Scratch, 1, values.len(), DType::F32).unwrap();
-                device
-                    .host_update(tensor.view_mut(), |room: &mut [f32]| room.copy_from_slice(values))
-                    .unwrap();
-                tensor
-            };
+            let vector = |values: &[f32]| golden::vector(&device, values);
             let (mut master, mut room) = (vector(&many_numbers(len, 0, 2.0)), vector(&vec![0.0; len]));
             let mut compared = 0;
             for update in 1..=STEPS {

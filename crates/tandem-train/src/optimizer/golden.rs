@@ -1,6 +1,7 @@
 //! The numbers of `goldens/optimizer_golden.py`.
 
 use serde_json::Value;
+use tandem_kernels::{DType, Device, MemoryKind, Tensor};
 
 pub(super) const ELEMENTS: usize = 37;
 pub(super) const STEPS: u64 = 50;
@@ -22,4 +23,13 @@ pub(super) fn floats(bits: &Value) -> impl Iterator<Item = f32> {
         .expect("a list")
         .iter()
         .map(|bits| f32::from_bits(bits.as_i64().expect("bits") as i32 as u32))
+}
+
+/// A row of numbers on a device.
+pub(super) fn vector(device: &Device, values: &[f32]) -> Tensor {
+    let mut tensor = device.alloc(MemoryKind::Scratch, 1, values.len(), DType::F32).expect("memory");
+    device
+        .host_update(tensor.view_mut(), |room: &mut [f32]| room.copy_from_slice(values))
+        .expect("a row of f32");
+    tensor
 }

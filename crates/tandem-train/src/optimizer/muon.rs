@@ -5,7 +5,7 @@
 //! whole direction, with the same bits, and moves its own elements.
 
 use tandem_comm::ProcessGroup;
-use tandem_kernels::ops::{self, DecayedUpdate, MuonMomentum, Update};
+use tandem_kernels::ops::{self, DecayedUpdate, MuonMomentum};
 use tandem_kernels::{AdamMoment, Device, States, Tensor};
 
 use super::rule::StepNumbers;
@@ -21,19 +21,18 @@ pub(super) fn step(
     numbers: StepNumbers,
     matrices: &[WholeParameter],
     averages: &mut States,
-    operands: Operands<'_>,
+    mut operands: Operands<'_>,
     room: &mut Tensor,
     group: &mut ProcessGroup,
 ) -> Result<()> {
     let &Optimizer::Muon { momentum, nesterov, adjust_lr, .. } = rule else { return Ok(()) };
-    let Operands { grad, grad_scale, owned, master, master_start, mut copy } = operands;
     let momentum = MuonMomentum { momentum, nesterov };
     for parameter in matrices {
         if let Some(run) = &parameter.run {
-            let own = run.range.start - owned.start..run.range.end - owned.start;
-            let direction = room.view_mut().col_range(parameter.place(&run.range));
-            let update = Update::new(grad.range(own.clone()), grad_scale, direction, None);
+            let start = operands.owned.start;
+            let own = run.range.start - start..run.range.end - start;
             let average = averages.range_mut(own, run.dither(numbers.update, AdamMoment::First));
+            let update = operands.gradient(parameter, run, room);
             ops::muon_momentum(home, &momentum, update, average)?;
         }
         parameter.gather(home, room, group)?;
@@ -47,14 +46,7 @@ pub(super) fn step(
             let &[rows, columns] = &piece.shape[..] else { unreachable!("a matrix has two dimensions") };
             let learning_rate = rate * adjust_lr.ratio(rows, columns);
             let update = DecayedUpdate { learning_rate, decay: rate * parameter.settings.weight_decay };
-            let copy = copy.as_deref_mut().filter(|copy| own.end <= copy.cols());
-            let operands = Update::new(
-                room.view().col_range(parameter.place(&own)),
-                1.0,
-                master.view_mut().col_range(own.start - master_start..own.end - master_start),
-                copy.map(|copy| copy.view_mut().col_range(own.clone())),
-            );
-            ops::decayed_update(home, &update, operands)?;
+            operands.move_by(home, &update, parameter, &own, room)?;
         }
     }
     Ok(())
@@ -66,13 +58,13 @@ mod tests {
 
     use serde_json::Value;
 
-    use tandem_kernels::{DType, MemoryKind, StateForm};
+    use tandem_kernels::{MemoryKind, StateForm};
     use tandem_model::{LayerId, ParamKind};
 
     use super::*;
     use crate::config::AdjustLr;
     use crate::optimizer::Run;
-    use crate::optimizer::golden::{STEPS, floats, many_numbers};
+    use crate::optimizer::golden::{self, STEPS, floats, many_numbers};
     use crate::optimizer::groups::ParameterSettings;
     use crate::optimizer::whole::Piece;
 
@@ -112,13 +104,7 @@ mod tests {
             };
             let piece = Piece { range: 0..len, rows, cols, shape: vec![rows, cols] };
             let matrices = [WholeParameter::alone(run_of, vec![piece])];
-            let vector = |values: &[f32]| {
-                let mut tensor = device.alloc(MemoryKind::Scratch, 1, values.len(), DType::F32).unwrap();
-                device
-                    .host_update(tensor.view_mut(), |room: &mut [f32]| room.copy_from_slice(values))
-                    .unwrap();
-                tensor
-            };
+            let vector = |values: &[f32]| golden::vector(&device, values);
             let first = many_numbers(len, 0, 0.5);
             let mut master = vector(&first);
             let mut average =

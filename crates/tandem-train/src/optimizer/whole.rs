@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use tandem_comm::ProcessGroup;
-use tandem_kernels::ops::Gradient;
+use tandem_kernels::ops::{self, DecayedUpdate, Gradient, Update};
 use tandem_kernels::{DType, Device, MemoryKind, Tensor};
 use tandem_model::{Decoder, LayerId, ParamKind, TrainedTensor, trained_tensors};
 
@@ -129,4 +129,35 @@ pub(super) struct Operands<'a> {
     pub master_start: usize,
     /// Compute copy of the layer's first elements.
     pub copy: Option<&'a mut Tensor>,
+}
+
+impl Operands<'_> {
+    /// Returns the gradient of a rank's elements, to be written to their place in `room`.
+    pub(super) fn gradient<'b>(
+        &'b self,
+        parameter: &WholeParameter,
+        run: &Run,
+        room: &'b mut Tensor,
+    ) -> Update<'b> {
+        let own = run.range.start - self.owned.start..run.range.end - self.owned.start;
+        let out = room.view_mut().col_range(parameter.place(&run.range));
+        Update::new(self.grad.range(own), self.grad_scale, out, None)
+    }
+
+    /// Moves a rank's elements of a parameter by the direction in `room`.
+    pub(super) fn move_by(
+        &mut self,
+        home: &Device,
+        update: &DecayedUpdate,
+        parameter: &WholeParameter,
+        own: &Range<usize>,
+        room: &Tensor,
+    ) -> Result<()> {
+        let copy = self.copy.as_deref_mut().filter(|copy| own.end <= copy.cols());
+        let direction = room.view().col_range(parameter.place(own));
+        let held = own.start - self.master_start..own.end - self.master_start;
+        let master = self.master.view_mut().col_range(held);
+        let copy = copy.map(|copy| copy.view_mut().col_range(own.clone()));
+        Ok(ops::decayed_update(home, update, Update::new(direction, 1.0, master, copy))?)
+    }
 }

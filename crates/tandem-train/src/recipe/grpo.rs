@@ -34,10 +34,8 @@ fn of_tokens(micro: &MicroBatch, answers: &[Vec<f32>]) -> Option<Vec<f32>> {
     if answers.is_empty() {
         return None;
     }
-    // The predictions of a sequence come in the order of its tokens. A text that begins with the answer has
-    // nothing to predict the first one from.
-    let unscored = |sequence: usize| (micro.answer_tokens[sequence] - micro.scored_tokens[sequence]) as usize;
-    let mut next: Vec<usize> = (0..answers.len()).map(unscored).collect();
+    // The predictions of a sequence come in the order of its tokens.
+    let mut next: Vec<usize> = (0..answers.len()).map(|answer| micro.num_unpredicted(answer)).collect();
     let of_token = |prediction: &Prediction| {
         let next = &mut next[prediction.sequence as usize];
         *next += 1;

@@ -136,6 +136,12 @@ pub struct RankBatch {
 }
 
 impl MicroBatch {
+    /// Number of an answer's first tokens that are not predicted: a text that begins with the answer has nothing
+    /// to predict the first one from.
+    pub(crate) fn num_unpredicted(&self, sequence: usize) -> usize {
+        (self.answer_tokens[sequence] - self.scored_tokens[sequence]) as usize
+    }
+
     /// Gives the weight `alpha` to tokens of a pair's completion beyond the length of the other
     /// (arXiv 2409.06411), and 1 to the others.
     fn weight_tokens(&mut self, alpha: f32) {

@@ -89,11 +89,9 @@ impl TrainStep {
         let none = &|_: usize| None;
         self.score_all(Split::Train, mesh, share, build, none, &mut |index, micro, _, scores| {
             let first = share.pairs_before(index);
+            let begin = |answer: usize| lengths[..first + answer].iter().sum::<usize>();
             let mut next: Vec<usize> = (0..micro.answers.len())
-                .map(|answer| {
-                    let unscored = (micro.answer_tokens[answer] - micro.scored_tokens[answer]) as usize;
-                    lengths[..first + answer].iter().sum::<usize>() + unscored
-                })
+                .map(|answer| begin(answer) + micro.num_unpredicted(answer))
                 .collect();
             for (prediction, &log_prob) in micro.forest.predictions.iter().zip(&scores.log_prob) {
                 let next = &mut next[prediction.sequence as usize];
