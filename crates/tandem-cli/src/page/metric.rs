@@ -51,7 +51,7 @@ pub(crate) struct About {
 type Row = (&'static str, Section, Unit, &'static str);
 
 /// The metrics in the order of the page. A name that ends in `*` is a beginning.
-const METRICS: [Row; 57] = {
+const METRICS: [Row; 58] = {
     use Section::{Answers, Learning, Likelihoods, Optimizer, Other, Speed};
     use Unit::{Amount, Bytes, Plain, Share};
     [
@@ -65,6 +65,7 @@ const METRICS: [Row; 57] = {
         ("mean_token_accuracy", Learning, Share, "chosen tokens ranked first"),
         ("entropy", Learning, Plain, "nats a token"),
         ("distill/teacher_entropy", Learning, Plain, "nats a token"),
+        ("distill/own_answers", Answers, Share, "rows that the student answered"),
         ("distill/*", Learning, Plain, "nats a token, between student and teacher"),
         ("objective/scores", Answers, Plain, "mean total of the judges"),
         ("reward", Answers, Plain, "mean total of the judges"),

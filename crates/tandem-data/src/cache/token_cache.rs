@@ -127,6 +127,17 @@ impl TokenCache {
         (tokens, &bytemuck::cast_slice(json)[..row.chosen as usize])
     }
 
+    /// Returns the tokens of row `i` that an answer would follow: a prompt whole, of a supervised row the tokens
+    /// before its last stretch of scored ones.
+    pub fn prompt_tokens(&self, i: usize) -> &[u32] {
+        if self.kind() == RowKind::Prompt {
+            return self.prompt(i).0;
+        }
+        let ScoredTokens { tokens, scored } = self.scored(i);
+        let end = scored.iter().rposition(|&mark| mark != 0).map_or(0, |last| last + 1);
+        &tokens[..scored[..end].iter().rposition(|&mark| mark == 0).map_or(0, |before| before + 1)]
+    }
+
     /// Returns the number of tokens that row `i` adds to a forest; a prompt counts alone.
     pub fn num_tokens(&self, i: usize, share_prefix: bool) -> usize {
         let row = self.rows()[i];

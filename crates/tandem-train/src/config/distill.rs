@@ -1,22 +1,57 @@
 //! `[distill]`: the divergence from a teacher.
 
+use tandem_data::record::RowKind;
+use tandem_data::row::{LossMask, Truncation};
+
 use super::error::Result;
-use super::form::{POSITIVE, number};
+use super::form::{POSITIVE, choice, number};
 use super::keys::{Keys, keys};
 use super::tree::Places;
-use super::{Config, Method, ReferenceKind};
+use super::{Config, Method, ReferenceKind, SampleCount};
+use crate::metrics::Split;
+use crate::objective::{Average, DistillOptions};
 
 keys! {
     /// On-policy distillation: the policy learns the next-token distributions of a teacher, the model
     /// that `reference.model` names.
     #[derive(Clone, Copy, Debug, PartialEq)]
     pub struct DistillConfig() {
+        /// Share of the rows whose completions are the policy's own answers, which it gives while it trains;
+        /// the others keep those of the data. 1 reads prompts alone. See
+        /// [distillation](distill.md#answers-of-the-student).
+        lmbda: f64 = number(0.0..=1.0).or(0.0),
         /// Interpolation of the divergence: 0 is the forward KL, from the teacher to the policy, 1 the
         /// reverse KL. Between them the generalised Jensen–Shannon divergence, through a mixture with this
         /// share of the teacher: see [distillation](distill.md#loss).
         beta: f64 = number(0.0..=1.0).or(0.5),
         /// Divisor of the logits of both models.
         temperature: f64 = number(POSITIVE).or(1.0),
+        /// Mean over the batch. `"token"`: every token weighs the same. `"sequence"`: every completion does, with
+        /// the mean over its tokens.
+        average: Average = choice(Average::NAMES).or(Average::Token),
+    }
+}
+
+impl DistillConfig {
+    /// Returns the options of the loss.
+    pub fn options(&self) -> DistillOptions {
+        DistillOptions { beta: self.beta, average: self.average }
+    }
+
+    /// Returns whether the policy answers prompts while it trains.
+    pub fn generates(&self) -> bool {
+        self.lmbda > 0.0
+    }
+}
+
+impl Config {
+    /// Returns the rows that a split consists of.
+    pub fn rows(&self, split: Split) -> RowKind {
+        match self.distill {
+            // Held-out completions are given ones.
+            Some(DistillConfig { lmbda: 1.0, .. }) if split == Split::Train => RowKind::Prompt,
+            _ => self.method.rows(),
+        }
     }
 }
 
@@ -48,6 +83,9 @@ pub(super) fn check(config: &Config, places: &Places) -> Result<()> {
                       the policy's tokenizer";
         return Err(places.conflict("reference.model", reason));
     }
+    if let Some(distill) = config.distill.filter(DistillConfig::generates) {
+        check_own_answers(config, &distill, places)?;
+    }
     let compute = &config.compute;
     for (key, parts) in [("compute.tensor", compute.tensor), ("compute.pipeline", compute.pipeline)] {
         if parts > 1 {
@@ -57,4 +95,41 @@ pub(super) fn check(config: &Config, places: &Places) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Refuses options of given completions where the policy gives its own.
+fn check_own_answers(config: &Config, distill: &DistillConfig, places: &Places) -> Result<()> {
+    let data = &config.data;
+    let (reads_prompts, has_eval) = (distill.lmbda == 1.0, !data.eval.is_empty());
+    let refused = [
+        (
+            data.loss_on == LossMask::All && (!reads_prompts || has_eval),
+            "data.loss_on",
+            "the policy answers prompts, and a text that is learned whole has none; remove it, or set distill.lmbda = 0",
+        ),
+        (
+            reads_prompts && data.shape.is_some(),
+            "data.shape",
+            "with distill.lmbda = 1 prompts alone are read; map their column with data.columns = { prompt = \"…\" }",
+        ),
+        (
+            reads_prompts && data.take.is_some(),
+            "data.take",
+            "with distill.lmbda = 1 prompts alone are read; remove it, or lower distill.lmbda",
+        ),
+        (
+            reads_prompts && !has_eval && data.truncation == Truncation::KeepEnd,
+            "data.truncation",
+            "with distill.lmbda = 1 prompts alone are read, which are never cut; remove it, or lower distill.lmbda",
+        ),
+        (
+            matches!(config.train.evaluation.samples, SampleCount::Count(1..)),
+            "train.samples",
+            "the policy's own answers are kept: online.samples_every; remove it",
+        ),
+    ];
+    match refused.into_iter().find(|(is_set, ..)| *is_set) {
+        Some((_, key, reason)) => Err(places.conflict(key, reason)),
+        None => Ok(()),
+    }
 }

@@ -147,7 +147,8 @@ impl Config {
         let is_cheap =
             compute.pipeline == 1 && compute.offload == Offload::None && compute.sharding != Sharding::Zero3;
         match self.train.evaluation.samples {
-            _ if !has_samples(self.method) => 0,
+            // A run that generates keeps answers of its own.
+            _ if !has_samples(self.method) || self.online.is_some() => 0,
             SampleCount::Count(count) => count,
             SampleCount::Auto if is_cheap => 3,
             SampleCount::Auto => 0,

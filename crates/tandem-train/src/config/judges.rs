@@ -134,8 +134,12 @@ pub(super) fn visit(
     if method.generates() {
         return keys.tables("judges", TABLES, now, JudgeSection::visit);
     }
-    let reason =
-        format!("method = \"{method}\" generates no completions to judge; remove the [[judges]] tables");
+    let reason = match method {
+        Method::Distill => {
+            "method = \"distill\" learns from its teacher alone; remove the [[judges]] tables".to_owned()
+        }
+        _ => format!("method = \"{method}\" generates no completions to judge; remove the [[judges]] tables"),
+    };
     keys.refuse("judges", &reason)?;
     Ok(Vec::new())
 }

@@ -339,7 +339,7 @@ impl<T, V: FnOnce(Option<&T>, &mut Keys) -> Result<T>> Declaration<T> for Group<
 /// * the same for a struct of another module;
 /// * `let`: variables with the values of keys, each followed by its value in `now`.
 macro_rules! keys {
-    ($(#[$meta:meta])* pub struct $name:ident($($context:ident: $type:ty),*) {
+    ($(#[$meta:meta])* pub struct $name:ident($($context:ident: $type:ty),* $(,)?) {
         $($(#[doc = $doc:literal])* $field:ident: $of:ty = $key:expr,)+
     }) => {
         $(#[$meta])*

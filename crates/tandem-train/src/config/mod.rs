@@ -106,7 +106,7 @@ pub struct Config {
     pub reference: ReferenceConfig,
     /// Training and evaluation rows.
     pub data: DataConfig,
-    /// Generation of completions, for methods that generate.
+    /// Generation of completions, for methods that generate and for distillation over the policy's answers.
     pub online: Option<OnlineConfig>,
     /// Divergence from a teacher, for distillation.
     pub distill: Option<DistillConfig>,
@@ -217,13 +217,17 @@ impl Config {
         let grpo = now.and_then(|now| now.online.as_ref()?.algorithm.grpo());
         let grpo = grpo::visit(grpo, keys, method)?;
         let distill = distill::visit(now.and_then(|now| now.distill.as_ref()), keys, method)?;
-        let online = if method.generates() {
+        let own_answers = distill.filter(DistillConfig::generates);
+        let online = if method.generates() || own_answers.is_some() {
             let now = now.and_then(|now| now.online.as_ref());
+            let answers_eval = method.generates() && !data.eval.is_empty();
             Some(keys.table("online", now, |now, keys| {
-                OnlineConfig::visit(now, keys, data.max_length, &output, grpo, !data.eval.is_empty())
+                OnlineConfig::visit(now, keys, data.max_length, &output, grpo, own_answers, answers_eval)
             })?)
         } else {
-            let reason = format!("method = \"{method}\" generates nothing; remove the [online] table");
+            let otherwise = if method == Method::Distill { ", or set distill.lmbda above 0" } else { "" };
+            let reason =
+                format!("method = \"{method}\" generates nothing; remove the [online] table{otherwise}");
             keys.refuse("online", &reason)?;
             None
         };
@@ -231,7 +235,7 @@ impl Config {
         let objective = keys.table("objective", now.map(|now| &now.objective), |now, keys| {
             let grpo = online.as_ref().and_then(OnlineConfig::policy_gradient);
             let objective = objective::visit(now, keys, method, algorithm, grpo)?;
-            Ok(ObjectiveConfig { distill: distill.map(|distill| distill.beta), ..objective })
+            Ok(ObjectiveConfig { distill: distill.map(|distill| distill.options()), ..objective })
         })?;
         let reference = keys.table("reference", now.map(|now| &now.reference), |now, keys| {
             let unused = objective::without_reference(&objective, method);

@@ -4,6 +4,7 @@ use std::ops::Bound::{Excluded, Included};
 use std::path::Path;
 
 use super::Config;
+use super::distill::DistillConfig;
 use super::environment::{self, EnvironmentConfig};
 use super::error::Result;
 use super::form::{COUNT, Form, POSITIVE, boolean, choice, custom, filled, integer, number, texts_value};
@@ -17,21 +18,31 @@ use crate::objective::GrpoOptions;
 keys! {
     /// Generation of completions, and the pairs made from them.
     #[derive(Clone, Debug, PartialEq)]
-    pub struct OnlineConfig(max_length: usize, output: &Path, grpo: Option<GrpoConfig>, has_eval: bool) {
+    pub struct OnlineConfig(
+        max_length: usize,
+        output: &Path,
+        grpo: Option<GrpoConfig>,
+        distill: Option<DistillConfig>,
+        answers_eval: bool,
+    ) {
         /// Use of the completions.
-        algorithm: Algorithm = group(|now, keys: &mut Keys| Algorithm::visit(now, keys, grpo)),
-        /// Completions per prompt.
-        num_answers: usize = integer(2..=64)
-            .unless(|answers: &usize| (*answers > 2).then(|| algorithm.refuse_more()).flatten())
-            .or(if grpo.is_some() { 8 } else { 2 })
-            .shown("2; 8 for GRPO")
+        algorithm: Algorithm = group(|now, keys: &mut Keys| Algorithm::visit(now, keys, grpo, distill)),
+        /// Completions per prompt; one is enough for distillation alone.
+        num_answers: usize = integer(1..=64)
+            .unless(|answers: &usize| match *answers {
+                1 => distill.is_none().then(|| "completions are compared, which takes two; set 2 or more".to_owned()),
+                2 => None,
+                _ => algorithm.refuse_more(),
+            })
+            .or(if grpo.is_some() { 8 } else if distill.is_some() { 1 } else { 2 })
+            .shown("2; 8 for GRPO, 1 for distillation")
             .named("answers"),
         /// Completions that become pairs: those with the highest and the lowest score, every two
         /// with different scores, or two at random. Two equal scores are no pair.
         pairs: Pairs = choice(Pairs::NAMES)
             .unless(|pairs| (*pairs != Pairs::BestWorst).then(|| algorithm.refuse_more()).flatten())
             .or(Pairs::BestWorst)
-            .only(grpo.is_none(), "method = \"grpo\" trains on groups and not on pairs; remove it"),
+            .only(!algorithm.is_methods(), algorithm.refuse_pairs()),
         /// Most tokens of a completion, its end token included; less than `data.max_length`.
         max_new_tokens: usize = integer(1..=1 << 24)
             .unit("tokens")
@@ -46,8 +57,15 @@ keys! {
             .unless(|temperature| (*temperature == 0.0 && grpo.is_some()).then(|| {
                 "the answers of a group would all be the same; set it above 0".to_owned()
             }))
-            .or(if grpo.is_some() { 1.0 } else { 0.9 })
-            .shown("0.9; 1 for GRPO, whose log-probabilities are at this temperature too"),
+            .or(match distill {
+                Some(distill) => distill.temperature,
+                None if grpo.is_some() => 1.0,
+                None => 0.9,
+            })
+            .shown(
+                "0.9; 1 for GRPO, whose log-probabilities are at this temperature too; `distill.temperature` for \
+                 distillation",
+            ),
         /// Sample from this many of the most likely tokens; 0 is all.
         top_k: Option<usize> = integer(0..=1 << 24).zero_is_none().or(None),
         /// Sample from the most likely tokens that together have this probability.
@@ -59,7 +77,10 @@ keys! {
         /// Completions per held-out prompt (`data.eval`).
         eval_answers: usize = integer(1..=64)
             .or(1)
-            .only(has_eval, "there are no held-out prompts to answer: set `data.eval`, or remove it")
+            .only(answers_eval, match distill {
+                Some(_) => "held-out completions are given ones; remove it",
+                None => "there are no held-out prompts to answer: set `data.eval`, or remove it",
+            })
             .free(),
         /// Strings that end a completion.
         stop: Vec<String> = strings().or(Vec::new()),
@@ -71,14 +92,14 @@ keys! {
         /// Prompts with pairs that are kept, to be trained on again.
         replay_size: usize = integer(0..=1 << 20)
             .or(0)
-            .only(grpo.is_none(), "method = \"grpo\" replays no prompts; remove it"),
+            .only(!algorithm.is_methods(), algorithm.refuse_replay()),
         /// Replayed prompts that join each step; at most `replay_size`.
         replay_per_step: usize = integer(0..=1 << 20)
             .unless(|joining: &usize| (*joining > replay_size).then(|| format!(
                 "replay_size keeps only {replay_size} prompts; raise it, or lower this key"
             )))
             .or(0)
-            .only(grpo.is_none(), "method = \"grpo\" replays no prompts; remove it"),
+            .only(!algorithm.is_methods(), algorithm.refuse_replay()),
         /// Steps between those whose completions are written to `samples.jsonl`, from the first
         /// step; 0 writes none.
         samples_every: Option<u64> = integer(COUNT).zero_is_none().or(Some(10)).free(),
@@ -148,6 +169,8 @@ pub enum Algorithm {
     },
     /// Policy gradients: every completion, weighted by its reward compared with its group's.
     Grpo(GrpoConfig),
+    /// Distillation: a teacher's next-token distributions over every completion.
+    Distill(DistillConfig),
 }
 
 impl Algorithm {
@@ -158,6 +181,7 @@ impl Algorithm {
             Self::Xpo { .. } => "xpo",
             Self::NashMd { .. } => "nash_md",
             Self::Grpo(_) => "grpo",
+            Self::Distill(_) => "distill",
         }
     }
 
@@ -174,10 +198,24 @@ impl Algorithm {
         }
     }
 
+    /// Returns the options of distillation.
+    pub const fn distill(&self) -> Option<&DistillConfig> {
+        match self {
+            Self::Distill(distill) => Some(distill),
+            _ => None,
+        }
+    }
+
+    /// Returns whether the method decides it, and not a key.
+    const fn is_methods(self) -> bool {
+        matches!(self, Self::Grpo(_) | Self::Distill(_))
+    }
+
     /// Returns the key that chose an algorithm with a loss of its own.
     pub(super) fn own_loss(self) -> Option<&'static str> {
         match self {
-            Self::Dpo | Self::Xpo { .. } => None,
+            // The objective of a distillation has no losses to choose from anyway.
+            Self::Dpo | Self::Xpo { .. } | Self::Distill(_) => None,
             Self::NashMd { .. } => Some("online.algorithm = \"nash_md\""),
             Self::Grpo(_) => Some("method = \"grpo\""),
         }
@@ -193,12 +231,25 @@ impl Algorithm {
         })
     }
 
-    fn visit(now: Option<&Self>, keys: &mut Keys, grpo: Option<GrpoConfig>) -> Result<Self> {
+    fn refuse_pairs(self) -> String {
+        format!("method = {:?} trains on every completion and not on pairs; remove it", self.name())
+    }
+
+    fn refuse_replay(self) -> String {
+        format!("method = {:?} replays no prompts; remove it", self.name())
+    }
+
+    fn visit(
+        now: Option<&Self>,
+        keys: &mut Keys,
+        grpo: Option<GrpoConfig>,
+        distill: Option<DistillConfig>,
+    ) -> Result<Self> {
         keys! { let keys, now;
             /// `"dpo"`: pairs of the policy's completions. `"xpo"`: XPO. `"nash_md"`: Nash-MD.
             algorithm = choice(["dpo", "xpo", "nash_md"].map(|name| (name, name)))
                 .or("dpo")
-                .only(grpo.is_none(), "it is for method = \"online\"; remove it"),
+                .only(grpo.is_none() && distill.is_none(), "it is for method = \"online\"; remove it"),
                 now.name();
             /// Only with `"xpo"`: strength of the term against the reference's completions.
             alpha = number(0.0..)
@@ -211,14 +262,12 @@ impl Algorithm {
                 .only(algorithm == "nash_md", "only algorithm = \"nash_md\" has it; remove it"),
                 if let Self::NashMd { mixture } = *now { mixture } else { 0.0 };
         }
-        if let Some(grpo) = grpo {
-            return Ok(Self::Grpo(grpo));
-        }
-        Ok(match algorithm {
+        let of_method = grpo.map(Self::Grpo).or(distill.map(Self::Distill));
+        Ok(of_method.unwrap_or(match algorithm {
             "xpo" => Self::Xpo { alpha },
             "nash_md" => Self::NashMd { mixture },
             _ => Self::Dpo,
-        })
+        }))
     }
 }
 
@@ -265,6 +314,12 @@ pub(super) fn check(config: &Config, places: &Places) -> Result<()> {
                 "grpo.max_resamples",
                 "with online.overlap the weights that gave a batch its answers are gone when its groups are compared; \
                  remove one of the two",
+            ));
+        }
+        if !grpo.use_bias_correction_kl && config.objective.betas().all(|beta| beta == 0.0) {
+            return Err(places.conflict(
+                "grpo.use_bias_correction_kl",
+                "with objective.beta = 0 there is no divergence to correct; remove one of the two",
             ));
         }
         if grpo.overlong_tokens.is_some_and(|tokens| tokens >= online.max_new_tokens) {

@@ -52,8 +52,8 @@ pub(super) const SECTIONS: [(&str, &str, &str); 14] = [
     (
         "online",
         "`[online]`",
-        "For `method = \"online\"` and `\"grpo\"`: generation of completions, and the pairs made from them. See
-[online.md](online.md).",
+        "For `method = \"online\"` and `\"grpo\"`, and for `\"distill\"` with `distill.lmbda` above 0: generation of completions,
+and the pairs made from them. See [online.md](online.md).",
     ),
     (
         "online.server",

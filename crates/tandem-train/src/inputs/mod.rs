@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tandem_data::columns::Columns;
 use tandem_data::order::{self, BatchSampler};
 use tandem_data::progress::Progress;
+use tandem_data::record::RowKind;
 use tandem_data::row::LossMask;
 use tandem_data::row::RowOptions;
 use tandem_data::source::{self, Source, Sources};
@@ -191,8 +192,16 @@ impl RunInputs {
         for cache in eval.iter().chain([&train]) {
             check_vocabulary(config, cache, spec.vocab_size)?;
         }
-        let longest = eval.iter().chain([&train]).map(|c| c.report().longest as usize).max().unwrap_or(0);
         let answer = config.online.as_ref().map_or(0, |online| online.max_new_tokens);
+        // Prompts are answered: those of an online run, and those of a distillation's training rows.
+        let is_answered =
+            |split| answer > 0 && (config.rows(split) == RowKind::Prompt || split == Split::Train);
+        let longest_of = |(split, cache): (Split, &TokenCache)| {
+            let answered = if is_answered(split) { longest_prompt(cache) + answer } else { 0 };
+            answered.max(cache.report().longest as usize)
+        };
+        let splits = || eval.iter().map(|eval| (Split::Eval, eval)).chain([(Split::Train, &train)]);
+        let longest = splits().map(longest_of).max().unwrap_or(0);
         let has_environment = config.online.as_ref().is_some_and(|online| online.environment.is_some());
         let whole = if has_environment { config.data.max_length } else { 0 };
         let longest = eval
@@ -200,7 +209,7 @@ impl RunInputs {
             .chain([&train])
             .map(|cache| longest_mismatched(config, cache))
             .fold(longest, usize::max);
-        let decoder = Decoder::new(spec, (longest + answer).max(whole).max(1))?;
+        let decoder = Decoder::new(spec, longest.max(whole).max(1))?;
         if has_environment && decoder.rotates_by_length() {
             let reason = format!(
                 "the positions of {} depend on the length of a text beyond its first training, and the turns of a                  conversation with an environment have lengths of their own; lower data.max_length = {whole} to the                  model's original length, or remove [online.environment]",
@@ -244,10 +253,10 @@ impl RunInputs {
         BatchSampler::new(self.train.num_rows(), config.train.batch_size, order, config.seed)
     }
 
-    /// The longest row of either split, in tokens.
-    pub fn longest(&self) -> usize {
-        let caches = self.eval.iter().chain([&self.train]);
-        caches.map(|cache| cache.report().longest as usize).max().unwrap_or(0)
+    /// The longest prompt that a run answers while it trains, in tokens.
+    pub fn longest_prompt(&self, config: &Config) -> usize {
+        let held_out = self.eval.iter().filter(|_| config.method.generates());
+        held_out.chain([&self.train]).map(longest_prompt).max().unwrap_or(0)
     }
 
     /// The tokens of a split that the run has.
@@ -283,6 +292,17 @@ fn check_ignored(config: &Config, columns: &BTreeSet<String>) -> Result<()> {
             columns.join(", ")
         ),
     })
+}
+
+/// Tokens of the longest prompt of some rows that answers follow.
+fn longest_prompt(cache: &TokenCache) -> usize {
+    match cache.kind() {
+        RowKind::Prompt => cache.report().longest as usize,
+        RowKind::Supervised => {
+            (0..cache.num_rows()).map(|row| cache.prompt_tokens(row).len()).max().unwrap_or(0)
+        }
+        RowKind::Preference | RowKind::Reward | RowKind::Unpaired => 0,
+    }
 }
 
 fn named<'a>(sources: impl IntoIterator<Item = &'a DataSource>) -> Sources {
@@ -375,7 +395,7 @@ fn tokens(
     observer: &mut dyn Observer,
 ) -> Result<TokenCache> {
     let sources = named(sources);
-    let kind = config.method.rows();
+    let kind = config.rows(split);
     let DataConfig { max_length, truncation, loss_on, max_prompt_length, .. } = config.data;
     let columns = Columns {
         shape: config.data.shape,
@@ -388,7 +408,8 @@ fn tokens(
         Split::Eval => config.data.eval_rows,
     };
     // Prompt tokens that leave room for the completion.
-    let max_length = max_length - config.online.as_ref().map_or(0, |online| online.max_new_tokens);
+    let answer = config.online.as_ref().filter(|_| kind == RowKind::Prompt);
+    let max_length = max_length - answer.map_or(0, |online| online.max_new_tokens);
     let options = RowOptions {
         kind,
         max_length: Some(max_length),

@@ -34,6 +34,7 @@ impl Split {
 /// | `delta` | of `bco`: mean reward so far |
 /// | `distill/forward_kl`, `distill/reverse_kl` | of distillation: means over tokens of the divergence from teacher to policy, and from policy to teacher, nats |
 /// | `distill/teacher_entropy` | of distillation: as `entropy`, under the teacher |
+/// | `distill/own_answers` | of distillation: part of the rows whose completions the policy has just given |
 /// | `nll_loss` | of a mix with `sft`: mean over chosen tokens of −log π |
 /// | `log_odds_ratio`, `log_odds_chosen` | of `orpo`: means of log σ of the log odds ratio, and of that |
 /// | `logits/chosen`, `logits/rejected` | mean over answer tokens of the mean over the vocabulary |

@@ -23,7 +23,7 @@ mod xpo;
 use serde::{Deserialize, Serialize};
 
 pub use correction::{CorrectionMode, CorrectionStats, SamplerCorrection};
-pub use distill::{DistillStats, distill_loss};
+pub use distill::{Average, DistillOptions, DistillStats, distill_loss};
 pub use divergence::Divergence;
 pub use grpo::{
     GrpoOptions, ImportanceSampling, PolicyAnswer, PolicyLoss, PolicyStats, PolicyTokens, UNKNOWN_LOG_PROB,
@@ -73,7 +73,7 @@ pub struct ObjectiveConfig {
     /// Options of policy gradients, for runs that train by them.
     pub grpo: Option<GrpoOptions>,
     /// Interpolation of the divergence from a teacher, for distillation.
-    pub distill: Option<f64>,
+    pub distill: Option<DistillOptions>,
 }
 
 impl ObjectiveConfig {

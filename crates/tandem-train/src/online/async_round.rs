@@ -87,7 +87,7 @@ impl AsyncRound {
             };
             let answered = answers.and_then(|answers| {
                 let Some(answers) = answers else { return Ok(None) };
-                fill(&mut round, answers);
+                fill(&mut round, &asked, answers);
                 if let Some(judges) = judges {
                     let prompts = round.iter().flat_map(|batch| &batch.prompts);
                     // A closed channel means the receiver failed and reports that itself.

@@ -158,7 +158,7 @@ impl Generation {
     /// Completion models, in order.
     fn authors(&self) -> impl Iterator<Item = CompletionModel> {
         let second = match self.options.algorithm {
-            Algorithm::Dpo | Algorithm::Grpo(_) => None,
+            Algorithm::Dpo | Algorithm::Grpo(_) | Algorithm::Distill(_) => None,
             Algorithm::Xpo { .. } => Some(CompletionModel::Reference),
             Algorithm::NashMd { mixture } => Some(CompletionModel::Mixture(mixture as f32)),
         };
@@ -299,15 +299,19 @@ impl Generation {
                 .inputs
                 .tokens(split)
                 .expect("its rows are asked for")
-                .prompt(asked.row as usize)
-                .0
+                .prompt_tokens(asked.row as usize)
                 .to_vec(),
             number: u64::from(asked.row),
             num_answers: at_once(&self.options),
             sampling: Sampling {
                 repetition_penalty: repetition_penalty as f32,
-                // The policy of policy gradients is the model at its temperature.
-                temperature: if algorithm.grpo().is_some() { 1.0 } else { temperature as f32 },
+                temperature: match algorithm {
+                    // The policy of policy gradients is the model at its temperature.
+                    Algorithm::Grpo(_) => 1.0,
+                    // So is the student, which may sample at another.
+                    Algorithm::Distill(distill) => (temperature / distill.temperature) as f32,
+                    _ => temperature as f32,
+                },
                 top_k,
                 top_p: top_p as f32,
                 min_p: min_p as f32,

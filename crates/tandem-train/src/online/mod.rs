@@ -60,10 +60,13 @@ use crate::recipe::{MicroBatcher, ScoredPrompt};
 use crate::step::TrainStep;
 use advantages::Advantages;
 use answers::{asked_of, fill};
-use generate::{Asked, GenerationContext, LockstepGroup};
+use generate::{Asked, GenerationContext, GenerationRequest, LockstepGroup};
 use judging::{JudgeRequest, Judging};
 use render::SampleRenderer;
 use sources::PolicyAndReference;
+
+/// Stands for the choice between the policy's answer and the given one in its seed.
+const OWN_ANSWER: u64 = 1 << 62;
 
 /// Source of pairs of an online run.
 pub struct Online {
@@ -262,7 +265,7 @@ impl Online {
     ) -> Result<bool> {
         let num_answers =
             if split == Split::Train { self.config.num_answers } else { self.config.eval_answers };
-        let asked = asked_of(&round, split, num_answers);
+        let asked = asked_of(&round, split, num_answers, |request| self.is_asked(request));
         if let GenerationMode::Aside(aside) = &mut self.answering {
             aside.begin(round, asked, self.judging.begin(), scorer, mesh, &self.prepared)?;
             self.round = Some(RoundState::Asked);
@@ -272,10 +275,19 @@ impl Online {
         let answers = self.answer(&asked, scorer, mesh, stop)?;
         self.took.generate += began.elapsed().as_secs_f64();
         let Some(answers) = answers else { return Ok(false) };
-        fill(&mut round, answers);
+        fill(&mut round, &asked, answers);
         self.took.tokens += num_tokens(&round);
         self.judge(round, split)?;
         Ok(true)
+    }
+
+    /// Returns whether the policy answers a prompt; a distillation leaves others their given completions.
+    fn is_asked(&self, request: &GenerationRequest) -> bool {
+        let GenerationRequest { step, row } = *request;
+        let share = self.config.algorithm.distill().map_or(1.0, |distill| distill.lmbda);
+        // 53 bits are a number of [0, 1).
+        let drawn = draw(&[self.seed, step, OWN_ANSWER, u64::from(row)]) >> 11;
+        (drawn as f64) < share * (1u64 << 53) as f64
     }
 
     /// Has a round of a split judged.
@@ -383,9 +395,9 @@ impl Online {
         &self.state
     }
 
-    /// The pairs of a prompt that a step trains on; none where it trains on groups.
+    /// The pairs of a prompt that a step trains on; none where it trains on every answer.
     fn pair(&self, step: u64, answered: &CompletedPrompt) -> Paired {
-        if self.config.algorithm.grpo().is_some() {
+        if matches!(self.config.algorithm, Algorithm::Grpo(_) | Algorithm::Distill(_)) {
             return Paired::default();
         }
         Paired::new(answered, self.config.pairs, draw(&[self.seed, step, u64::from(answered.row)]))
@@ -412,12 +424,16 @@ impl Online {
         let prepared = &*self.prepared;
         let make = |answered: &CompletedPrompt| self.pair(batch.step, answered);
         let rank = |answered: &CompletedPrompt, paired: &Paired| {
-            let prompt = prepared.train.prompt(answered.row as usize).0;
+            let prompt = prepared.train.prompt_tokens(answered.row as usize);
             match self.config.algorithm {
                 Algorithm::Dpo => paired.rank(answered, prompt, answered.answers.len()),
                 Algorithm::Xpo { .. } => paired.rank(answered, prompt, 1),
                 Algorithm::NashMd { .. } => ScoredPrompt::for_nash(answered, prompt),
                 Algorithm::Grpo(_) => unreachable!("groups are compared within a batch"),
+                Algorithm::Distill(_) if answered.answers.is_empty() => {
+                    ScoredPrompt::given(&prepared.train, answered.row)
+                }
+                Algorithm::Distill(_) => ScoredPrompt::own(answered, prompt),
             }
         };
         let grpo = self.config.algorithm.grpo();
@@ -425,10 +441,13 @@ impl Online {
         let paired: Vec<Paired> = batch.prompts.iter().map(make).collect();
         let names = self.judging.names();
         let mut summary = Summary::new(batch, &paired, names);
+        if self.config.algorithm.distill().is_some() {
+            summary.take_all_answers(batch);
+        }
         let mut ranked: Vec<ScoredPrompt> = match (grpo, &compared) {
             (Some(grpo), Some(compared)) => {
                 summary.add_groups(batch, compared, grpo);
-                let prompt = |answered: &CompletedPrompt| prepared.train.prompt(answered.row as usize).0;
+                let prompt = |answered: &CompletedPrompt| prepared.train.prompt_tokens(answered.row as usize);
                 compared.train_on(
                     batch,
                     grpo,
@@ -453,10 +472,11 @@ impl Online {
         if let Some(file) = &mut self.samples
             && samples_every.is_some_and(|every| step.is_multiple_of(every) || step == 1)
         {
+            let has_pairs = self.config.algorithm.distill().is_none();
             for line in samples::lines(
                 step,
                 batch,
-                &paired,
+                has_pairs.then_some(&paired[..]),
                 compared.as_ref(),
                 names,
                 &SampleRenderer::new(prepared, Split::Train, &self.config.stop),

@@ -31,7 +31,7 @@ impl Online {
         for batch in &mut self.state.pending {
             let ready = |answered: &CompletedPrompt| ScoredPrompt {
                 row: answered.row,
-                prompt: prompts.prompt(answered.row as usize).0.to_vec(),
+                prompt: prompts.prompt_tokens(answered.row as usize).to_vec(),
                 answers: answered.answers.iter().map(|answer| answer.tokens.clone()).collect(),
                 policy: vec![SampledAnswer::default(); answered.answers.len()],
                 ..ScoredPrompt::default()

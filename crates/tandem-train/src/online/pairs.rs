@@ -1,11 +1,22 @@
-//! From scores to pairs.
+//! From answers to what a step trains on.
 
 use super::answers::CompletedPrompt;
 use crate::config::Pairs;
 use crate::draw::draw;
-use crate::recipe::ScoredPrompt;
+use crate::recipe::{Author, ScoredPrompt};
 
 impl ScoredPrompt {
+    /// Distillation: every answer of the policy.
+    pub fn own(answered: &CompletedPrompt, prompt: &[u32]) -> Self {
+        Self {
+            row: answered.row,
+            prompt: prompt.to_vec(),
+            answers: answered.answers.iter().map(|answer| answer.tokens.clone()).collect(),
+            author: Some(Author::Policy),
+            ..Self::default()
+        }
+    }
+
     /// Nash-MD: preference of the policy's completion over the mixture's from their scores. `None`
     /// without scores.
     pub fn for_nash(answered: &CompletedPrompt, prompt: &[u32]) -> Self {

@@ -1,6 +1,7 @@
 //! Prompts and answers as people and judges see them.
 
 use serde_json::{Map, Value};
+use tandem_data::record::RowKind;
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
 
@@ -28,6 +29,15 @@ impl<'a> SampleRenderer<'a> {
     pub fn new(prepared: &'a RunInputs, split: Split, stop: &'a [String]) -> Self {
         let prompts = prepared.tokens(split).expect("its rows are shown");
         Self { prompts, tokenizer: &prepared.tokenizer, stop }
+    }
+
+    /// The prompt as the data has it; as text, where a row has no prompt of its own.
+    pub fn prompt(&self, answered: &CompletedPrompt) -> Result<Value> {
+        if self.prompts.kind() == RowKind::Prompt {
+            return Ok(self.row(answered).remove("prompt").unwrap_or_default());
+        }
+        let tokens = self.prompts.prompt_tokens(answered.row as usize);
+        Ok(self.tokenizer.decode(tokens, false)?.into())
     }
 
     /// The row of the data that a prompt came in.

@@ -8,32 +8,36 @@ use super::pairs::Paired;
 use super::render::SampleRenderer;
 use crate::Result;
 
-/// The lines of a batch that the 1-based `step` trains on. `names` are the judges'.
+/// The lines of a batch that the 1-based `step` trains on, with its pairs, if it is made into such. `names` are the
+/// judges'.
 pub(crate) fn lines(
     step: u64,
     batch: &Batch,
-    paired: &[Paired],
+    paired: Option<&[Paired]>,
     compared: Option<&Advantages>,
     names: &[String],
     shown: &SampleRenderer<'_>,
 ) -> Result<Vec<Value>> {
-    let line = |(place, (answered, paired)): (usize, (&CompletedPrompt, &Paired))| -> Result<Value> {
+    let line = |(place, answered): (usize, &CompletedPrompt)| -> Result<Value> {
         let answers = answered.answers.iter().map(|answer| of_answer(answer, names, shown));
         let mut line = json!({
             "step": step,
             "place": shown.prompts.origin(answered.row as usize).to_string(),
             "row": answered.row,
-            "prompt": shown.row(answered)["prompt"],
+            "prompt": shown.prompt(answered)?,
             "answers": answers.collect::<Result<Vec<_>>>()?,
             "answered_after": batch.answered_after,
         });
-        match compared {
-            Some(compared) => line["advantages"] = json!(compared.advantages[place]),
-            None => line["pairs"] = json!(paired.pairs),
+        match (compared, paired) {
+            (Some(compared), _) => line["advantages"] = json!(compared.advantages[place]),
+            (None, Some(paired)) => line["pairs"] = json!(paired[place].pairs),
+            (None, None) => {}
         }
         Ok(line)
     };
-    batch.prompts.iter().zip(paired).enumerate().map(line).collect()
+    // Rows of a distillation that keep their given completions have no answers.
+    let prompts = batch.prompts.iter().enumerate();
+    prompts.filter(|(_, answered)| !answered.answers.is_empty()).map(line).collect()
 }
 
 fn of_answer(answer: &Answer, names: &[String], shown: &SampleRenderer<'_>) -> Result<Value> {

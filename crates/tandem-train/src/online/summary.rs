@@ -26,6 +26,8 @@ pub struct Summary {
     judges: Vec<(String, f64, usize)>,
     /// Of runs that train on groups.
     groups: Option<Groups>,
+    /// Prompts, of a distillation, and those that the policy answered.
+    own: Option<[usize; 2]>,
 }
 
 /// Rewards of a step's groups.
@@ -84,6 +86,32 @@ impl Summary {
         self.margin += paired.pairs.iter().map(|&[better, worse]| score(better) - score(worse)).sum::<f64>();
     }
 
+    /// Counts the prompts whose own answers a distillation trains on.
+    pub fn take_all_answers(&mut self, batch: &Batch) {
+        let own = batch.prompts.iter().filter(|prompt| !prompt.answers.is_empty()).count();
+        self.own = Some([batch.prompts.len(), own]);
+    }
+
+    /// Writes what a distillation reports of the policy's answers.
+    fn report_own(&self, [prompts, own]: [usize; 2], record: &mut Record) {
+        record.set("distill/own_answers", own as f64 / prompts as f64);
+        self.report_lengths(record);
+        record.set_count("age", self.age);
+    }
+
+    /// Writes lengths and likelihood of the answers, if there are some.
+    fn report_lengths(&self, record: &mut Record) {
+        if self.answers == 0 {
+            return;
+        }
+        let [least, sum, most] = self.lengths;
+        record.set("completions/mean_length", sum as f64 / self.answers as f64);
+        record.set_count("completions/min_length", least as u64);
+        record.set_count("completions/max_length", most as u64);
+        record.set("completions/clipped_ratio", (self.answers - self.ended) as f64 / self.answers as f64);
+        record.set("completions/log_prob", self.log_prob / self.answers as f64);
+    }
+
     /// Adds the rewards of groups.
     pub fn add_groups(&mut self, batch: &Batch, compared: &Advantages, config: &GrpoConfig) {
         let answers = || batch.prompts.iter().flat_map(|prompt| &prompt.answers);
@@ -118,13 +146,8 @@ impl Summary {
             record.set_count("environment/dropped", dropped as u64);
         }
         groups.judges.iter().for_each(|(name, both)| set_judge(name, *both, record));
+        self.report_lengths(record);
         if self.answers > 0 {
-            let [least, sum, most] = self.lengths;
-            record.set("completions/mean_length", sum as f64 / self.answers as f64);
-            record.set_count("completions/min_length", least as u64);
-            record.set_count("completions/max_length", most as u64);
-            record.set("completions/clipped_ratio", (self.answers - self.ended) as f64 / self.answers as f64);
-            record.set("completions/log_prob", self.log_prob / self.answers as f64);
             let [least, sum, most] = groups.ended_lengths;
             record.set("completions/mean_terminated_length", sum as f64 / self.ended.max(1) as f64);
             record.set_count("completions/min_terminated_length", least as u64);
@@ -160,6 +183,9 @@ impl Summary {
         let mean = |sum: f64, count: usize| sum / count as f64;
         if let Some(groups) = &self.groups {
             return self.report_groups(groups, record);
+        }
+        if let Some(own) = self.own {
+            return self.report_own(own, record);
         }
         record.set("beta", beta);
         if self.scored > 0 {

@@ -336,7 +336,8 @@ impl DryRun<'_> {
         begin(&placement);
         self.phases.push(PhasePlan::new("save", &placement, 0.0));
 
-        if self.outline.eval_rows.is_some() {
+        // The held-out prompts of an online run were a part of its generation.
+        if self.outline.eval_rows.is_some() && !survey.evaluation.largest.is_empty() {
             let idles = turns.iter().any(|turns| turns.own < turns.all);
             let flops = scorer.with_evaluation_weights(&mut learner, &mut mesh, |scorer, mesh| {
                 for batch in &survey.evaluation.largest {

@@ -1,14 +1,16 @@
 //! Largest batches of an online run: its prompts are known, its completions bounded.
 
+use tandem_data::forest::RowCounts;
 use tandem_data::order;
+use tandem_data::record::RowKind;
 use tandem_kernels::ops::MANY_TREES;
 use tandem_model::BatchCapacity;
 
-use super::survey::{BatchStatistics, PassShape};
+use super::survey::{BatchStatistics, PassShape, evaluation_shape};
 use crate::Result;
 use crate::config::{Algorithm, Config, MicroBatchSize, Order};
 use crate::inputs::RunInputs;
-use crate::recipe::{self, MicroBatch, MicroBatcher, Rows, SampledAnswer, ScoredPrompt};
+use crate::recipe::{self, Author, MicroBatch, MicroBatcher, Rows, SampledAnswer, ScoredPrompt};
 
 /// Upper bounds of a micro-batch, whatever is generated: the longest prompts with the largest
 /// number of paired completions of the greatest length. Bounds are built with as few trees as
@@ -22,14 +24,27 @@ pub(super) fn survey(config: &Config, prepared: &RunInputs) -> Result<BatchStati
         Some(_) => config.data.max_length.saturating_sub(prompt),
         None => online.max_new_tokens,
     };
-    let largest_of = |prompt: usize| longest_row(prompt, answers, longest_answer(prompt), online.algorithm);
-    let mut prompts: Vec<usize> = (0..cache.num_rows()).map(|row| cache.prompt(row).0.len()).collect();
-    prompts.sort_unstable_by(|a, b| b.cmp(a));
     let share_prefix = config.data.share_prefix;
+    let largest_of = |row: usize| {
+        let prompt = cache.prompt_tokens(row).len();
+        let own = longest_row(prompt, answers, longest_answer(prompt), online.algorithm);
+        match cache.kind() {
+            // A distillation may train on the given completion instead.
+            RowKind::Supervised => larger(own, cache.scored(row).counts(), share_prefix),
+            _ => own,
+        }
+    };
+    let size_of = |row: usize| {
+        let prompt = cache.prompt_tokens(row).len();
+        let own = RowCounts::for_answers(prompt, &vec![longest_answer(prompt); answers], share_prefix);
+        own.tokens.max(if cache.kind() == RowKind::Supervised { cache.scored(row).tokens.len() } else { 0 })
+    };
+    let mut by_size: Vec<usize> = (0..cache.num_rows()).collect();
+    by_size.sort_by_cached_key(|&row| std::cmp::Reverse(size_of(row)));
     let in_step = config.train.batch_size + online.replay_per_step;
     // The longest prompts, repeated if there are fewer than a step needs.
     let longest: Vec<ScoredPrompt> =
-        prompts.iter().cycle().take(in_step).map(|&prompt| largest_of(prompt)).collect();
+        by_size.iter().cycle().take(in_step).map(|&row| largest_of(row)).collect();
     let tokens =
         |rows: &[ScoredPrompt]| rows.iter().map(|row| row.counts(share_prefix).tokens).sum::<usize>();
     let most = match config.train.micro_batch {
@@ -48,14 +63,13 @@ pub(super) fn survey(config: &Config, prepared: &RunInputs) -> Result<BatchStati
         largest.push(build(&mut batcher, &cut_to(rows, most, share_prefix))?);
     }
     let shortest: Vec<ScoredPrompt> =
-        prompts.iter().rev().take(in_step).map(|&prompt| largest_of(prompt)).collect();
+        by_size.iter().rev().take(in_step).map(|&row| largest_of(row)).collect();
     largest.push(build(&mut batcher, &cut_to(&shortest, most, share_prefix))?);
     let scored = largest.iter().map(|batch| batch.forest.scored_rows().0.len()).max().unwrap_or(0);
     let train = PassShape { room: BatchCapacity { tokens: most, scored }, largest };
     // Time is estimated for completions of the greatest length.
     let mut batches = prepared.batches(config);
-    let rows =
-        |rows: &[u32]| rows.iter().map(|&row| largest_of(cache.prompt(row as usize).0.len())).collect();
+    let rows = |rows: &[u32]| rows.iter().map(|&row| largest_of(row as usize)).collect();
     let cuts = |rows: &[ScoredPrompt]| {
         let lengths: Vec<usize> = rows.iter().map(|row| row.counts(share_prefix).tokens).collect();
         order::cut(&lengths, config.train.micro_batch.into())
@@ -74,9 +88,13 @@ pub(super) fn survey(config: &Config, prepared: &RunInputs) -> Result<BatchStati
     let typical = build(&mut batcher, &first[cuts(&first)[0].clone()])?;
     let per_step = |count: f64| count / measured as f64;
     let none = PassShape { room: BatchCapacity::default(), largest: Vec::new() };
+    let evaluation = match prepared.eval.as_ref().filter(|_| !config.method.generates()) {
+        Some(eval) => evaluation_shape(&mut batcher, eval)?,
+        None => none.clone(),
+    };
     Ok(BatchStatistics {
         train,
-        evaluation: none.clone(),
+        evaluation,
         reference: none,
         typical,
         steps,
@@ -86,17 +104,31 @@ pub(super) fn survey(config: &Config, prepared: &RunInputs) -> Result<BatchStati
     })
 }
 
+/// A row of a distillation that has as many tokens, and as many scored ones, as the policy's answers or the given
+/// completion, whichever has more.
+fn larger(own: ScoredPrompt, given: RowCounts, share_prefix: bool) -> ScoredPrompt {
+    let counts = own.counts(share_prefix);
+    if given.tokens <= counts.tokens && given.scored_rows <= counts.scored_rows {
+        return own;
+    }
+    let (tokens, scored) = (counts.tokens.max(given.tokens), counts.scored_rows.max(given.scored_rows));
+    ScoredPrompt { prompt: vec![0; tokens - scored], answers: vec![vec![0; scored]], ..own }
+}
+
 /// A prompt with answers of the same length, all in one chain of pairs.
 fn longest_row(prompt: usize, answers: usize, tokens: usize, algorithm: Algorithm) -> ScoredPrompt {
     let is_nash = matches!(algorithm, Algorithm::NashMd { .. });
     let policy = if algorithm.grpo().is_some() { answers } else { 0 };
+    let distill = algorithm.distill();
+    let pairs = if distill.is_some() { 0 } else { answers as u32 };
     ScoredPrompt {
         policy: vec![SampledAnswer { sampled: vec![0.0; tokens], ..SampledAnswer::default() }; policy],
         row: 0,
         prompt: vec![0; prompt],
         answers: vec![vec![0; tokens]; answers],
         turns: Vec::new(),
-        pairs: (1..answers as u32).map(|worse| [worse - 1, worse]).collect(),
+        pairs: (1..pairs).map(|worse| [worse - 1, worse]).collect(),
+        author: distill.map(|_| Author::Policy),
         explored: Vec::new(),
         advantages: vec![0.0; if is_nash { answers } else { 0 }],
     }

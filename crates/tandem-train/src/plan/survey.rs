@@ -12,7 +12,7 @@ use super::largest::Largest;
 use crate::config::{Config, MicroBatchSize, Order, ReferenceKind};
 use crate::inputs::RunInputs;
 use crate::placement::PassCapacities;
-use crate::recipe::{self, AssumedRow, BatchPart, MicroBatch, deal};
+use crate::recipe::{self, AssumedRow, BatchPart, MicroBatch, MicroBatcher, deal};
 use crate::samples::Sampler;
 use crate::{Result, TrainError};
 
@@ -165,7 +165,7 @@ impl<'a> PlanInputs<'a> {
     /// Tokens of the longest prompt of an online run.
     pub fn longest_prompt(&self, config: &Config) -> usize {
         match self.rows {
-            Rows::Known(prepared) => prepared.longest(),
+            Rows::Known(prepared) => prepared.longest_prompt(config),
             Rows::Assumed(assumed) => assumed.shape(config).0.max(1),
         }
     }
@@ -260,6 +260,15 @@ fn look(config: &Config, prepared: &RunInputs) -> Result<BatchStatistics> {
         sequence_tokens: per_step(sequence_tokens as f64),
         rows: per_step(num_rows as f64),
     })
+}
+
+/// The micro-batches of an evaluation that need most memory.
+pub(super) fn evaluation_shape(batcher: &mut MicroBatcher, eval: &TokenCache) -> Result<PassShape> {
+    let rows: Vec<u32> = (0..eval.num_rows() as u32).collect();
+    let counts = batcher.counts(eval, BatchPart::from(&rows[..]));
+    let mut largest = Largest::default();
+    largest.consider_all(batcher, eval, &counts);
+    largest.build(batcher)
 }
 
 /// Step and place of a micro-batch of about the mean number of tokens.

@@ -30,7 +30,7 @@ pub(crate) use grpo::counted_entropies;
 pub(crate) use log_probs::SequenceLogProbs;
 pub(crate) use micro_batch::deal;
 pub use micro_batch::{BatchPart, MicroBatch, MicroBatcher, RankBatch, RowLayout, Rows};
-pub use online::{SampledAnswer, ScoredPrompt};
+pub use online::{Author, SampledAnswer, ScoredPrompt};
 
 /// A kind of training.
 pub trait Recipe: Send + Sync {

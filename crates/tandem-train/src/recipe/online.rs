@@ -1,4 +1,4 @@
-//! Online DPO, XPO and Nash-MD: responses that the policy gives while it trains.
+//! Responses that the policy gives while it trains, and what Online DPO, XPO and Nash-MD make of them.
 
 use std::sync::atomic::AtomicBool;
 
@@ -105,7 +105,7 @@ impl Recipe for Online {
     fn num_responses(&self, config: &Config) -> usize {
         let online = config.online.as_ref().expect("an online run");
         match online.algorithm {
-            Algorithm::Grpo(_) => online.num_answers,
+            Algorithm::Grpo(_) | Algorithm::Distill(_) => online.num_answers,
             _ if online.pairs == Pairs::All => online.num_answers,
             Algorithm::NashMd { .. } => 1,
             Algorithm::Dpo | Algorithm::Xpo { .. } => 2,
@@ -148,6 +148,17 @@ pub struct ScoredPrompt {
     pub advantages: Vec<f64>,
     /// Policy gradients only: each answer as it was sampled.
     pub policy: Vec<SampledAnswer>,
+    /// Distillation only: who wrote the answers.
+    pub author: Option<Author>,
+}
+
+/// Author of the answers that a distillation trains on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Author {
+    /// The policy gave them for this batch.
+    Policy,
+    /// The data set has them.
+    Data,
 }
 
 /// An answer as it was sampled.
@@ -164,12 +175,16 @@ pub struct SampledAnswer {
 impl ScoredPrompt {
     /// Weight in a mean: the number of pairs, or of answers where there are none.
     pub fn weight(&self) -> usize {
-        let has_pairs = self.advantages.is_empty() && self.policy.is_empty();
+        let has_pairs = self.advantages.is_empty() && self.policy.is_empty() && self.author.is_none();
         if has_pairs { self.pairs.len() } else { self.answers.len() }
     }
 
-    /// Tokens that a mean over tokens counts: of chosen answers, or of all that a policy gradient takes.
+    /// Tokens that a mean over tokens counts: of chosen answers, of all that a policy gradient takes, or of all
+    /// answers of a distillation.
     pub fn num_counted_tokens(&self) -> usize {
+        if self.author.is_some() {
+            return (0..self.answers.len()).map(|answer| self.num_sampled(answer)).sum();
+        }
         let chosen = self.pairs.iter().map(|&[chosen, _]| self.answers[chosen as usize].len());
         let taken = self.policy.iter().enumerate().filter(|(_, sampled)| !sampled.answer.is_masked);
         chosen.sum::<usize>() + taken.map(|(answer, _)| self.num_sampled(answer)).sum::<usize>()
@@ -211,6 +226,8 @@ impl ScoredPrompt {
         micro.sequence_tokens += self.counts(share_prefix).sequence_tokens;
         let answers: Vec<&[u32]> = self.answers.iter().map(Vec::as_slice).collect();
         let turns: Vec<&[[u32; 2]]> = self.turns.iter().map(Vec::as_slice).collect();
+        // A given text has the length that it has.
+        let max_new_tokens = if self.author == Some(Author::Data) { 0 } else { max_new_tokens };
         forest.push_conversations(&self.prompt, &answers, &turns, max_new_tokens);
     }
 }

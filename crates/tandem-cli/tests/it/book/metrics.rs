@@ -63,7 +63,8 @@ fn every_metric_of_a_run_is_in_the_page() {
         .read("sft.toml")
         .replace("\"sft\"", "\"distill\"")
         .replace("[data]", "[reference]\nmodel = \"model\"\n[data]");
-    shop.write("distill.toml", &distill);
+    let own = format!("{distill}[distill]\nlmbda = 0.5\n[online]\nmax_new_tokens = 8\n");
+    shop.write("distill.toml", &own);
     let grpo = shop.read("online.toml").replace("\"online\"", "\"grpo\"");
     shop.write("grpo.toml", &format!("{grpo}[objective]\nbeta = 0.01\n"));
     let mut missing = Vec::new();

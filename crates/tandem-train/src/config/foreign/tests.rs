@@ -245,11 +245,11 @@ mod command_lines {
     }
 }
 
-mod trackers {
+mod translations {
     use std::fs;
 
     use super::*;
-    use crate::config::{Answers, Facts, translate};
+    use crate::config::{Answers, Facts, Method, translate};
 
     /// Facts where there are no files.
     struct Nothing;
@@ -275,8 +275,14 @@ mod trackers {
         }
     }
 
-    /// The table `[logging]` of a translated file, as `key = value`, and given settings that cannot be had.
-    fn translated(program: Program, settings: &str) -> (Vec<String>, Vec<String>) {
+    /// The tables whose names begin with `table` of a translated file, as `key = value`, and given settings that
+    /// cannot be had.
+    fn translated(
+        program: Program,
+        method: Method,
+        table: &str,
+        settings: &str,
+    ) -> (Vec<String>, Vec<String>) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run.yaml");
         let rest = match program {
@@ -291,14 +297,14 @@ mod trackers {
         };
         fs::write(&path, format!("{rest}{settings}\n")).unwrap();
         let answers = Answers {
-            method: Some(crate::config::Method::Sft),
+            method: Some(method),
             ranks: Some(1),
             train: vec!["d.jsonl".to_owned()],
             ..Answers::default()
         };
         let draft =
             translate(&[path], Some(program), &answers, &Nothing).unwrap_or_else(|e| panic!("{e}")).draft;
-        let keys = draft.keys.iter().filter(|key| key.key.starts_with("logging."));
+        let keys = draft.keys.iter().filter(|key| key.key.starts_with(table));
         let keys = keys.map(|key| format!("{} = {}", key.key, key.value)).collect();
         let is_given = |setting: &String| settings.contains(setting.split(' ').next().unwrap());
         (keys, draft.missing.into_iter().map(|remark| remark.setting).filter(is_given).collect())
@@ -338,7 +344,11 @@ mod trackers {
                 ],
             ),
         ] {
-            assert_eq!(translated(program, settings), (keys, Vec::new()), "{settings}");
+            assert_eq!(
+                translated(program, Method::Sft, "logging.", settings),
+                (keys, Vec::new()),
+                "{settings}"
+            );
         }
     }
 
@@ -350,7 +360,32 @@ mod trackers {
             (Program::Trl, "report_to: azure_ml", "report_to = azure_ml"),
             (Program::Axolotl, "mlflow_experiment_name: e", "mlflow_experiment_name = e"),
         ] {
-            assert_eq!(translated(program, settings).1, [setting], "{settings}");
+            assert_eq!(translated(program, Method::Sft, "logging.", settings).1, [setting], "{settings}");
         }
+    }
+
+    /// What a student learns from differs between TRL's two trainers.
+    #[test]
+    fn both_distillations_say_who_writes_completions() {
+        let keys = |settings: &str| {
+            let table = |table| translated(Program::Trl, Method::Distill, table, settings);
+            let [(distill, missing), (online, _)] = ["distill.", "online."].map(table);
+            (distill, online, missing)
+        };
+        let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
+        assert_eq!(
+            keys("teacher_model: t\nlmbda: 0.0\nbeta: 0.1"),
+            (words(&["distill.beta = 0.1"]), vec![], vec![])
+        );
+        let (distill, online, missing) = keys("teacher_model: t\nseq_kd: true\nmax_new_tokens: 32");
+        assert_eq!(distill, words(&["distill.lmbda = 0.5"]));
+        assert_eq!(online, words(&["online.max_new_tokens = 32", "online.temperature = 0.9"]));
+        assert_eq!(missing.len(), 1, "{missing:?}");
+        let (distill, online, missing) = keys("teacher_model: t\ntemperature: 2.0");
+        assert_eq!(
+            distill,
+            words(&["distill.temperature = 2.0", "distill.beta = 1.0", "distill.lmbda = 1.0"])
+        );
+        assert_eq!((online, missing), (words(&["online.max_new_tokens = 512"]), vec![]));
     }
 }

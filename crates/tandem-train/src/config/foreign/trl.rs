@@ -626,12 +626,12 @@ pub(super) const NAMES: &[Name] = &[
     part(
         &["lmbda"],
         Part::OwnAnswers,
-        "completions of a distillation are the given ones (`lmbda = 0`); answers of the student cannot be had yet",
+        "it is `distill.lmbda`; the choice is made for each row, in TRL for each micro-batch",
     ),
     part(
         &["seq_kd"],
         Part::TeachersAnswers,
-        "completions of a distillation are the given ones; let the teacher write them first, with `tandem generate`",
+        "answers of the teacher cannot be had while the policy trains; let it write them first, with `tandem generate`",
     ),
     missing(
         &["teacher_model_revision"],

@@ -79,7 +79,8 @@ fn what_makes_no_sense_is_refused_with_a_sentence() {
         (&["online.max_new_tokens=1024"], "leaves no room for a prompt"),
         (&["online.replay_per_step=2"], "replay_size keeps only 0 prompts"),
         (&["online.replay_size=2"], "replayed prompts are never used"),
-        (&["online.answers=1"], "an integer from 2 to 64"),
+        (&["online.answers=1"], "completions are compared, which takes two; set 2 or more"),
+        (&["online.answers=65"], "an integer from 1 to 64"),
         (&["online.anwsers=3"], "answers"),
         (&["online.alpha=1"], "only algorithm = \"xpo\" has it"),
         (
@@ -196,13 +197,14 @@ fn what_policy_gradients_do_not_use_is_refused_with_a_sentence() {
         ("objective.reference_free=true", "no effect with method = \"grpo\""),
         ("reference.kind=model", "objective.beta = 0 leaves the reference unused"),
         ("online.algorithm=xpo", "it is for method = \"online\""),
-        ("online.pairs=all", "trains on groups"),
+        ("online.pairs=all", "trains on every completion"),
         ("online.replay_size=3", "replays no prompts"),
         ("online.temperature=0", "would all be the same"),
         ("grpo.loss=ppo", "\"dapo\""),
         ("grpo.sapo_temperature_pos=2", "only loss = \"sapo\" has it"),
         ("grpo.delta=1.1", "above 1 + epsilon_high"),
         ("grpo.overlong_tokens=64", "before the first token"),
+        ("grpo.use_bias_correction_kl=false", "there is no divergence to correct"),
         ("objective.beta=-1", "a number of at least 0"),
     ] {
         let (_folder, config) = load_with(ONLINE, &["method=grpo", own]);

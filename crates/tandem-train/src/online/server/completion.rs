@@ -59,7 +59,7 @@ impl CompletionRequest<'_> {
     }
 
     pub(crate) fn prompt(&self, asked: &GenerationRequest) -> &[u32] {
-        self.prepared.tokens(self.split).expect("its rows are asked for").prompt(asked.row as usize).0
+        self.prepared.tokens(self.split).expect("its rows are asked for").prompt_tokens(asked.row as usize)
     }
 
     fn answer(&self, asked: &GenerationRequest, told: ServerReply) -> Result<Answer, String> {

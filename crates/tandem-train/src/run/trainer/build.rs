@@ -236,12 +236,13 @@ fn online(
     let is_first = mesh.world().rank() == 0;
     let (mut environment, mut judges) = (None, None);
     match &options.environment {
-        _ if !is_first => {}
+        // A distillation asks nobody but its teacher.
+        _ if !is_first || config.distill.is_some() => {}
         Some(section) => environment = Some(Box::new(self::environment(section, on_line)?)),
         None => judges = Some(panel(config, &scorer.placement, on_line)?),
     }
     let state = cursor.online.clone().unwrap_or_default();
-    let longest = prepared.longest();
+    let longest = prepared.longest_prompt(config);
     let generation = |mesh: &mut DeviceMesh| Generation::from_config(config, longest, mesh.data().size());
     let answerer = if options.server.is_some() {
         let server = Server::from_config(config, mesh.world().rank() == 0)?;

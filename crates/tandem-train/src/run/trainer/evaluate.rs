@@ -25,14 +25,14 @@ impl Trainer {
 
     /// Evaluates the held-out rows; an online run only if no rank is stopped.
     fn evaluate_unless(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Option<Record>> {
-        let Self { scorer, learner, mesh, batcher, online, .. } = self;
+        let Self { config, scorer, learner, mesh, batcher, online, .. } = self;
         let Some(cache) = &self.prepared.eval else { return Ok(None) };
         mesh.world().progress().begin_phase(Phase::Evaluate);
         scorer.placement.device.begin_phase("evaluation");
         let step = self.cursor.step;
         let evaluated = scorer.with_evaluation_weights(learner, mesh, |scorer, mesh| match online {
-            Some(online) => online.evaluate(step, scorer, mesh, stop),
-            None => evaluation_record(scorer, mesh, batcher, cache, step).map(Some),
+            Some(online) if config.method.generates() => online.evaluate(step, scorer, mesh, stop),
+            _ => evaluation_record(scorer, mesh, batcher, cache, step).map(Some),
         })?;
         let Some(mut record) = evaluated else { return Ok(None) };
         record.set("epoch", step as f64 / self.steps_per_epoch() as f64);

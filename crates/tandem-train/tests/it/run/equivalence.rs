@@ -34,7 +34,7 @@ fn same_on_every_mesh(method: &'static str, settings: &[&str]) {
     same_on(&meshes, STEPS, method, settings);
 }
 
-fn same_on(meshes: &[Mesh], steps: usize, method: &'static str, settings: &[&str]) {
+pub(super) fn same_on(meshes: &[Mesh], steps: usize, method: &'static str, settings: &[&str]) {
     let number = format!("train.steps={steps}");
     let settings = [settings, &[number.as_str()]].concat();
     let small = Small::new(method);

@@ -5,7 +5,7 @@ use tandem_train::run::run_dir::RunDirPolicy;
 
 use crate::small::Small;
 
-fn resumed_equals_unstopped(method: &'static str, overrides: &[&str]) {
+pub(super) fn resumed_equals_unstopped(method: &'static str, overrides: &[&str]) {
     let small = Small::new(method);
     let whole = small.finish("whole", RunDirPolicy::Fresh, overrides);
     // Odd steps are not checkpoints of their own: stopping makes one.

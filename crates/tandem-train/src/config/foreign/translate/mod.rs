@@ -551,13 +551,14 @@ impl<'a> Translator<'a> {
     /// Removes keys that the method or other keys exclude, with a remark.
     fn drop_what_does_not_apply(&mut self) {
         let method = self.method;
+        let answers_itself = self.draft.get("distill.lmbda").is_some();
         let applies = |key: &str| match key {
             "data.truncation" => matches!(method, Method::Sft | Method::Dpo | Method::Distill),
             "data.loss_on" => matches!(method, Method::Sft | Method::Distill),
             "objective.center_rewards_coefficient" => method == Method::Reward,
             _ if key.starts_with("objective.") => method.has_reference() && method != Method::Distill,
             _ if key.starts_with("reference.") => method.has_reference(),
-            _ if key.starts_with("online.") => method.generates(),
+            _ if key.starts_with("online.") => method.generates() || answers_itself,
             _ if key.starts_with("grpo.") => method == Method::Grpo,
             _ if key.starts_with("distill.") => method == Method::Distill,
             _ => true,

@@ -5,7 +5,7 @@ use toml::Value as Toml;
 
 use super::{Given, Translator};
 use crate::config::Method;
-use crate::config::draft::{DraftKey, Remark};
+use crate::config::draft::DraftKey;
 use crate::config::error::Result;
 use crate::config::foreign::name::Part;
 use crate::config::foreign::values::{as_number, as_texts, is_off};
@@ -97,22 +97,25 @@ impl Translator<'_> {
         Ok(())
     }
 
-    /// The divergence of a distillation, over given completions.
+    /// The divergence of a distillation, and who writes its completions.
     fn distillation(&mut self, others: [Option<Given>; 3]) -> Result<()> {
         let (own, of_teacher) = (self.part(Part::OwnAnswers), self.part(Part::TeachersAnswers));
         // GKDTrainer samples at its temperature; its loss has none.
         let is_gkd = own.is_some() || of_teacher.is_some();
-        let answers = [
-            (own, "completions are the given ones; answers of the student cannot be had yet"),
-            (
-                of_teacher,
-                "completions are the given ones; let the teacher write them first, with `tandem generate`",
-            ),
-        ];
-        for (given, reason) in answers.into_iter().filter_map(|(given, reason)| Some((given?, reason))) {
-            match is_off(&given.value) || given.value.as_f64() == Some(0.0) {
-                true => self.not_needed(&given, "completions are the given ones here too"),
-                false => self.missing(&given, reason),
+        let lmbda = match &own {
+            Some(given) => {
+                let share = given.value.as_f64().filter(|share| (0.0..=1.0).contains(share));
+                share.ok_or_else(|| given.conflict("expected a number from 0 to 1"))?
+            }
+            None if is_gkd => 0.5,
+            None => 1.0,
+        };
+        if let Some(given) = of_teacher {
+            match is_off(&given.value) || lmbda == 1.0 {
+                true => self.not_needed(&given, "the teacher writes no completions here either"),
+                false => {
+                    self.missing(&given, "let the teacher write completions first, with `tandem generate`")
+                }
             }
         }
         for key in &mut self.draft.keys {
@@ -122,16 +125,23 @@ impl Translator<'_> {
                 _ => {}
             }
         }
-        if !is_gkd {
-            if self.draft.get("distill.beta").is_none() {
-                self.draft.set("distill.beta", 1.0, "DistillationConfig's default");
-            }
-            self.draft.missing.push(Remark {
-                setting: "DistillationTrainer".to_owned(),
-                reason: "the student answers the prompts itself there, at a learning rate of 1e-6 unless given; completions \
-                         are the given ones here (GKDTrainer with `lmbda: 0`)"
-                    .to_owned(),
-            });
+        if !is_gkd && self.draft.get("distill.beta").is_none() {
+            self.draft.set("distill.beta", 1.0, "DistillationConfig's default");
+        }
+        if lmbda > 0.0 {
+            let comment = match (&own, is_gkd) {
+                (Some(_), _) => "lmbda",
+                (None, true) => "GKDConfig's default",
+                (None, false) => "DistillationTrainer trains on the student's answers",
+            };
+            self.draft.set("distill.lmbda", lmbda, comment);
+        }
+        if lmbda > 0.0 && self.draft.get("online.max_new_tokens").is_none() {
+            let (tokens, whose) = if is_gkd { (128, "GKDConfig") } else { (512, "DistillationConfig") };
+            self.draft.set("online.max_new_tokens", tokens, format!("{whose}'s default"));
+        }
+        if is_gkd && lmbda > 0.0 && self.draft.get("online.temperature").is_none() {
+            self.draft.set("online.temperature", 0.9, "GKDConfig's default");
         }
         for given in others.into_iter().flatten() {
             self.not_needed(&given, "a distillation has one loss");
