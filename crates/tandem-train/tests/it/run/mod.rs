@@ -22,6 +22,7 @@ mod noise;
 mod offload;
 mod online;
 mod online_judges;
+mod phases;
 mod pipeline;
 mod profile;
 mod ranks;
