@@ -281,7 +281,7 @@ fn environment(section: &EnvironmentConfig, lines: mpsc::Sender<String>) -> Resu
         // The receiver is gone when the run is over.
         let _ = lines.send(format!("environment: {line}"));
     });
-    Ok(Environment::new(ENVIRONMENT, section.command.clone(), on_line)?)
+    Ok(Environment::new(section.command.clone(), on_line)?)
 }
 
 /// Opens the judges; `lines` receives their commands' stderr.
