@@ -15,7 +15,7 @@ const STEPS: &str = "train.steps=300";
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Waits until `path` exists; fails the test if the run ends without it, or hangs.
-fn wait_for(path: &Path, child: &mut Child) {
+pub fn wait_for(path: &Path, child: &mut Child) {
     let start = Instant::now();
     while !path.exists() {
         let ended = child.try_wait().unwrap().is_some();
@@ -77,7 +77,7 @@ fn online_run(shop: &Workshop) -> Vec<&'static str> {
 }
 
 /// As [`resume_and_compare`], for an online run.
-fn resume_online_and_compare(shop: &Workshop, train: &[&str]) {
+pub fn resume_online_and_compare(shop: &Workshop, train: &[&str]) {
     shop.run(&[train, &["--resume"]].concat()).expect(0);
     shop.run(&[train, &["--set", "output=whole"]].concat()).expect(0);
     ended_as_the_whole_one(shop);
@@ -85,7 +85,7 @@ fn resume_online_and_compare(shop: &Workshop, train: &[&str]) {
 }
 
 /// Tables of an environment of two turns, and of a judge, and what their programs do with an item. Rewards depend on the texts.
-const PROGRAMS: [(&str, &str); 2] = [
+pub const PROGRAMS: [(&str, &str); 2] = [
     (
         "[online.environment]",
         "case $line in *'\"is_last\":true'*|*'\"turn\":2'*) echo \"{\\\"id\\\":$id,\\\"reward\\\":$((n % 7))}\";; \
@@ -99,7 +99,7 @@ const PROGRAMS: [(&str, &str); 2] = [
 const WAIT: &str = "k=$((k+1)); if [ $k -eq 75 ] && [ ! -e gate ]; then echo > busy; while [ ! -e gate ]; do sleep 0.05; done; fi";
 
 /// Arguments of a run of policy gradients with one of [`PROGRAMS`]; the one with a judge has held-out prompts.
-fn run_with_program(shop: &Workshop, (table, each): (&str, &str)) -> Vec<&'static str> {
+pub fn run_with_program(shop: &Workshop, (table, each): (&str, &str)) -> Vec<&'static str> {
     shop.write_online("run");
     let toml = shop.read("online.toml").replace("\"online\"", "\"grpo\"");
     let toml = toml.split("[[judges]]").next().unwrap();
