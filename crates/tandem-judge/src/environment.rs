@@ -90,9 +90,13 @@ pub struct Environment {
 
 impl Environment {
     /// Starts the program, so that it is ready early. `on_stderr` is called on a thread of the
-    /// environment. Errors have `name`.
-    pub fn new(name: impl Into<String>, config: CommandConfig, on_stderr: StderrLine) -> Result<Self> {
-        Ok(Self { client: CommandClient::new(name.into(), config, on_stderr)? })
+    /// environment.
+    ///
+    /// # Errors
+    /// An option is out of range, or the program cannot be started.
+    pub fn new(config: CommandConfig, on_stderr: StderrLine) -> Result<Self> {
+        config.check("environment")?;
+        Ok(Self { client: CommandClient::new("environment".to_owned(), config, on_stderr)? })
     }
 
     /// Returns the reply to each conversation, in order. To a conversation that must end, messages

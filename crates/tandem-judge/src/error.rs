@@ -1,4 +1,4 @@
-//! Errors that end judging. Each message begins with the judge's name.
+//! Errors that end judging. Each message begins with the judge's name, or with "environment".
 
 use std::path::PathBuf;
 
@@ -13,20 +13,22 @@ pub enum JudgeError {
     #[error("judge `{judge}`: {place}: the row's field `{field}` {found}; it should be a text or a number")]
     Field { judge: String, place: String, field: String, found: String },
     /// A command whose program cannot be started.
-    #[error("judge `{judge}`: the command `{command}` cannot be started")]
+    #[error("{owner}: the command `{command}` cannot be started")]
     Start {
-        judge: String,
+        /// The judge, as in "judge `name`", or "environment".
+        owner: String,
         /// Program and arguments.
         command: String,
         source: std::io::Error,
     },
     /// A command that ends again and again.
     #[error(
-        "judge `{judge}`: the command `{command}` ended {times} times in a row without an answer, the last time with {how}; {}",
+        "{owner}: the command `{command}` ended {times} times in a row without an answer, the last time with {how}; {}",
         last_lines(stderr)
     )]
     Died {
-        judge: String,
+        /// As for a program that cannot be started.
+        owner: String,
         /// Program and arguments.
         command: String,
         times: usize,

@@ -396,7 +396,7 @@ mod tests {
             model(),
             DataError::Io { what: "reading", path: path(), source: gone() }.into(),
             KernelError::System { what: "mapping somewhere", source: gone() }.into(),
-            JudgeError::Start { judge: judge.clone(), command: "somewhere".into(), source: gone() }.into(),
+            JudgeError::Start { owner: judge.clone(), command: "somewhere".into(), source: gone() }.into(),
             JudgeError::Cache { judge: judge.clone(), what: "opening", path: path(), source: gone() }.into(),
             JudgeError::Model { judge, source: Box::new(model()) }.into(),
             TrainError::OnRank { rank: 1, place: Place::default(), error: Box::new(model()) },

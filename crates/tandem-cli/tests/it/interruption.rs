@@ -15,7 +15,7 @@ const STEPS: &str = "train.steps=300";
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Waits until `path` exists; fails the test if the run ends without it, or hangs.
-fn wait_for(path: &Path, child: &mut Child) {
+pub fn wait_for(path: &Path, child: &mut Child) {
     let start = Instant::now();
     while !path.exists() {
         let ended = child.try_wait().unwrap().is_some();
@@ -77,11 +77,94 @@ fn online_run(shop: &Workshop) -> Vec<&'static str> {
 }
 
 /// As [`resume_and_compare`], for an online run.
-fn resume_online_and_compare(shop: &Workshop, train: &[&str]) {
+pub fn resume_online_and_compare(shop: &Workshop, train: &[&str]) {
     shop.run(&[train, &["--resume"]].concat()).expect(0);
     shop.run(&[train, &["--set", "output=whole"]].concat()).expect(0);
     ended_as_the_whole_one(shop);
     assert_eq!(shop.read("run/samples.jsonl"), shop.read("whole/samples.jsonl"));
+}
+
+/// Tables of an environment of two turns, and of a judge, and what their programs do with an item. Rewards depend on the texts.
+pub const PROGRAMS: [(&str, &str); 2] = [
+    (
+        "[online.environment]",
+        "case $line in *'\"is_last\":true'*|*'\"turn\":2'*) echo \"{\\\"id\\\":$id,\\\"reward\\\":$((n % 7))}\";; \
+         *) echo \"{\\\"id\\\":$id,\\\"messages\\\":[{\\\"role\\\":\\\"user\\\",\\\"content\\\":\\\"$n?\\\"}]}\";; esac",
+    ),
+    ("[[judges]]\nname = \"own\"\nkind = \"command\"", "echo \"{\\\"id\\\":$id,\\\"score\\\":$((n % 7))}\""),
+];
+
+/// The program waits at this item while there is no file `gate`: of the conversations of the fourth step, or of the held-out answers
+/// after it.
+const WAIT: &str = "k=$((k+1)); if [ $k -eq 75 ] && [ ! -e gate ]; then echo > busy; while [ ! -e gate ]; do sleep 0.05; done; fi";
+
+/// Arguments of a run of policy gradients with one of [`PROGRAMS`]; the one with a judge has held-out prompts.
+pub fn run_with_program(shop: &Workshop, (table, each): (&str, &str)) -> Vec<&'static str> {
+    shop.write_online("run");
+    let toml = shop.read("online.toml").replace("\"online\"", "\"grpo\"");
+    let toml = toml.split("[[judges]]").next().unwrap();
+    let program = format!(
+        "while read -r line; do {WAIT}; id=$(printf %s \"$line\" | sed 's/.*\"id\":\\([0-9]*\\).*/\\1/'); \
+         n=$((${{#line}} - ${{#id}})); {each}; done"
+    );
+    let table = format!("{table}\ntimeout_s = 7200\ncommand = [\"sh\", \"-c\", '''{program}''']\n");
+    shop.write("online.toml", &(toml.to_owned() + &table));
+    let mut settings = vec!["online.answers=3", "online.samples_every=1", "train.steps=40"];
+    if table.contains("judges") {
+        settings.extend(["data.eval=prompts.jsonl", "train.eval_every=2", "train.keep_best=eval/reward"]);
+    }
+    ["train", "online.toml"]
+        .into_iter()
+        .chain(settings.into_iter().flat_map(|setting| ["--set", setting]))
+        .collect()
+}
+
+/// Ranks on which these runs are killed.
+const PLACES: [&[&str]; 4] = [
+    &[],
+    &["--set", "compute.devices=cpu:2"],
+    &["--set", "compute.devices=cpu:2", "--set", "compute.sharding=zero3"],
+    &["--set", "compute.devices=cpu:2", "--set", "compute.pipeline=2"],
+];
+
+/// Kills a run while a conversation waits for its program, or held-out answers for their judge.
+fn killed_while_its_program_works(program: (&str, &str), place: &[&str]) -> (Workshop, Vec<&'static str>) {
+    let shop = Workshop::new();
+    let train = run_with_program(&shop, program);
+    let mut child = shop.start(&[&train[..], place].concat());
+    wait_for(&shop.path("busy"), &mut child);
+    child.kill().unwrap();
+    assert_eq!(child.wait().unwrap().signal(), Some(9));
+    // Also for the program of the killed run, which finds its pipe closed and ends.
+    shop.write("gate", "");
+    (shop, train)
+}
+
+#[test]
+fn a_run_that_is_killed_while_its_program_works_ends_the_same() {
+    for program in PROGRAMS {
+        let (shop, train) = killed_while_its_program_works(program, PLACES[2]);
+        resume_online_and_compare(&shop, &train);
+    }
+}
+
+/// In every place: while the program works, and then again and again at moments that nobody chose.
+#[test]
+#[ignore = "long: runs in .ci/nightly"]
+fn a_run_with_a_program_that_is_killed_again_and_again_ends_the_same() {
+    for program in PROGRAMS {
+        for place in PLACES {
+            let (shop, train) = killed_while_its_program_works(program, place);
+            for attempt in 0..6 {
+                let mut child = shop.start(&[&train[..], place, &["--resume"]].concat());
+                std::thread::sleep(Duration::from_millis(150 + 61 * attempt));
+                // It may have come to its end by itself, and nothing below depends on how far it came.
+                let _ = child.kill();
+                child.wait().unwrap();
+            }
+            resume_online_and_compare(&shop, &train);
+        }
+    }
 }
 
 /// Resumes the stopped run, and compares it with one that was never stopped.
@@ -167,28 +250,24 @@ fn unfinished_step(shop: &Workshop) -> Option<u64> {
     names.iter().find_map(|name| name.strip_prefix(".step-")?.strip_suffix(".tmp")?.parse().ok())
 }
 
-/// Killed again and again in the middle of writing, on one rank and on several: what was complete stays, and the run ends as
-/// if it had never been killed.
-#[test]
-#[ignore = "long: runs in .ci/nightly"]
-fn kills_while_a_checkpoint_is_written_leave_the_one_before() {
-    let shop = Workshop::new();
+/// Kills a run again and again in the middle of writing a checkpoint, on one rank and on several; what was complete stays.
+fn kill_while_checkpoints_are_written(shop: &Workshop, train: &[&str], num_kills: usize) {
     let (mut hits, mut attempts) = (0, 0);
-    while hits < 6 {
+    while hits < num_kills {
         // Each attempt hits unless a rename is under way when the process stops; 34 misses of 40 do not come by chance.
         assert!(attempts < 40, "{hits} of {attempts} kills came while a checkpoint was written");
         let devices = format!("compute.devices=cpu:{}", 1 + attempts % 3);
         let sharding = format!("compute.sharding={}", ["ddp", "zero3"][attempts % 2]);
-        let mut arguments = vec!["train", "dpo.toml", "--set", STEPS, "--set", &devices, "--set", &sharding];
+        let mut arguments = [train, &["--set", &devices, "--set", &sharding]].concat();
         if attempts > 0 {
             arguments.push("--resume");
         }
-        let before = if attempts > 0 { newest_step(&shop, "run") } else { 0 };
+        let before = if attempts > 0 { newest_step(shop, "run") } else { 0 };
         let mut child = shop.start(&arguments);
         let start = Instant::now();
         // The third that this process writes, so that there is one to lose and one to keep. While the process is stopped, a
         // test that has to wait for a core misses nothing.
-        let is_third = || unfinished_step(&shop).is_some_and(|step| step >= before + 6);
+        let is_third = || unfinished_step(shop).is_some_and(|step| step >= before + 6);
         loop {
             while !is_third() {
                 assert!(child.try_wait().unwrap().is_none(), "attempt {attempts} ended by itself");
@@ -202,13 +281,34 @@ fn kills_while_a_checkpoint_is_written_leave_the_one_before() {
         }
         child.kill().unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(9));
-        assert!(newest_step(&shop, "run") >= before + 4, "a complete checkpoint is gone");
-        hits += usize::from(unfinished_step(&shop).is_some());
+        assert!(newest_step(shop, "run") >= before + 4, "a complete checkpoint is gone");
+        hits += usize::from(unfinished_step(shop).is_some());
         attempts += 1;
     }
+}
+
+#[test]
+#[ignore = "long: runs in .ci/nightly"]
+fn kills_while_a_checkpoint_is_written_leave_the_one_before() {
+    let shop = Workshop::new();
+    kill_while_checkpoints_are_written(&shop, &["train", "dpo.toml", "--set", STEPS], 6);
     resume_and_compare(&shop);
     let names = entries(&shop.path("run/checkpoints"));
     assert!(names.iter().all(|name| name.starts_with("step-")), "{names:?}");
+}
+
+/// Checkpoints after an evaluation of held-out prompts, and between conversations.
+#[test]
+#[ignore = "long: runs in .ci/nightly"]
+fn kills_while_a_checkpoint_with_answers_is_written_leave_the_one_before() {
+    for program in PROGRAMS {
+        let shop = Workshop::new();
+        let train = run_with_program(&shop, program);
+        shop.write("gate", "");
+        let train = [&train[..], &["--set", "train.steps=100"]].concat();
+        kill_while_checkpoints_are_written(&shop, &train, 3);
+        resume_online_and_compare(&shop, &train);
+    }
 }
 
 /// A tmpfs, unmounted on drop.

@@ -13,7 +13,8 @@ use crate::{JudgeError, Result};
 
 /// A running program, restarted when it fails.
 pub(crate) struct CommandClient {
-    name: String,
+    /// Beginning of errors.
+    owner: String,
     config: CommandConfig,
     /// `None` after an error; the next call starts another.
     process: Option<Process>,
@@ -31,11 +32,10 @@ pub(crate) struct CommandClient {
 
 impl CommandClient {
     /// Starts the program, so that it is ready early. `on_stderr` is called on a thread of the
-    /// client. Errors have `name`.
-    pub(crate) fn new(name: String, config: CommandConfig, on_stderr: StderrLine) -> Result<Self> {
-        config.check(&name)?;
+    /// client. Errors begin with `owner`.
+    pub(crate) fn new(owner: String, config: CommandConfig, on_stderr: StderrLine) -> Result<Self> {
         let mut client = Self {
-            name,
+            owner,
             config,
             process: None,
             stderr: Tail::new(on_stderr),
@@ -47,10 +47,6 @@ impl CommandClient {
         };
         client.process = Some(client.start()?);
         Ok(client)
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        &self.name
     }
 
     /// Asks until each of `num_items` has a reply; `item` makes one from its index and its id.
@@ -84,7 +80,7 @@ impl CommandClient {
     fn start(&self) -> Result<Process> {
         let grace = Duration::from_secs_f64(self.config.grace_s);
         Process::start(&self.config.command, grace, &self.stderr).map_err(|source| JudgeError::Start {
-            judge: self.name.clone(),
+            owner: self.owner.clone(),
             command: self.config.command.join(" "),
             source,
         })
@@ -143,7 +139,7 @@ impl CommandClient {
         self.num_exits += 1;
         if self.num_exits > self.config.restarts {
             return Err(JudgeError::Died {
-                judge: self.name.clone(),
+                owner: self.owner.clone(),
                 command: self.config.command.join(" "),
                 times: self.num_exits,
                 how,

@@ -22,6 +22,7 @@ use crate::{Counts, Judge, Prompt, PromptWithCompletions, Result, Verdict};
 
 /// Judge that asks a program.
 pub struct CommandJudge {
+    name: String,
     client: CommandClient,
     counts: Counts,
 }
@@ -30,14 +31,16 @@ impl CommandJudge {
     /// Starts the program, so that it is ready early. `on_stderr` is called on a thread of the
     /// judge.
     pub fn new(name: impl Into<String>, config: CommandConfig, on_stderr: StderrLine) -> Result<Self> {
-        let client = CommandClient::new(name.into(), config, on_stderr)?;
-        Ok(Self { client, counts: Counts::default() })
+        let name = name.into();
+        config.check(&name)?;
+        let client = CommandClient::new(format!("judge `{name}`"), config, on_stderr)?;
+        Ok(Self { name, client, counts: Counts::default() })
     }
 }
 
 impl Judge for CommandJudge {
     fn name(&self) -> &str {
-        self.client.name()
+        &self.name
     }
 
     fn judge(

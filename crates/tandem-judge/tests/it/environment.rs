@@ -22,7 +22,7 @@ fn environment(each: &str, more: CommandConfig) -> Environment {
         longest_pause_s: 0.01,
         ..more
     };
-    Environment::new("environment", config, Arc::new(|_: &str| {})).unwrap()
+    Environment::new(config, Arc::new(|_: &str| {})).unwrap()
 }
 
 fn patient() -> CommandConfig {

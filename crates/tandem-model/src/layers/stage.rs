@@ -65,7 +65,9 @@ impl LayerExecutor<'_> {
             None => self.blocks_with(weights, tokens, attend, keep, rows, false)?.0,
             Some(stages) => {
                 self.check_split()?;
-                weights.prefetch(LayerId::Block(self.decoder.blocks().start))?;
+                // Before the stream has room, the last layer of the pass before is dropped, whose place
+                // depends on that pass. Otherwise its gap would grow the arena beyond the plan.
+                weights.fetch(LayerId::Block(self.decoder.blocks().start))?;
                 let own = self.shares(tokens.len()).own_extent();
                 let mut x = self.alloc(own, self.decoder.spec().hidden_size, DType::F32)?;
                 stages.recv_stream(device, &mut x)?;

@@ -18,9 +18,10 @@
 //! | each block, last first | `prefetch` of the block before, `fetch`, `open`, backward, `release`, `emit` |
 //! | embedding | `open`, `fetch` and `release` if it has low-rank terms, `emit` |
 //!
-//! A pipeline stage makes the calls of its own layers. Held by types: weights borrow the source
-//! from `fetch` to their last use, and gradients the sink from `open` to theirs, so neither
-//! `release` nor `emit` can come too early.
+//! A pipeline stage makes the calls of its own layers. In generation it fetches its first block once
+//! more, before it receives the stream. Held by types: weights borrow the source from `fetch` to
+//! their last use, and gradients the sink from `open` to theirs, so neither `release` nor `emit` can
+//! come too early.
 
 mod packing;
 mod resident;

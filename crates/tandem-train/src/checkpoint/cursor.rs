@@ -46,6 +46,9 @@ pub struct Cursor {
     /// With `train.keep_best`: the best evaluation so far.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub best: Option<BestEvaluation>,
+    /// Whether the evaluation after the last step was left out, for a rank was to stop.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_evaluation_due: bool,
 }
 
 /// The best evaluation of a run so far.

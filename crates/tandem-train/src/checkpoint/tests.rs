@@ -56,6 +56,7 @@ fn cursor(step: u64) -> Cursor {
             step: step / 2,
             evaluations_since: 3,
         }),
+        is_evaluation_due: true,
     }
 }
 

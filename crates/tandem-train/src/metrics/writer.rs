@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::record::Record;
+use super::record::{Record, Split};
 use crate::error::{Result, TrainError};
 
 /// The open file.
@@ -25,9 +25,9 @@ impl MetricsFile {
     }
 
     /// Opens the file of a run that resumes from a checkpoint of `step`, and cuts off what was
-    /// written after it: those steps will be run and written again. A line torn by the kill is cut
-    /// off too. A missing file is created.
-    pub fn resume(path: &Path, step: u64) -> Result<Self> {
+    /// written after it: those steps will be run and written again, and the step's evaluation if it
+    /// is due. A line torn by the kill is cut off too. A missing file is created.
+    pub fn resume(path: &Path, step: u64, is_evaluation_due: bool) -> Result<Self> {
         let mut options = OpenOptions::new();
         let mut file = options
             .read(true)
@@ -36,7 +36,7 @@ impl MetricsFile {
             .truncate(false)
             .open(path)
             .map_err(TrainError::io("open", path))?;
-        let keep = kept_bytes(&file, step).map_err(TrainError::io("read", path))?;
+        let keep = kept_bytes(&file, step, is_evaluation_due).map_err(TrainError::io("read", path))?;
         file.set_len(keep).map_err(TrainError::io("truncate", path))?;
         file.seek(SeekFrom::End(0)).map_err(TrainError::io("seek in", path))?;
         Ok(Self { file, path: path.to_path_buf() })
@@ -83,15 +83,18 @@ pub fn read_records(path: &Path) -> Result<Vec<Record>> {
     Ok(records)
 }
 
-/// Length of the leading whole lines of steps up to `step`.
-fn kept_bytes(file: &File, step: u64) -> std::io::Result<u64> {
+/// Length of the leading whole lines of steps up to `step`, without this step's evaluation if it is
+/// due.
+fn kept_bytes(file: &File, step: u64, is_evaluation_due: bool) -> std::io::Result<u64> {
     let mut reader = BufReader::new(file);
     let (mut keep, mut line) = (0, Vec::new());
     loop {
         line.clear();
         let read = reader.read_until(b'\n', &mut line)? as u64;
-        let at = serde_json::from_slice::<Value>(&line).ok().and_then(|v| v.get("step")?.as_u64());
-        if line.last() != Some(&b'\n') || at.is_none_or(|at| at > step) {
+        let found: Value = serde_json::from_slice(&line).unwrap_or_default();
+        let at = found["step"].as_u64();
+        let is_due = is_evaluation_due && at == Some(step) && found["split"] == Split::Eval.name();
+        if line.last() != Some(&b'\n') || at.is_none_or(|at| at > step) || is_due {
             return Ok(keep);
         }
         keep += read;
@@ -101,7 +104,6 @@ fn kept_bytes(file: &File, step: u64) -> std::io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::Split;
 
     fn record(step: u64, split: Split) -> Record {
         let mut record = Record::new(step, split);
@@ -142,10 +144,12 @@ mod tests {
         }
         drop(file);
         let whole = lines(&path);
-        let mut file = MetricsFile::resume(&path, 2).expect("resumed");
+        let mut file = MetricsFile::resume(&path, 2, false).expect("resumed");
         assert_eq!(lines(&path), whole[..4]);
         file.write(&record(3, Split::Train)).expect("written");
         assert_eq!(lines(&path), whole[..5]);
+        drop(MetricsFile::resume(&path, 2, true).expect("resumed"));
+        assert_eq!(lines(&path), whole[..3], "the evaluation is made again");
     }
 
     #[test]
@@ -157,7 +161,7 @@ mod tests {
             file.write_rows(step, &[7, step as u32]).expect("written");
         }
         drop(file);
-        drop(MetricsFile::resume(&path, 2).expect("resumed"));
+        drop(MetricsFile::resume(&path, 2, false).expect("resumed"));
         assert_eq!(lines(&path), [r#"{"step":1,"rows":[7,1]}"#, r#"{"step":2,"rows":[7,2]}"#]);
     }
 
@@ -166,11 +170,11 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("metrics.jsonl");
         std::fs::write(&path, "{\"step\":1}\n{\"step\":2,\"lo").expect("written");
-        drop(MetricsFile::resume(&path, 9).expect("resumed"));
+        drop(MetricsFile::resume(&path, 9, false).expect("resumed"));
         assert_eq!(lines(&path), ["{\"step\":1}"]);
         // Torn right before its newline: whole JSON, but the next line would be glued to it.
         std::fs::write(&path, "{\"step\":1}\n{\"step\":2}").expect("written");
-        drop(MetricsFile::resume(&path, 9).expect("resumed"));
+        drop(MetricsFile::resume(&path, 9, false).expect("resumed"));
         assert_eq!(lines(&path), ["{\"step\":1}"]);
     }
 
@@ -178,7 +182,10 @@ mod tests {
     fn resume_without_a_file_starts_one() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("metrics.jsonl");
-        MetricsFile::resume(&path, 5).expect("resumed").write(&record(6, Split::Train)).expect("written");
+        MetricsFile::resume(&path, 5, false)
+            .expect("resumed")
+            .write(&record(6, Split::Train))
+            .expect("written");
         assert_eq!(lines(&path).len(), 1);
     }
 }

@@ -23,7 +23,7 @@ use crate::config::EnvironmentConfig;
 use crate::metrics::Split;
 use crate::parallel::DeviceMesh;
 
-/// Name of the environment's reward in metrics and samples, and in errors.
+/// Name of the environment's reward in metrics and samples.
 pub(crate) const ENVIRONMENT: &str = "environment";
 
 /// A conversation.

@@ -4,6 +4,7 @@ use std::process::{Command, Stdio};
 
 use super::configure;
 use super::job::{await_beats, await_checkpoint, end_of, newest_step, ranks_of, signal, start};
+use crate::interruption::{PROGRAMS, resume_online_and_compare, run_with_program, wait_for};
 use crate::workshop::Workshop;
 
 /// The launcher of torchrun shows the file in its summary.
@@ -45,6 +46,24 @@ fn a_rank_that_is_stopped_is_given_up_and_named() {
         // The launcher kills what does not end by itself.
         let story = format!("(process {victim}), last seen at step ");
         end_of(&shop, launcher).expect(75, &["peer lost: rank 1 on ", &story]);
+    }
+}
+
+/// While rank 0 waits for the program of a conversation, or for the judge of held-out answers.
+#[test]
+fn a_rank_that_is_killed_while_a_program_works_is_named_and_the_run_goes_on() {
+    for program in PROGRAMS {
+        for (victim, sharding) in [(0, "compute.sharding=zero3"), (1, "compute.sharding=ddp")] {
+            let shop = Workshop::new();
+            let train = run_with_program(&shop, program);
+            let launch = [&["launch", "-n", "2"], &train[..], &["--set", sharding]].concat();
+            let mut launcher = start(&shop, &launch);
+            wait_for(&shop.path("busy"), &mut launcher);
+            signal(&ranks_of(&launcher)[victim], "-KILL");
+            end_of(&shop, launcher).expect(75, &[&format!("peer lost: rank {victim} on ")]);
+            shop.write("gate", "");
+            resume_online_and_compare(&shop, &train);
+        }
     }
 }
 

@@ -192,7 +192,7 @@ impl TrainerBuilder<'_> {
             Some(run_dir) => {
                 run_dir.begin(config, &format!("{:#}\n", plan.to_json()))?;
                 let open = |path: &Path| match &resumed_from {
-                    Some(_) => MetricsFile::resume(path, cursor.step),
+                    Some(_) => MetricsFile::resume(path, cursor.step, cursor.is_evaluation_due),
                     None => MetricsFile::create(path),
                 };
                 let metrics = open(&run_dir.metrics_path())?;
@@ -282,7 +282,7 @@ fn environment(section: &EnvironmentConfig, lines: mpsc::Sender<String>) -> Resu
         // The receiver is gone when the run is over.
         let _ = lines.send(format!("environment: {line}"));
     });
-    Ok(Environment::new(ENVIRONMENT, section.command.clone(), on_line)?)
+    Ok(Environment::new(section.command.clone(), on_line)?)
 }
 
 /// Opens the judges; `lines` receives their commands' stderr.

@@ -34,7 +34,15 @@ impl Trainer {
             Some(online) if config.method.generates() => online.evaluate(step, scorer, mesh, stop),
             _ => evaluation_record(scorer, mesh, batcher, cache, step).map(Some),
         })?;
-        let Some(mut record) = evaluated else { return Ok(None) };
+        let Some(mut record) = evaluated else {
+            // The run that goes on evaluates first, also after the last step.
+            (self.cursor.is_evaluation_due, self.is_stopping) = (true, true);
+            return Ok(None);
+        };
+        if std::mem::take(&mut self.cursor.is_evaluation_due) {
+            // The checkpoint of this step does not know of its evaluation.
+            self.saved = None;
+        }
         record.set("epoch", step as f64 / self.steps_per_epoch() as f64);
         self.log(&record, observer)?;
         Ok(Some(record))

@@ -144,10 +144,11 @@ impl Trainer {
             resumed_from: self.resumed_from.as_deref(),
         });
         self.started = Instant::now();
-        if self.resumed_from.is_none() {
-            if self.config.train.evaluation.eval_first {
-                self.evaluate_and_keep_best(observer, stop)?;
-            }
+        let is_new = self.resumed_from.is_none();
+        if self.cursor.is_evaluation_due || is_new && self.config.train.evaluation.eval_first {
+            self.evaluate_and_keep_best(observer, stop)?;
+        }
+        if is_new {
             self.sample(observer)?;
         }
         while self.waited_enough().is_none() && self.step(observer, stop)? {

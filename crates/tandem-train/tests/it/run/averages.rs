@@ -155,6 +155,61 @@ fn the_best_average_becomes_the_model() {
     }
 }
 
+/// Held-out prompts are answered by the average, those of the training by the weights that train.
+#[test]
+fn answers_to_held_out_prompts_are_the_averages() {
+    let small = Small::new("online");
+    let prompts =
+        concat!("data.eval=", env!("CARGO_MANIFEST_DIR"), "/../../goldens/online/prompts_conv.jsonl");
+    let common =
+        ["compute.threads=1", "method=grpo", "online.answers=3", "train.warmup_steps=0", "train.steps=4"];
+    let evaluated = |name: &str| -> Vec<_> {
+        log(&small, name).into_iter().filter(|line| line["split"] == "eval").collect()
+    };
+    for settings in AVERAGES {
+        let mut expected = None;
+        for place in [
+            &["compute.devices=cpu:1"][..],
+            &["compute.devices=cpu:2", "compute.sharding=zero3"],
+            &["compute.devices=cpu:2", "compute.pipeline=2"],
+            &["compute.offload=host"],
+        ] {
+            let own = [&common, settings, place, &["adapter.rank=4", "train.save_every=1", "train.keep=0"]]
+                .concat();
+            let all = [&own[..], &[prompts, "train.eval_every=2"]].concat();
+            small.finish("run", RunDirPolicy::Overwrite, &all);
+            let steps = small.finish("without", RunDirPolicy::Overwrite, &own).steps;
+            let trained: Vec<_> =
+                log(&small, "run").into_iter().filter(|line| line["split"] == "train").collect();
+            assert_eq!(trained, log(&small, "without"), "{all:?}: an evaluation changes nothing");
+            assert_eq!(steps.len(), 4);
+            // The weights that answer are those that train, to the bit.
+            assert!(trained.iter().all(|line| line["sampling/ratio"] == 1.0), "{all:?}: {trained:?}");
+            let found = evaluated("run");
+            assert_eq!(*expected.get_or_insert_with(|| found.clone()), found, "{all:?}");
+        }
+        let found = expected.unwrap();
+        for (record, step) in found.iter().zip([0, 2, 4]).skip(1) {
+            let (config, out) = (
+                small.config("run", &[&common, settings, &["adapter.rank=4"]].concat()),
+                small.path(&format!("exported-{step}")),
+            );
+            let _ = fs::remove_dir_all(&out);
+            export(&config, &small.path(&format!("run/checkpoints/step-{step:06}")), &out).unwrap();
+            let start = format!("adapter.start={}", out.display());
+            small.finish("again", RunDirPolicy::Overwrite, &[&common[..], &[prompts, &start]].concat());
+            let again = &evaluated("again")[0];
+            for key in ["reward", "reward_std", "completions/mean_length"] {
+                assert!(
+                    record[key].is_number() && record[key] == again[key],
+                    "{settings:?} {step}: {record:?} {again:?}"
+                );
+            }
+        }
+        assert_ne!(found[1]["reward"], found[2]["reward"]);
+    }
+}
+
 /// Against the formula, over the checkpoints of every step.
 #[test]
 fn an_average_follows_the_weights() {

@@ -255,7 +255,7 @@ fn an_environment_that_dies_ends_the_run() {
         ];
         let config = config(&small, "run", "echo its reason >&2; exit 3", &restarts);
         let error = tandem_train::chain(&train(&config, RunDirPolicy::Fresh).expect_err("it ends"));
-        assert!(error.contains("`environment`") && error.contains("its reason"), "{error}");
+        assert!(error.contains("environment: the command `sh ") && error.contains("its reason"), "{error}");
     }
 }
 

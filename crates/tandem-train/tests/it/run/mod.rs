@@ -23,6 +23,7 @@ mod offload;
 mod online;
 mod online_judges;
 mod own_answers;
+mod phases;
 mod pipeline;
 mod profile;
 mod ranks;

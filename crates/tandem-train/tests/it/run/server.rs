@@ -1,12 +1,14 @@
 //! Online runs whose answers a server gives: the same wherever they train, of the right weights, and ended by anything else.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use tandem_train::TrainError;
+use tandem_train::checkpoint::export;
 use tandem_train::run::run_dir::RunDirPolicy;
 
 use super::fake::{Fake, Reply, Request};
@@ -299,6 +301,70 @@ fn a_server_in_trouble_is_asked_again_and_one_that_hangs_is_left() {
     let hanging = but("completions", |_| Reply::Nothing);
     let error = ended_by(&hanging, &["online.server.retries=0", "online.server.timeout_s=1"]);
     assert!(error.contains("/completions after 1 tries of at most 1 s"), "{error}");
+}
+
+/// Adapter of each series of completion requests, in order: its bytes, and the completions that a request asked for.
+fn asked_of(server: &Fake, adapters: &BTreeMap<String, Vec<u8>>) -> Vec<(u64, Vec<u8>)> {
+    let asked = server.requests("completions").into_iter().map(|Request { body, .. }| {
+        (body["n"].as_u64().unwrap(), adapters[body["model"].as_str().unwrap()].clone())
+    });
+    let mut asked: Vec<_> = asked.collect();
+    asked.dedup();
+    asked
+}
+
+/// Prompts of training are answered by the weights that train, held-out prompts by their average.
+#[test]
+fn a_server_evaluates_the_average_and_trains_on_answers_of_the_weights() {
+    let prompts =
+        concat!("data.eval=", env!("CARGO_MANIFEST_DIR"), "/../../goldens/online/prompts_conv.jsonl");
+    for average in ["train.ema_decay=0.6", "train.optimizer=schedule_free_adamw"] {
+        for place in [
+            &["online.overlap=false"][..],
+            &["online.overlap=true", "compute.devices=cpu:2"],
+            &["compute.devices=cpu:2", "compute.sharding=zero3"],
+            &["compute.devices=cpu:2", "compute.pipeline=2"],
+        ] {
+            let small = Small::new("online");
+            let adapters = Arc::new(Mutex::new(BTreeMap::new()));
+            let loaded = Arc::clone(&adapters);
+            let server = vllm::start(move |request, _| {
+                if request.path == "load_lora_adapter" {
+                    let text = |key: &str| request.body[key].as_str().unwrap().to_owned();
+                    let file = Path::new(&text("lora_path")).join("adapter_model.safetensors");
+                    loaded.lock().unwrap().insert(text("lora_name"), fs::read(file).unwrap());
+                }
+                Reply::Usual
+            });
+            let own = ["train.steps=4", "train.eval_every=2", "train.save_every=1", "train.keep=0", average];
+            let more = [&own[..], place].concat();
+            let (lines, ..) = run(&small, "run", &server, &[&more[..], &[prompts]].concat());
+            // Nothing of the training depends on it.
+            let trained: Vec<_> = lines.into_iter().filter(|line| line["split"] == "train").collect();
+            let without = run(&small, "without", &usual(), &more);
+            assert_eq!(trained, without.0, "{more:?}");
+            assert!(small.weights("run") == without.2, "{more:?}");
+            // Of a checkpoint the weights that train are exported by a run without an average.
+            let exported = |step: u64, average: &[&str]| {
+                let settings = settings(&server, &[&["train.steps=4"], average].concat());
+                let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+                let checkpoint = small.path(&format!("run/checkpoints/step-{step:06}"));
+                let out = small.path(&format!("exported-{step}-{}", average.len()));
+                export(&small.config("run", &settings), &checkpoint, &out).unwrap();
+                fs::read(out.join("adapter_model.safetensors")).unwrap()
+            };
+            let (train, evaluate) = (|step| (2, exported(step, &[])), |step| (1, exported(step, &[average])));
+            let asked = asked_of(&server, &adapters.lock().unwrap());
+            let start = asked[0].1.clone();
+            let mut expected =
+                vec![(1, start.clone()), (2, start), train(1), evaluate(2), train(2), train(3), evaluate(4)];
+            if more.contains(&"online.overlap=true") {
+                expected.remove(5);
+            }
+            assert_ne!(expected[3].1, expected[4].1);
+            assert!(asked == expected, "{more:?}");
+        }
+    }
 }
 
 #[test]
