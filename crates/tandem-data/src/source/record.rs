@@ -100,7 +100,8 @@ impl fmt::Display for Shape {
     }
 }
 
-const KNOWN_KEYS: [&str; 7] =
+/// Keys that hold texts of a row.
+pub(crate) const KNOWN_KEYS: [&str; 7] =
     ["prompt", "chosen", "rejected", "completion", "messages", "conversations", "text"];
 const PREFERENCE_KEYS: &str =
     "`chosen` and `rejected` (with `prompt`, or with the prompt as their common beginning)";
