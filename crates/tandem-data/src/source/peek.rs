@@ -92,10 +92,13 @@ mod tests {
             (r#"{"prompt": "p", "completion": "c"}"#, &[RowKind::Supervised]),
             (r#"{"text": "t"}"#, &[RowKind::Supervised]),
             (r#"{"prompt": "p", "completion": "c", "label": true}"#, &[RowKind::Unpaired]),
-            (r#"{"prompt": "p", "chosen": "c", "rejected": "r"}"#, &[RowKind::Preference, RowKind::Reward]),
+            (
+                r#"{"prompt": "p", "chosen": "c", "rejected": "r"}"#,
+                &[RowKind::Preference, RowKind::Unpaired, RowKind::Reward],
+            ),
             (
                 r#"{"question": "q", "answers": [{"text": "a", "pm_score": 1}]}"#,
-                &[RowKind::Preference, RowKind::Reward],
+                &[RowKind::Preference, RowKind::Unpaired, RowKind::Reward],
             ),
             (r#"{"colour": "red"}"#, &[]),
         ] {

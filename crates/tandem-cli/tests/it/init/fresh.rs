@@ -124,7 +124,7 @@ fn a_method_without_its_judge_or_teacher_is_refused_and_rows_show_methods() {
         (told("", "labelled.jsonl"), &[][..], "rows of labelled.jsonl fit kto ("),
         (told("", "prompts.jsonl"), &[], "rows of prompts.jsonl fit online and grpo ("),
         (told("", "demonstrations.jsonl"), &[], "rows of demonstrations.jsonl fit sft and distill ("),
-        (told("", "preferences.jsonl"), &[], "rows of preferences.jsonl fit dpo and reward ("),
+        (told("", "preferences.jsonl"), &[], "rows of preferences.jsonl fit dpo, kto and reward ("),
         (told("grpo", "prompts.jsonl"), &[], "--judge is missing: give a reward model's folder, or a file"),
         (told("online", "prompts.jsonl"), &[], "--judge is missing"),
         (told("distill", "demonstrations.jsonl"), &[], "--teacher is missing: give the teacher's folder"),
