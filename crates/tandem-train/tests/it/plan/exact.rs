@@ -96,6 +96,14 @@ const DISTILL: [&[&str]; 4] = [
     &["data.take=chosen", "compute.format=int8", "distill.beta=1.0"],
 ];
 
+/// Settings of labelled completions. Pairs are two of them.
+const LABELLED: [&[&str]; 4] = [
+    &["objective.loss=bco"],
+    &["objective.loss=kto", "compute.dtype=bf16"],
+    &["objective.loss=apo_zero_unpaired", "adapter.rank=4", "compute.format=nf4"],
+    &["objective.loss=bco", "reference.kind=model", "compute.checkpointing=block"],
+];
+
 /// Settings of every run: steps of ten rows, checkpoints, evaluations.
 const RUN: [&str; 6] = [
     "train.batch_size=10",
@@ -194,6 +202,9 @@ fn a_run_of_each_kind_takes_what_was_planned() {
     in_turn(&Small::new("reward"), &REWARD, 6);
     in_turn(&Small::new("online"), &ONLINE, 6);
     in_turn(&Small::new("distill"), &DISTILL, 6);
+    let labelled = Small::new("kto");
+    in_turn(&labelled, &LABELLED, 6);
+    take_what_is_planned(&labelled, 0..1, &LABELLED[..1], &PLACES[4..]);
 }
 
 /// Matrices that are updated whole are not divided by columns or rows.
@@ -225,6 +236,12 @@ fn nor_does_a_reward_model() {
 #[ignore = "long: runs in .ci/nightly"]
 fn nor_does_a_distillation() {
     takes_what_is_planned(&Small::new("distill"), &DISTILL, &PLACES[..6]);
+}
+
+#[test]
+#[ignore = "long: runs in .ci/nightly"]
+fn nor_do_labelled_completions() {
+    takes_what_is_planned(&Small::new("kto"), &LABELLED, &PLACES);
 }
 
 /// Answers are as long as they come; what is planned is the most that they may take.
