@@ -126,7 +126,8 @@ pub(crate) struct PlanArguments {
     /// --train or --set say otherwise, and micro-batches have 4096 tokens unless --assume-tokens does.
     #[arg(long, value_name = "MODEL", conflicts_with_all = ["config", "measure"])]
     pub model: Option<String>,
-    /// Training method of --model. Default: dpo.
+    /// Training method of --model. Default: dpo. The teacher of distill is as large as the model unless
+    /// --set reference.model=TEACHER says otherwise.
     #[arg(long, value_enum, conflicts_with_all = ["config", "measure"])]
     pub method: Option<InitMethod>,
     /// Parameters of --model that train. Default: all of them.
@@ -641,7 +642,7 @@ pub(crate) struct InitArguments {
     /// Ranks that the other program's run had, if none of its files says it.
     #[arg(long, value_name = "RANKS", requires = "from", value_parser = clap::value_parser!(u64).range(1..))]
     pub ranks: Option<u64>,
-    /// Training method.
+    /// Training method. Where it is missing, init says which ones the rows fit.
     #[arg(long, value_enum)]
     pub method: Option<InitMethod>,
     /// Model folder, GGUF file, or a name of the hub.
@@ -653,6 +654,13 @@ pub(crate) struct InitArguments {
     /// Held-out rows. May be repeated.
     #[arg(long, value_name = "ROWS")]
     pub eval_data: Vec<String>,
+    /// Judge of completions, for online and grpo: a reward model's folder or its name on the hub, or a
+    /// file of judges as eval --judge takes it, which ends with .toml. May be repeated.
+    #[arg(long, value_name = "JUDGE", conflicts_with = "from")]
+    pub judge: Vec<String>,
+    /// Teacher of distill: a model folder, or a name of the hub.
+    #[arg(long, value_name = "MODEL", conflicts_with = "from")]
+    pub teacher: Option<String>,
     /// Run folder; default: runs/METHOD.
     #[arg(long, value_name = "FOLDER")]
     pub output: Option<String>,
@@ -694,8 +702,16 @@ pub(crate) enum InitMethod {
     Sft,
     /// Direct preference optimisation on pairs.
     Dpo,
+    /// Kahneman–Tversky optimisation on completions that are good or bad.
+    Kto,
     /// A reward model from pairs.
     Reward,
+    /// DPO on pairs of the policy's own completions, which judges score.
+    Online,
+    /// Policy gradients from the judges' scores of the policy's own completions.
+    Grpo,
+    /// Distillation from a teacher.
+    Distill,
 }
 
 /// Parameters that train.

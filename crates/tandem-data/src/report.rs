@@ -89,7 +89,7 @@ impl Reason {
 pub struct Report {
     /// Rows found in the files.
     pub rows_read: u64,
-    /// Rows in the data set, including repetitions by weight.
+    /// Rows in the data set, including repetitions by weight; each completion of a pair for KTO.
     pub rows_kept: u64,
     /// Tokens in the data set; each row and each pair's prompt counted once.
     pub num_tokens: u64,

@@ -186,6 +186,9 @@ fn a_model_without_weights_or_rows_is_planned_from_its_config() {
     assert_ne!(full, adapter);
     let sft = plan(&["--method", "sft", "--assume-tokens", "512", "--set", "compute.sharding=zero2"]);
     assert_ne!(full, sft);
+    for method in ["kto", "reward", "online", "grpo", "distill"] {
+        assert_ne!(full, plan(&["--method", method]), "{method}");
+    }
     let tight = ["plan", "--model", "bare", "--memory", "1MiB"];
     shop.run(&tight).expect(2);
     shop.run(&["plan", "--model", "nowhere"]).expect(2).says(&["nowhere: no such model folder"]);

@@ -13,7 +13,7 @@ use crate::error::DataError;
 use crate::place::{Place, Places};
 use crate::progress::Progress;
 use crate::report::{Reason, Report};
-use crate::rows::row::{Outcome, RowOptions, tokenise};
+use crate::rows::row::{Outcome, RowOptions, TokenRow, tokenise};
 use crate::source::reader::{RawRow, RowReader};
 use crate::source::record::{Record, Shape};
 use crate::source::{Source, Sources, files};
@@ -21,6 +21,9 @@ use crate::text::tokenizer::Tokenizer;
 
 /// Bytes of text that are read, tokenised and written at once, which bounds memory.
 const PORTION_BYTES: usize = 4 << 20;
+/// Rows of a block, in which the chosen completions of pairs come before the rejected ones: the batch of
+/// `datasets`' `map`, and so the order of TRL's `unpair_preference_dataset`.
+const BLOCK_ROWS: u64 = 1000;
 
 /// Tokenises `sources` into the folder `cache`, or maps the cache of an earlier call.
 ///
@@ -125,6 +128,30 @@ struct Builder<'a> {
     places: Places,
     /// Shape and place of the first row.
     first: Option<(Shape, Place)>,
+    block: Block,
+}
+
+/// Completions of the last [`BLOCK_ROWS`] rows.
+#[derive(Default)]
+struct Block {
+    /// Index of the first one.
+    start: usize,
+    /// Whether each is the rejected one of a pair.
+    is_rejected: Vec<bool>,
+}
+
+impl Block {
+    /// Moves the rejected completions behind the others, and begins another block.
+    fn close(&mut self, rows: &mut [RowEntry]) {
+        let rows = &mut rows[self.start..];
+        if self.is_rejected.contains(&true) {
+            let mut block: Vec<_> = self.is_rejected.iter().zip(rows.iter().copied()).collect();
+            block.sort_by_key(|(is_rejected, _)| **is_rejected);
+            rows.iter_mut().zip(block).for_each(|(row, (_, entry))| *row = entry);
+        }
+        self.start += rows.len();
+        self.is_rejected.clear();
+    }
 }
 
 /// Line, number of copies, and content of a row.
@@ -145,7 +172,7 @@ impl<'a> Builder<'a> {
         progress: &'a dyn Progress,
     ) -> Self {
         let (report, places) = (Report::default(), Places::new(sources.paths()));
-        Self { sources, tokenizer, options, progress, report, places, first: None }
+        Self { sources, tokenizer, options, progress, report, places, first: None, block: Block::default() }
     }
 
     fn build(mut self, path: &Path, places: &Path, key: &blake3::Hash) -> Result<(), DataError> {
@@ -157,11 +184,12 @@ impl<'a> Builder<'a> {
         for file in 0..self.sources.0.len() {
             self.read_file(file, &mut writer, path)?;
             if self.is_full(&writer) {
-                // Repetitions by weight may exceed it.
-                writer.rows.truncate(self.options.max_rows.unwrap_or(usize::MAX));
                 break;
             }
         }
+        self.block.close(&mut writer.rows);
+        // Repetitions by weight may exceed it.
+        writer.rows.truncate(self.options.max_rows.unwrap_or(usize::MAX));
         let names = self.sources.names();
         if self.report.rows_read == 0 {
             return Err(DataError::Empty { files: names });
@@ -187,7 +215,11 @@ impl<'a> Builder<'a> {
     ) -> Result<(), DataError> {
         let source = &self.sources.0[file];
         let mut reader = RowReader::open(&source.path, &self.options.columns)?;
-        let mut repeated: Vec<(RowEntry, u64)> = Vec::new();
+        let is_repeated = source.weight > 1.0;
+        if is_repeated {
+            self.block.close(&mut writer.rows);
+        }
+        let (first_row, first_kept) = (self.report.rows_read, writer.rows.len());
         let mut index = 0;
         let mut portion = read_portion(&mut reader);
         let mut bytes = 0;
@@ -206,6 +238,9 @@ impl<'a> Builder<'a> {
             index += count;
             for (line, copies, row) in tokenised {
                 let number = self.report.rows_read;
+                if number.is_multiple_of(BLOCK_ROWS) {
+                    self.block.close(&mut writer.rows);
+                }
                 self.places.push(number, file, line);
                 self.report.rows_read += 1;
                 let Made { columns, outcomes } = row?;
@@ -213,17 +248,23 @@ impl<'a> Builder<'a> {
                 if copies == 0 {
                     self.report.note(Reason::LeftOutByWeight, number);
                 }
+                let mut noted = Vec::new();
                 for (shape, outcome) in outcomes {
                     if let Some(shape) = shape {
                         self.check_shape(shape, number)?;
                     }
-                    outcome.reasons.iter().for_each(|&reason| self.report.note(reason, number));
+                    for &reason in &outcome.reasons {
+                        // Both completions of a pair may be cut: it is one row.
+                        if !noted.contains(&reason) {
+                            self.report.note(reason, number);
+                            noted.push(reason);
+                        }
+                    }
                     let Some(row) = &outcome.row else { continue };
                     self.report.keep(row.parts(), row.longest());
                     writer.push(row, number).map_err(DataError::io("writing the token cache", path))?;
-                    if copies > 1 {
-                        repeated.push((writer.rows[writer.rows.len() - 1], copies));
-                    }
+                    let is_bad = matches!(row, TokenRow::Unpaired { label: false, .. });
+                    self.block.is_rejected.push(is_bad && shape.is_some_and(Shape::is_pair));
                     if self.is_full(writer) {
                         return Ok(());
                     }
@@ -233,10 +274,18 @@ impl<'a> Builder<'a> {
             broken?;
             portion = next;
         }
+        if !is_repeated {
+            return Ok(());
+        }
+        self.block.close(&mut writer.rows);
+        let copies = |row: &RowEntry| source.copies(row.row - first_row);
+        let repeated: Vec<(RowEntry, u64)> =
+            writer.rows[first_kept..].iter().map(|row| (*row, copies(row))).collect();
         let passes = repeated.iter().map(|&(_, copies)| copies).max().unwrap_or(1);
         for pass in 1..passes {
             writer.rows.extend(repeated.iter().filter(|(_, copies)| *copies > pass).map(|(row, _)| *row));
         }
+        self.block.start = writer.rows.len();
         Ok(())
     }
 

@@ -348,7 +348,6 @@ impl Context<'_> {
     }
 }
 
-/// Checks a prompt's length; `max_length` already excludes `max_new_tokens`.
 /// Truncates a completion with a label at its end, as TRL does.
 fn finish_unpaired(
     prompt: Vec<u32>,
@@ -371,6 +370,7 @@ fn finish_unpaired(
     Outcome { row: Some(TokenRow::Unpaired { prompt, completion, label }), reasons }
 }
 
+/// Checks a prompt's length; `max_length` already excludes `max_new_tokens`.
 fn finish_prompt(tokens: Vec<u32>, row: &Map<String, Value>, options: &RowOptions) -> Outcome {
     let dropped = |reason| Outcome { row: None, reasons: vec![reason] };
     if tokens.is_empty() {

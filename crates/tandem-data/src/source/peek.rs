@@ -1,8 +1,10 @@
-//! A look at rows before anything is tokenised: columns of the first one, and their number.
+//! A look at rows before anything is tokenised: columns and use of the first one, and their number.
 
 use serde_json::{Map, Value};
 
 use crate::error::DataError;
+use crate::place::Place;
+use crate::record::{KNOWN_KEYS, Record, RowKind};
 use crate::source::Sources;
 use crate::source::columns::Columns;
 use crate::source::files::{expand, refuse};
@@ -20,6 +22,27 @@ pub fn first_row(sources: &Sources) -> Result<Option<Map<String, Value>>, DataEr
         return Ok(Some(row));
     }
     Ok(None)
+}
+
+/// Returns the uses that the first row has all keys for. A prompt beside anything that other uses read
+/// is not for generation.
+///
+/// # Errors
+/// As [`first_row`].
+pub fn fitting_kinds(sources: &Sources) -> Result<Vec<RowKind>, DataError> {
+    let Some(row) = first_row(sources)? else { return Ok(Vec::new()) };
+    let is_answered = KNOWN_KEYS.iter().any(|&key| key != "prompt" && row.contains_key(key));
+    let path = sources.0.first().map(|source| source.path.clone()).unwrap_or_default();
+    let place = Place { path, line: 1 };
+    let json = serde_json::to_vec(&row).expect("a row that was read can be written");
+    let fits = |kind: &RowKind| {
+        (*kind != RowKind::Prompt || !is_answered)
+            && Record::parse_row(&json, *kind, &Columns::default(), &place)
+                .is_ok_and(|parsed| parsed.dropped.is_some() || !parsed.records.is_empty())
+    };
+    let kinds =
+        [RowKind::Supervised, RowKind::Preference, RowKind::Unpaired, RowKind::Reward, RowKind::Prompt];
+    Ok(kinds.into_iter().filter(fits).collect())
 }
 
 /// Counts the rows of an epoch, without blank lines and before any is dropped.
@@ -57,5 +80,30 @@ mod tests {
         let twice = Sources(vec![Source { path: path("a.jsonl"), weight: 2.0 }]);
         assert_eq!(count_rows(&twice).unwrap(), 6);
         assert_eq!(first_row(&Sources(vec![Source::new(path("empty.jsonl"))])).unwrap(), None);
+    }
+
+    #[test]
+    fn the_first_row_shows_its_uses() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rows.jsonl");
+        for (row, kinds) in [
+            (r#"{"prompt": "p"}"#, &[RowKind::Prompt][..]),
+            (r#"{"prompt": "p", "answer": "8"}"#, &[RowKind::Prompt]),
+            (r#"{"prompt": "p", "completion": "c"}"#, &[RowKind::Supervised]),
+            (r#"{"text": "t"}"#, &[RowKind::Supervised]),
+            (r#"{"prompt": "p", "completion": "c", "label": true}"#, &[RowKind::Unpaired]),
+            (
+                r#"{"prompt": "p", "chosen": "c", "rejected": "r"}"#,
+                &[RowKind::Preference, RowKind::Unpaired, RowKind::Reward],
+            ),
+            (
+                r#"{"question": "q", "answers": [{"text": "a", "pm_score": 1}]}"#,
+                &[RowKind::Preference, RowKind::Unpaired, RowKind::Reward],
+            ),
+            (r#"{"colour": "red"}"#, &[]),
+        ] {
+            std::fs::write(&path, row).unwrap();
+            assert_eq!(fitting_kinds(&Sources(vec![Source::new(path.clone())])).unwrap(), kinds, "{row}");
+        }
     }
 }

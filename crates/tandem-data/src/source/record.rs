@@ -25,7 +25,8 @@ pub enum RowKind {
     Supervised,
     /// `prompt` alone, for generation; judges may read the rest of the row.
     Prompt,
-    /// `prompt`, `completion` and `label`: whether the completion is desirable. For KTO.
+    /// `prompt`, `completion` and `label`: whether the completion is desirable. A pair, as for
+    /// `Preference`, is two such rows. For KTO.
     Unpaired,
 }
 
@@ -94,17 +95,25 @@ pub struct Shape {
     chat: bool,
 }
 
+impl Shape {
+    /// Returns whether a row has a chosen and a rejected completion.
+    pub(crate) fn is_pair(self) -> bool {
+        self.keys.contains("chosen")
+    }
+}
+
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({})", self.keys, if self.chat { "conversations" } else { "plain text" })
     }
 }
 
-const KNOWN_KEYS: [&str; 7] =
+/// Keys that hold texts of a row.
+pub(crate) const KNOWN_KEYS: [&str; 7] =
     ["prompt", "chosen", "rejected", "completion", "messages", "conversations", "text"];
 const PREFERENCE_KEYS: &str =
     "`chosen` and `rejected` (with `prompt`, or with the prompt as their common beginning)";
-const UNPAIRED_KEYS: &str = "`prompt`, `completion` and `label`";
+const UNPAIRED_KEYS: &str = "`prompt`, `completion` and `label`, or `chosen` and `rejected`";
 const SUPERVISED_KEYS: &str = "`text`, `messages`, or `prompt` and `completion`";
 
 /// Records made from one row of a file.
@@ -150,7 +159,7 @@ impl Record {
         };
         let names = if columns.ignored.is_empty() { Vec::new() } else { row.keys().cloned().collect() };
         columns.rename(&mut row, place)?;
-        if matches!(kind, RowKind::Prompt | RowKind::Unpaired) {
+        if kind == RowKind::Prompt {
             return Ok(Parsed {
                 records: vec![Row { row, place, columns }.read(kind)?],
                 dropped: None,
@@ -164,11 +173,17 @@ impl Record {
             Ok(rows) => rows,
             Err(reason) => return Ok(Parsed { records: Vec::new(), dropped: Some(reason), columns: names }),
         };
-        let records = rows.into_iter().map(|row| {
-            let record = Row { row, place, columns }.read(kind)?;
-            Ok(if takes_chosen { record.into_chosen() } else { record })
-        });
-        Ok(Parsed { records: records.collect::<Result<_, DataError>>()?, dropped: None, columns: names })
+        let mut records = Vec::with_capacity(rows.len());
+        for row in rows {
+            let row = Row { row, place, columns };
+            if kind == RowKind::Unpaired && row.is_pair() {
+                records.extend(row.read(RowKind::Preference)?.into_labelled());
+                continue;
+            }
+            let record = row.read(kind)?;
+            records.push(if takes_chosen { record.into_chosen() } else { record });
+        }
+        Ok(Parsed { records, dropped: None, columns: names })
     }
 
     /// Makes a demonstration of a preference's chosen side.
@@ -177,6 +192,22 @@ impl Record {
             self.content = Content::Completion { prompt, completion: chosen };
         }
         self
+    }
+
+    /// Makes two labelled completions of a preference, the desirable one first.
+    fn into_labelled(self) -> [Self; 2] {
+        let (prompt, completions) = match &self.content {
+            Content::Preference { prompt, chosen, rejected } => {
+                (prompt.clone(), [chosen.clone(), rejected.clone()])
+            }
+            _ => unreachable!("a preference was read"),
+        };
+        let mut labels = [true, false].into_iter();
+        completions.map(|completion| Self {
+            content: Content::Completion { prompt: prompt.clone(), completion },
+            label: labels.next().expect("a label for each"),
+            ..self.clone()
+        })
     }
 
     /// Returns whether the row has a prompt without text.
@@ -197,6 +228,11 @@ struct Row<'a> {
 }
 
 impl Row<'_> {
+    /// Returns whether a row of labelled completions is a pair instead.
+    fn is_pair(&self) -> bool {
+        self.has("chosen") && self.has("rejected") && !self.has("completion")
+    }
+
     fn read(mut self, kind: RowKind) -> Result<Record, DataError> {
         let row = (kind == RowKind::Prompt).then(|| self.row.clone());
         let tools = match self.row.remove("tools") {
@@ -314,7 +350,6 @@ impl Row<'_> {
         }
     }
 
-    /// Refuses rows that say whether a completion, which stands under `keys`, is good or bad.
     /// Takes `label`: a boolean, 0 or 1, or such a text of a table.
     fn label(&mut self) -> Result<bool, DataError> {
         let found = self.row.remove("label").unwrap_or_default();
@@ -339,6 +374,7 @@ impl Row<'_> {
         label.ok_or_else(|| type_error(self.place, "label", "true or false", &found))
     }
 
+    /// Refuses rows that say whether a completion, which stands under `keys`, is good or bad.
     fn check_unlabelled(&self, keys: &'static str) -> Result<(), DataError> {
         // A number beside messages may be the label of a classification.
         let is_pair = self.has("completion");
@@ -461,9 +497,6 @@ impl Row<'_> {
                 if self.has("messages") || self.has("text") || self.has("completion") =>
             {
                 Some("these are demonstrations, which method = \"sft\" trains on".to_string())
-            }
-            RowKind::Unpaired if self.has("chosen") && self.has("rejected") => {
-                Some("these are preferences, which method = \"dpo\" trains on".to_string())
             }
             RowKind::Prompt if self.has("messages") => {
                 Some("a `prompt` may be a list of messages: rename `messages`".to_string())

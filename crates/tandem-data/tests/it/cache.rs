@@ -316,6 +316,83 @@ fn weights_repeat_whole_passes_and_thin_evenly() {
     assert_eq!((cache.report().rows_read, cache.report().rows_kept), (16, 14));
 }
 
+/// Labels in a row as (label, first prompt, last prompt). The expected runs are those of
+/// `trl.data_utils.unpair_preference_dataset` of trl 1.16 on the same 2003 pairs.
+#[test]
+fn pairs_become_labelled_completions_in_the_order_of_trl() {
+    let bench = Bench::new();
+    let options = RowOptions::new(RowKind::Unpaired);
+    let words = ["prompt", "chosen", "rejected"];
+    let pair = |i: usize| words.map(|word| format!("{word} {i}"));
+    let json = |range: std::ops::Range<usize>| -> String {
+        let line = |i| {
+            let [prompt, chosen, rejected] = pair(i);
+            format!("{{\"prompt\": \"{prompt}\", \"chosen\": \"{chosen}\", \"rejected\": \"{rejected}\"}}\n")
+        };
+        range.map(line).collect()
+    };
+    let csv = |range: std::ops::Range<usize>| -> String {
+        let lines = range.map(|i| pair(i).join(",") + "\n");
+        std::iter::once(words.join(",") + "\n").chain(lines).collect()
+    };
+    let write = |name: &str, text: String| {
+        std::fs::write(bench.path(name), text).unwrap();
+        Source::new(bench.path(name))
+    };
+    let whole = bench.prepare(Sources(vec![write("whole.jsonl", json(0..2003))]), &options);
+    let runs = [(true, 0, 999), (false, 0, 999), (true, 1000, 1999), (false, 1000, 1999), (true, 2000, 2002)];
+    let expected: Vec<(bool, usize)> = runs
+        .into_iter()
+        .chain([(false, 2000, 2002)])
+        .flat_map(|(label, first, last)| (first..=last).map(move |i| (label, i)))
+        .collect();
+    assert_eq!((whole.report().rows_read, whole.report().rows_kept), (2003, 4006));
+    // The same completions, as a file that is labelled already.
+    let labelled = expected.iter().map(|&(label, i)| {
+        let [prompt, chosen, rejected] = pair(i);
+        let completion = if label { chosen } else { rejected };
+        format!("{{\"prompt\": \"{prompt}\", \"completion\": \"{completion}\", \"label\": {label}}}\n")
+    });
+    let labelled = bench.prepare(Sources(vec![write("labelled.jsonl", labelled.collect())]), &options);
+    assert_eq!(whole.num_rows(), labelled.num_rows());
+    for (row, (label, line)) in expected.into_iter().enumerate() {
+        let (found, expected) = (whole.unpaired(row), labelled.unpaired(row));
+        assert_eq!((found.prompt, found.completion), (expected.prompt, expected.completion), "row {row}");
+        assert_eq!((found.label, expected.label), (label, label), "row {row}");
+        assert_eq!(whole.origin(row).line as usize, line + 1);
+    }
+    let parts = vec![
+        write("part.jsonl", json(0..700)),
+        write("part.csv", csv(700..1500)),
+        write("end.json", format!("[{}]", json(1500..2003).trim_end().replace('\n', ","))),
+    ];
+    assert_eq!(bench.prepare(Sources(parts), &options).content_hash(), whole.content_hash());
+}
+
+#[test]
+fn weights_and_limits_count_the_completions_of_pairs() {
+    let bench = Bench::new();
+    let options = RowOptions::new(RowKind::Unpaired);
+    let file = |weight| Source { path: data_path("pref_plain.jsonl"), weight };
+    let rows = |cache: &TokenCache| {
+        (0..cache.num_rows()).map(|i| (cache.origin(i).line, cache.unpaired(i).label)).collect::<Vec<_>>()
+    };
+    let sides = |lines: &[u64]| -> Vec<(u64, bool)> {
+        [true, false].into_iter().flat_map(|label| lines.iter().map(move |&line| (line, label))).collect()
+    };
+    let cache = bench.prepare(Sources(vec![file(1.0), file(1.5), file(0.25)]), &options);
+    let all = [1, 2, 3, 4, 5, 6, 7, 8];
+    assert_eq!(rows(&cache), [sides(&all), sides(&all), sides(&[2, 4, 6, 8]), sides(&[4, 8])].concat());
+    let three = bench.prepare(Sources(vec![file(1.0)]), &RowOptions { max_rows: Some(3), ..options.clone() });
+    assert_eq!(rows(&three), [(1, true), (2, true), (1, false)]);
+    // A pair of which both completions are cut is one row that is cut.
+    let data = bench.path("long.jsonl");
+    let row = "{\"prompt\": \"a\", \"chosen\": \" long answer\", \"rejected\": \" longer answer\"}\n";
+    std::fs::write(&data, row.repeat(3)).unwrap();
+    let cut = bench.prepare(data, &RowOptions { max_length: Some(2), ..options });
+    assert_eq!((cut.report().count(Reason::Truncated), cut.num_rows()), (3, 6));
+}
+
 #[test]
 fn a_report_does_not_grow_with_the_rows_that_it_is_about() {
     let bench = Bench::new();

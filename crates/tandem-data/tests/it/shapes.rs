@@ -211,8 +211,42 @@ fn labelled_completions_are_rows_of_kto_and_of_nothing_else() {
     assert!(refused(row, RowKind::Unpaired).contains("`label` should be true or false"));
     let row = json!({"prompt": "p", "completion": "c", "label": null});
     assert!(refused(row, RowKind::Unpaired).contains("`prompt`, `completion` and `label`"));
-    let row = json!({"prompt": "p", "chosen": "c", "rejected": "d"});
-    assert!(refused(row, RowKind::Unpaired).contains("method = \"dpo\" trains on"));
+    let row = json!({"prompt": "p", "completion": "c"});
+    assert!(
+        refused(row, RowKind::Unpaired).contains("or `chosen` and `rejected`, found `prompt`, `completion`")
+    );
+    let row = json!({"prompt": "p", "chosen": "c", "label": true});
+    assert!(refused(row, RowKind::Unpaired).contains("or `chosen` and `rejected`, found `prompt`, `chosen`"));
+}
+
+#[test]
+fn pairs_are_two_labelled_completions_for_kto() {
+    let labelled = |row: Value| {
+        let parsed = parse_as(&row, RowKind::Unpaired, &Columns::default()).unwrap();
+        let labels: Vec<_> = parsed.records.iter().map(|record| record.label).collect();
+        assert!(parsed.records.iter().all(|record| record.shape.to_string().contains("chosen, rejected")));
+        (labels, parts(&row, RowKind::Unpaired, &Columns::default()))
+    };
+    let both = || vec![true, false];
+    let row = json!({"prompt": "p", "chosen": "c", "rejected": "d", "score": 1});
+    assert_eq!(labelled(row), (both(), vec![vec![json!("p"), json!("c")], vec![json!("p"), json!("d")]]));
+    // Without a prompt it is the common beginning, as for DPO.
+    let (labels, found) = labelled(json!({"chosen": "The same start", "rejected": "The same end"}));
+    let expected =
+        [["The same", " start"], ["The same", " end"]].map(|texts| texts.map(|text| json!(text)).to_vec());
+    assert_eq!((labels, found), (both(), expected.to_vec()));
+    // Shapes of published sets have pairs.
+    let (labels, found) = labelled(json!({"system": "s", "question": "q", "chosen": "a", "rejected": "b"}));
+    assert_eq!((labels, &found[1][1]), (both(), &json!([turn("assistant", "b")])));
+    // A label of its own wins.
+    let row = json!({"prompt": "p", "completion": "x", "label": false, "chosen": "c", "rejected": "d"});
+    let parsed = parse_as(&row, RowKind::Unpaired, &Columns::default()).unwrap();
+    assert_eq!((parsed.records.len(), parsed.records[0].label), (1, false));
+    // A label that is mapped and not read is refused.
+    let names = [("label".to_owned(), "good".to_owned())].into_iter().collect();
+    let row = json!({"prompt": "p", "chosen": "c", "rejected": "d", "good": true});
+    let error = parse_as(&row, RowKind::Unpaired, &Columns { names, ..Columns::default() }).unwrap_err();
+    assert!(error.contains("data.columns maps it to `label`, which such rows are not read by"), "{error}");
 }
 
 #[test]

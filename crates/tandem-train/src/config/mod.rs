@@ -239,7 +239,7 @@ impl Config {
         })?;
         let reference = keys.table("reference", now.map(|now| &now.reference), |now, keys| {
             let unused = objective::without_reference(&objective, method);
-            ReferenceConfig::visit(now, keys, method, unused.as_deref(), adapter.as_ref())
+            ReferenceConfig::visit(now, keys, method, &objective, unused.as_deref(), adapter.as_ref())
         })?;
         let train = keys.table("train", now.map(|now| &now.train), |now, keys| {
             TrainConfig::visit(now, keys, method, !data.eval.is_empty())

@@ -9,22 +9,28 @@ use super::hub::HubPart;
 use super::keys::{Keys, group, keys};
 use super::tree::Places;
 use super::{AdapterSection, Config, Method};
+use crate::objective::ObjectiveConfig;
 
 keys! {
     /// The reference of a preference run.
     #[derive(Clone, Debug, PartialEq)]
-    pub struct ReferenceConfig(method: Method, unused: Option<&str>, adapter: Option<&AdapterSection>) {
+    pub struct ReferenceConfig(
+        method: Method,
+        objective: &ObjectiveConfig,
+        unused: Option<&str>,
+        adapter: Option<&AdapterSection>
+    ) {
         /// Source of the reference's log-probabilities. `"precompute"`: computed once before
         /// training and cached on disk by content, with the weights then dropped; not for online
-        /// runs and KTO. `"base"`: the policy without its adapter. `"adapter"`: the policy's base with
+        /// runs and the loss `kto`. `"base"`: the policy without its adapter. `"adapter"`: the policy's base with
         /// another adapter. With these two, policy and reference share each layer's pass.
         /// `"model"`: a second set of weights in memory, for distillation the teacher's. `"sync"`: a copy of the policy, pulled
         /// towards it every `sync_steps`; with an adapter, a second adapter on the same base.
         /// `"none"`: for SFT, a reward model or a reference-free loss.
         kind: ReferenceKind = choice(ReferenceKind::NAMES)
-            .unless(|kind| refuse_kind(*kind, method, unused, adapter.is_some()))
-            .or(default_kind(method, unused, adapter.is_some()))
-            .shown("`\"precompute\"`; online and KTO `\"model\"`, with an adapter `\"base\"`"),
+            .unless(|kind| refuse_kind(*kind, method, objective, unused, adapter.is_some()))
+            .or(default_kind(method, objective, unused, adapter.is_some()))
+            .shown("`\"precompute\"`; online and the loss `kto` `\"model\"`, with an adapter `\"base\"`"),
         /// Model folder of the reference or its [name of the hub](hub.md), if it is not the policy's
         /// start: for `"model"` and `"precompute"`. For distillation the teacher, which may be of another
         /// size or family with the policy's tokenizer.
@@ -109,15 +115,21 @@ impl ReferenceKind {
     }
 }
 
-fn default_kind(method: Method, unused: Option<&str>, has_adapter: bool) -> ReferenceKind {
+fn default_kind(
+    method: Method,
+    objective: &ObjectiveConfig,
+    unused: Option<&str>,
+    has_adapter: bool,
+) -> ReferenceKind {
     if !method.has_reference() || unused.is_some() {
         return ReferenceKind::None;
     }
     if method == Method::Distill {
         return ReferenceKind::Model;
     }
-    // Nothing can be computed in advance for completions that are generated during training.
-    match (method.generates() || method == Method::Kto, has_adapter) {
+    // Nothing can be computed in advance for completions that are generated during training or that depend on
+    // the batch.
+    match (method.generates() || objective.needs_mismatched(), has_adapter) {
         (false, _) => ReferenceKind::Precompute,
         (true, true) => ReferenceKind::Base,
         (true, false) => ReferenceKind::Model,
@@ -127,6 +139,7 @@ fn default_kind(method: Method, unused: Option<&str>, has_adapter: bool) -> Refe
 fn refuse_kind(
     kind: ReferenceKind,
     method: Method,
+    objective: &ObjectiveConfig,
     unused: Option<&str>,
     has_adapter: bool,
 ) -> Option<String> {
@@ -151,9 +164,10 @@ fn refuse_kind(
                 format!("{unused} leaves the reference unused; set kind = \"none\", or remove one of the two")
             });
         }
-        Precompute if method == Method::Kto => {
-            "prompts are scored with completions of other rows of the batch, so nothing can be computed in advance; set \
-             kind = \"model\", \"sync\" or, with an [adapter], \"base\" or \"adapter\""
+        Precompute if objective.needs_mismatched() => {
+            "the loss \"kto\" scores prompts with completions of other rows of the batch, so nothing can be computed in \
+             advance; set kind = \"model\", \"sync\" or, with an [adapter], \"base\" or \"adapter\", or use the losses \
+             \"bco\" and \"apo_zero_unpaired\" alone"
         }
         Precompute if method.generates() => {
             "completions are generated while the policy trains, so nothing can be computed in advance; set kind = \

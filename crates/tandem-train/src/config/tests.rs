@@ -4,6 +4,7 @@ mod accepted;
 mod adapters;
 mod distill;
 mod judges;
+mod kto;
 mod logging;
 mod online;
 mod refused;

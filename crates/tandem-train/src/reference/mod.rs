@@ -109,7 +109,7 @@ impl Reference {
                     Split::Eval => eval,
                 };
                 let rows = rows.as_ref().expect("precomputed for every split that is used");
-                Ok(Some(batch.rows.iter().flat_map(|&row| rows.0[row as usize]).collect()))
+                Ok(Some(rows.of(batch)))
             }
             Self::Teacher(teacher) => {
                 if split == Split::Train {

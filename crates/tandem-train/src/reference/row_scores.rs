@@ -13,7 +13,8 @@ use crate::parallel::StagedExecutor;
 use crate::recipe::MicroBatch;
 use crate::{Result, TrainError};
 
-/// Summed log-probabilities of the answers of each row: `[chosen, rejected]`.
+/// Summed log-probabilities of the answers of each row: `[chosen, rejected]`, or twice that of a labelled
+/// completion.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowScores(pub Vec<[f64; 2]>);
 
@@ -24,6 +25,18 @@ impl RowScores {
     /// The file for the given content key.
     pub fn path(folder: &Path, key: &str) -> PathBuf {
         folder.join(format!("reference-{key}.bin"))
+    }
+
+    /// Returns the scores of a micro-batch's sequences; 0 of those that are in no pair.
+    pub(super) fn of(&self, batch: &MicroBatch) -> Vec<f64> {
+        let mut scores = vec![0.0; batch.forest.num_sequences as usize];
+        for (&row, pair) in batch.rows.iter().zip(&batch.pairs) {
+            let row = self.0[row as usize];
+            for (sequence, score) in pair.iter().zip(row) {
+                scores[*sequence as usize] = score;
+            }
+        }
+        scores
     }
 
     /// Reads scores; `None` if the file is absent, incomplete or damaged, in which case they are
@@ -83,8 +96,8 @@ impl RowScores {
             weights.release_all();
             if executor.is_last() {
                 let sums = batch.sequence_log_probs(&scores);
-                for (&row, pair) in batch.rows.iter().zip(sums.chunks_exact(2)) {
-                    rows[row as usize] = [pair[0], pair[1]];
+                for (&row, pair) in batch.rows.iter().zip(&batch.pairs) {
+                    rows[row as usize] = pair.map(|sequence| sums[sequence as usize]);
                 }
             }
             // Progress as if all ranks were equally far.

@@ -5,13 +5,17 @@ use toml::Value;
 
 use super::facts::LocalFacts;
 use super::questions::Told;
-use super::set_devices;
+use super::{judges, set_devices};
 use crate::args::{InitArguments, InitMethod, Trained};
 
 /// Rows of a step, small enough for a first run and large enough to learn from.
 const BATCH: i64 = 16;
 
-pub(super) fn draft(told: &Told, arguments: &InitArguments) -> Draft {
+/// Writes the answers into a draft.
+///
+/// # Errors
+/// A file of judges that cannot be read or is wrong.
+pub(super) fn draft(told: &Told, arguments: &InitArguments) -> anyhow::Result<Draft> {
     let mut draft = Draft::default();
     let facts = LocalFacts::new(&arguments.file, false);
     let method = Method::from(told.method);
@@ -20,7 +24,7 @@ pub(super) fn draft(told: &Told, arguments: &InitArguments) -> Draft {
         "Written by `tandem init`. `tandem config KEY` explains a key, `tandem plan` says what it needs."
             .to_owned(),
     ];
-    draft.set("method", method.name(), "sft, dpo, reward or online");
+    draft.set("method", method.name(), "sft, dpo, kto, reward, online, grpo or distill");
     draft.set("model", facts.path(&told.model), "a folder, or a name of the hub");
     draft.set("output", facts.local(&output), "the run's folder");
     let rows = |paths: &[String]| {
@@ -31,25 +35,43 @@ pub(super) fn draft(told: &Told, arguments: &InitArguments) -> Draft {
     if !told.eval.is_empty() {
         draft.set("data.eval", rows(&told.eval), "held-out rows");
     }
-    draft.set("data.max_length", 1024, "tokens of prompt and completion; the rest is cut");
+    let longer = if method.generates() { "longer prompts are dropped" } else { "the rest is cut" };
+    draft.set("data.max_length", 1024, format!("tokens of prompt and completion; {longer}"));
     set_trained(&mut draft, told.train);
-    if told.method == InitMethod::Dpo {
+    if matches!(told.method, InitMethod::Dpo | InitMethod::Kto | InitMethod::Online) {
         draft.set("objective.beta", 0.1, "larger keeps the policy closer to the reference");
     }
-    draft.set(
-        "train.batch_size",
-        BATCH,
-        format!(
-            "{} of a step, over all ranks",
-            if told.method == InitMethod::Sft { "rows" } else { "pairs" }
-        ),
-    );
+    if method.generates() {
+        draft.set("online.answers", answers(told.method), "completions of a prompt");
+        draft.set("online.max_new_tokens", 256, "most tokens of a completion");
+        draft.judges = judges::keys(&told.judges, &facts)?;
+    }
+    if let Some(teacher) = &told.teacher {
+        draft.set("reference.model", facts.path(teacher), "the teacher");
+        draft.set("distill.beta", 0.5, "0 is the forward KL, 1 the reverse KL");
+    }
+    draft.set("train.batch_size", BATCH, format!("{} of a step, over all ranks", counted(told.method)));
     draft.set("train.epochs", 1.0, "passes over the data; or steps = …");
     draft.set("train.learning_rate", learning_rate(told.method, told.train), "the peak");
     draft.set("train.schedule", "linear", "linear, cosine or constant");
     draft.set("train.warmup_ratio", 0.1, "share of the steps in which the rate rises");
     set_devices(&mut draft, told.devices.as_deref(), told.memory.as_deref());
-    draft
+    Ok(draft)
+}
+
+/// TRL's defaults of `num_generations`, and the pair of online DPO.
+fn answers(method: InitMethod) -> i64 {
+    if method == InitMethod::Grpo { 8 } else { 2 }
+}
+
+/// Name of the rows that a batch counts.
+fn counted(method: InitMethod) -> &'static str {
+    match method {
+        InitMethod::Sft | InitMethod::Distill => "rows",
+        InitMethod::Dpo | InitMethod::Reward => "pairs",
+        InitMethod::Kto => "completions",
+        InitMethod::Online | InitMethod::Grpo => "prompts",
+    }
 }
 
 /// A run of which a model's config is known and no rows are.
@@ -60,6 +82,13 @@ pub(in crate::commands) fn outline(model: &str, method: Option<InitMethod>, trai
     draft.set("model", model, "");
     draft.set("output", "runs/planned", "");
     draft.set("data.train", "rows.jsonl", "");
+    if Method::from(method).generates() {
+        // A judge that takes no memory.
+        draft.judges = vec![vec![judges::key("kind", "missing_eos")]];
+    }
+    if method == InitMethod::Distill {
+        draft.set("reference.model", model, "");
+    }
     set_trained(&mut draft, train);
     draft.set("train.batch_size", BATCH, "");
     draft.set("train.epochs", 1.0, "");
@@ -78,14 +107,16 @@ fn set_trained(draft: &mut Draft, train: Trained) {
     }
 }
 
-/// TRL's defaults for SFT and DPO; an adapter has ten times the rate, as TRL's documentation advises.
+/// TRL's defaults; an adapter has ten times the rate, as TRL's documentation advises.
 fn learning_rate(method: InitMethod, train: Trained) -> f64 {
     match (method, train) {
-        (InitMethod::Sft, Trained::Full) => 2e-5,
-        (InitMethod::Sft, _) => 2e-4,
-        (InitMethod::Dpo, Trained::Full) => 1e-6,
-        (InitMethod::Dpo, _) => 1e-5,
+        (InitMethod::Sft | InitMethod::Distill, Trained::Full) => 2e-5,
+        (InitMethod::Sft | InitMethod::Distill, _) => 2e-4,
+        (InitMethod::Dpo | InitMethod::Kto | InitMethod::Grpo, Trained::Full) => 1e-6,
+        (InitMethod::Dpo | InitMethod::Kto | InitMethod::Grpo, _) => 1e-5,
         (InitMethod::Reward, Trained::Full) => 1e-5,
         (InitMethod::Reward, _) => 1e-4,
+        (InitMethod::Online, Trained::Full) => 5e-7,
+        (InitMethod::Online, _) => 5e-6,
     }
 }

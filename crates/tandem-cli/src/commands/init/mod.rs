@@ -2,6 +2,7 @@
 
 mod facts;
 pub(super) mod fresh;
+mod judges;
 mod look;
 mod questions;
 
@@ -38,7 +39,7 @@ pub(crate) fn run(arguments: &InitArguments) -> anyhow::Result<Exit> {
     }
     let told = questions::ask(arguments)?;
     let planned = told.devices.as_deref().map_or(Ok(None), planned)?;
-    finish(arguments, fresh::draft(&told, arguments), planned.as_ref(), None)
+    finish(arguments, fresh::draft(&told, arguments)?, planned.as_ref(), None)
 }
 
 fn translated(arguments: &InitArguments, planned: Option<&Devices>) -> anyhow::Result<Translation> {
@@ -195,7 +196,11 @@ impl From<InitMethod> for Method {
         match method {
             InitMethod::Sft => Self::Sft,
             InitMethod::Dpo => Self::Dpo,
+            InitMethod::Kto => Self::Kto,
             InitMethod::Reward => Self::Reward,
+            InitMethod::Online => Self::Online,
+            InitMethod::Grpo => Self::Grpo,
+            InitMethod::Distill => Self::Distill,
         }
     }
 }

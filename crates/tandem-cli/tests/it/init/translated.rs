@@ -195,3 +195,18 @@ fn translated_runs_train_with_the_numbers_of_their_program() {
         }
     }
 }
+
+/// A pair is two completions of a batch, as TRL's `KTOTrainer` unpairs them.
+#[test]
+fn pairs_for_kto_are_counted_as_completions() {
+    let shop = shop();
+    shop.write(
+        "kto.yaml",
+        "base_model: model\nrl: kto\ndatasets:\n  - path: preferences.jsonl\noutput_dir: o\nmicro_batch_size: 4\n\
+         num_epochs: 1\nlearning_rate: 1e-5\nsaves_per_epoch: 2\n",
+    );
+    let outcome = shop.run(&["init", "kto.toml", "--from", "kto.yaml", "--ranks", "1"]).expect(0);
+    assert!(outcome.stdout.contains("rows: 48,"), "{outcome:?}");
+    let written = shop.read("kto.toml");
+    assert!(written.contains("an epoch has 12 steps"), "{written}");
+}

@@ -41,6 +41,7 @@ program's names, but the error has the translation.
 | `lora_dropout` of TRL's DPO and reward trainers | 0: `disable_dropout`, on by default, sets it to 0 there too |
 | no target modules given | PEFT's default for the model's type, written out |
 | SFT on `messages` in TRL | every token is trained on unless `assistant_only_loss`: `data.loss_on = \"all\"` |
+| pairs for TRL's `KTOTrainer`, which unpairs them | the same completions in the same order; a batch and an epoch count completions |
 | gradients clipped at 1, AdamW's constants, no weight decay on biases and norms | the same defaults |
 
 Defaults that are written out where a file is silent:

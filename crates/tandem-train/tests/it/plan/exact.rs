@@ -104,6 +104,14 @@ const DISTILL: [&[&str]; 6] = [
     ],
 ];
 
+/// Settings of labelled completions. Pairs are two of them.
+const LABELLED: [&[&str]; 4] = [
+    &["objective.loss=bco"],
+    &["objective.loss=kto", "compute.dtype=bf16"],
+    &["objective.loss=apo_zero_unpaired", "adapter.rank=4", "compute.format=nf4"],
+    &["objective.loss=bco", "reference.kind=model", "compute.checkpointing=block"],
+];
+
 /// Settings of every run: steps of ten rows, checkpoints, evaluations.
 const RUN: [&str; 6] = [
     "train.batch_size=10",
@@ -205,6 +213,9 @@ fn a_run_of_each_kind_takes_what_was_planned() {
     // A stage that generates beside its steps, with layers that are unpacked.
     take_what_is_planned(&online, 0..1, &ONLINE[9..], &PLACES[7..]);
     in_turn(&Small::new("distill"), &DISTILL, 6);
+    let labelled = Small::new("kto");
+    in_turn(&labelled, &LABELLED, 6);
+    take_what_is_planned(&labelled, 0..1, &LABELLED[..1], &PLACES[4..]);
 }
 
 /// Matrices that are updated whole are not divided by columns or rows.
@@ -236,6 +247,12 @@ fn nor_does_a_reward_model() {
 #[ignore = "long: runs in .ci/nightly"]
 fn nor_does_a_distillation() {
     takes_what_is_planned(&Small::new("distill"), &DISTILL, &PLACES[..6]);
+}
+
+#[test]
+#[ignore = "long: runs in .ci/nightly"]
+fn nor_do_labelled_completions() {
+    takes_what_is_planned(&Small::new("kto"), &LABELLED, &PLACES);
 }
 
 /// Answers are as long as they come; what is planned is the most that they may take.

@@ -15,6 +15,7 @@ mod fake;
 mod formats;
 mod groups;
 mod judges;
+mod labelled;
 mod library;
 mod linear_attention;
 mod meshes;

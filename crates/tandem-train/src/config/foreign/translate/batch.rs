@@ -184,10 +184,25 @@ impl Translator<'_> {
 
     /// Steps of an epoch, if the rows can be counted.
     fn steps_per_epoch(&self) -> Option<u64> {
-        let rows = self.facts.num_rows(&self.train_files())?;
+        let files = self.train_files();
+        let mut rows = self.facts.num_rows(&files)?;
+        if self.method == Method::Kto && self.has_pairs(&files) {
+            rows *= 2;
+        }
         let limit =
             self.draft.get("data.train_rows").and_then(toml::Value::as_integer).map(|rows| rows as u64);
         Some(limit.map_or(rows, |limit| rows.min(limit)).div_ceil(self.batch_size()))
+    }
+
+    /// Returns whether the rows are pairs, each of which is two labelled completions for KTO.
+    fn has_pairs(&self, files: &[String]) -> bool {
+        let Some(columns) = files.first().and_then(|file| self.facts.columns(file)) else { return false };
+        let mapped = self.draft.get("data.columns").and_then(toml::Value::as_table);
+        let has = |key: &str| {
+            let column = mapped.and_then(|mapped| mapped.get(key)?.as_str()).unwrap_or(key);
+            columns.iter().any(|found| found == column)
+        };
+        has("chosen") && has("rejected") && !has("completion")
     }
 
     /// Learning rate and optimiser.

@@ -1,0 +1,41 @@
+//! References that `method = "kto"` accepts and refuses.
+
+use super::*;
+
+const KTO: &str = r#"
+method = "kto"
+model = "m"
+output = "o"
+data.train = "t.jsonl"
+train = { batch_size = 2, steps = 3, learning_rate = 1 }
+"#;
+
+#[test]
+fn a_loss_without_mismatched_completions_has_a_precomputed_reference() {
+    use ReferenceKind::{Base, Model, None as NoReference, Precompute, Sync};
+    for (overrides, kind) in [
+        (&[][..], Model),
+        (&["adapter.rank=4"], Base),
+        (&["objective.loss={ bco = 1, kto = 0.5 }"], Model),
+        (&["objective.loss=bco"], Precompute),
+        (&["objective.loss=apo_zero_unpaired", "adapter.rank=4"], Precompute),
+        (&["objective.loss={ bco = 1, apo_zero_unpaired = 0.5 }", "reference.kind=precompute"], Precompute),
+        (&["objective.loss=bco", "reference.model=r"], Precompute),
+        (&["objective.loss=bco", "reference.kind=model"], Model),
+        (&["objective.loss=bco", "reference.kind=sync"], Sync),
+        (&["objective.loss=bco", "adapter.rank=4", "reference.kind=base"], Base),
+        (&["objective.loss=bco", "objective.reference_free=true"], NoReference),
+    ] {
+        let (folder, config) = load_with(KTO, overrides);
+        let config = config.unwrap_or_else(|e| panic!("{overrides:?}: {e}"));
+        assert_eq!(config.reference.kind, kind, "{overrides:?}");
+        let path = folder.path().join("again.toml");
+        fs::write(&path, config.to_toml()).expect("written");
+        let again = Config::load::<&str>(&path, &[]).unwrap_or_else(|e| panic!("{overrides:?}: {e}"));
+        assert_eq!(again, config, "{overrides:?}");
+    }
+    for loss in ["kto", "{ bco = 1, kto = 0.5 }"] {
+        let found = refusal(KTO, &[&format!("objective.loss={loss}"), "reference.kind=precompute"]);
+        assert!(found.contains("the loss \"kto\" scores prompts with completions of other rows"), "{found}");
+    }
+}
