@@ -24,7 +24,7 @@ fn read(config: &Config) -> Result<DecoderSpec> {
 
 /// Reads what Cohere and Cohere 2 share, but the rotary embedding.
 pub(super) fn unrotated(config: &Config) -> Result<DecoderSpec> {
-    let eps = config.number("layer_norm_eps", 1e-5)? as f32;
+    let eps = config.epsilon("layer_norm_eps", 1e-5)? as f32;
     let norm = NormSpec { kind: NormKind::Layer { bias: false }, eps };
     let sizes = Sizes::read(config, None)?;
     // transformers computes the width of heads, whatever the config names.

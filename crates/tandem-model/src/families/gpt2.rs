@@ -51,7 +51,7 @@ fn read(config: &Config) -> Result<DecoderSpec> {
         mlp: config.count_if("n_inner")?.unwrap_or(4 * hidden),
         positions: config.count_if("n_positions")?.unwrap_or(1024),
     };
-    let norm = NormSpec { kind: NormKind::LAYER, eps: config.number("layer_norm_epsilon", 1e-5)? as f32 };
+    let norm = NormSpec { kind: NormKind::LAYER, eps: config.epsilon("layer_norm_epsilon", 1e-5)? as f32 };
     let activation = config.activation("activation_function", "gelu_new")?;
     let mut spec = decoder(config, sizes, norm, activation)?.with_biases();
     spec.embedding.learned_positions = Some(spec.max_positions);

@@ -31,7 +31,7 @@ pub(super) const FAMILY: Family = Family {
 };
 
 fn read(config: &Config) -> Result<DecoderSpec> {
-    let norm = NormSpec { kind: NormKind::LAYER, eps: config.number("layer_norm_eps", 1e-5)? as f32 };
+    let norm = NormSpec { kind: NormKind::LAYER, eps: config.epsilon("layer_norm_eps", 1e-5)? as f32 };
     let activation = config.activation("hidden_act", "gelu")?;
     let mut spec = decoder(config, Sizes::read(config, None)?, norm, activation)?.with_biases();
     if config.flag("use_parallel_residual", true)? {

@@ -45,7 +45,7 @@ pub(super) fn unrotated(
     default_eps: f64,
 ) -> Result<DecoderSpec> {
     let sizes = Sizes::read(config, default_head_dim)?;
-    let eps = config.number("rms_norm_eps", default_eps)? as f32;
+    let eps = config.epsilon("rms_norm_eps", default_eps)? as f32;
     let norm = NormSpec { kind: NormKind::Rms { offset: 0.0 }, eps };
     let mut spec = decoder(config, sizes, norm, config.activation("hidden_act", "silu")?)?;
     spec.mlp.gated = true;

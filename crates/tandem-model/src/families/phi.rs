@@ -23,7 +23,7 @@ fn read(config: &Config) -> Result<DecoderSpec> {
     config.refuse_flag("qk_layernorm")?;
     // The head's bias would have to lie in another layer than its weight.
     config.refuse_flag("tie_word_embeddings")?;
-    let norm = NormSpec { kind: NormKind::LAYER, eps: config.number("layer_norm_eps", 1e-5)? as f32 };
+    let norm = NormSpec { kind: NormKind::LAYER, eps: config.epsilon("layer_norm_eps", 1e-5)? as f32 };
     let activation = config.activation("hidden_act", "gelu_new")?;
     let mut spec = decoder(config, Sizes::read(config, None)?, norm, activation)?.with_biases();
     spec.residual = Residual::Parallel { shared_norm: true };

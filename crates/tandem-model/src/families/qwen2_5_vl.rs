@@ -32,7 +32,7 @@ const DEFAULTS: &[(&str, u64)] = &[
 fn read(config: &Config) -> Result<DecoderSpec> {
     let text = config.text_config()?.without_mrope().with_defaults(DEFAULTS);
     let mut spec = qwen2::read(&text)?;
-    spec.norm.eps = text.number("rms_norm_eps", 1e-5)? as f32;
+    spec.norm.eps = text.epsilon("rms_norm_eps", 1e-5)? as f32;
     spec.head.tied = config.flag("tie_word_embeddings", false)? || text.flag("tie_word_embeddings", false)?;
     Ok(spec)
 }

@@ -14,7 +14,7 @@ pub(super) const FAMILY: Family = Family {
 };
 
 fn read(config: &Config) -> Result<DecoderSpec> {
-    let norm = NormSpec { kind: NormKind::LAYER, eps: config.number("norm_epsilon", 1e-5)? as f32 };
+    let norm = NormSpec { kind: NormKind::LAYER, eps: config.epsilon("norm_epsilon", 1e-5)? as f32 };
     let activation = config.activation("hidden_act", "gelu_pytorch_tanh")?;
     let mut spec = decoder(config, Sizes::read(config, None)?, norm, activation)?;
     if config.flag("use_bias", true)? {

@@ -177,7 +177,16 @@ impl Config {
     /// Returns a number, or the default.
     pub fn number(&self, key: &str, default: f64) -> Result<f64> {
         let Some(value) = self.value(key) else { return Ok(default) };
-        value.as_f64().ok_or_else(|| self.expected(key, "a number", value))
+        let number = value.as_f64().filter(|number| (*number as f32).is_finite());
+        number.ok_or_else(|| self.expected(key, "a number that f32 holds", value))
+    }
+
+    /// Returns the number that a norm adds to a mean square or a variance, or the default.
+    pub fn epsilon(&self, key: &str, default: f64) -> Result<f64> {
+        match self.number(key, default)? {
+            epsilon if epsilon > 0.0 && epsilon <= 1.0 => Ok(epsilon),
+            epsilon => Err(self.error(format!("{key} is {epsilon}, expected a number above 0, at most 1"))),
+        }
     }
 
     /// Returns a positive number, or the default.

@@ -111,11 +111,10 @@ impl Translator<'_> {
             None => 1.0,
         };
         if let Some(given) = of_teacher {
-            match is_off(&given.value) || lmbda == 1.0 {
-                true => self.not_needed(&given, "the teacher writes no completions here either"),
-                false => {
-                    self.missing(&given, "let the teacher write completions first, with `tandem generate`")
-                }
+            if is_off(&given.value) || lmbda == 1.0 {
+                self.not_needed(&given, "the teacher writes no completions here either");
+            } else {
+                self.missing(&given, "let the teacher write completions first, with `tandem generate`");
             }
         }
         for key in &mut self.draft.keys {
