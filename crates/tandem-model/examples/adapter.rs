@@ -22,18 +22,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let decoder = Decoder::new(base.spec().clone(), 1)?.with_adapter(adapter);
             let files = folder.weights(&decoder)?;
             save_adapter(destination, &base, &decoder, &mut |layer, flat| {
-                files.read_layer(decoder.index(layer), flat);
-                Ok(())
+                files.read_layer(decoder.index(layer), flat)
             })?;
         }
         "merge" => {
             let merged = Merged::open(&base, &folder, 1)?;
             let decoder = merged.decoder();
             let save = Save { template: &base, decoder, dtype: DType::F32, shard_bytes: SHARD_BYTES };
-            save.write(destination, &mut |layer, flat| {
-                merged.read_layer(layer, flat);
-                Ok(())
-            })?;
+            save.write(destination, &mut |layer, flat| merged.read_layer(layer, flat))?;
         }
         other => return Err(format!("unknown: {other}").into()),
     }

@@ -27,6 +27,15 @@ pub enum ModelError {
     /// Tensors that are not those of the config.
     #[error("{path}: {} of the tensors do not fit {config}:\n  {}", problems.len(), problems.join("\n  "))]
     Tensors { path: PathBuf, config: &'static str, problems: Vec<String> },
+    /// Logits to sample from that are not numbers.
+    #[error(
+        "the logits of token {token} of a completion are not finite: weights of the model are damaged, or too large for \
+         the compute type"
+    )]
+    NotFinite {
+        /// Its number in the completion, from 0.
+        token: u64,
+    },
     /// Failure of a weight source or a gradient sink.
     #[error(transparent)]
     Store(Box<dyn std::error::Error + Send + Sync>),

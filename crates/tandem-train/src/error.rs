@@ -164,6 +164,15 @@ pub enum TrainError {
         /// The rows of the last one, as file and line.
         rows: String,
     },
+    /// The run ended without a step that changed the model.
+    #[error(
+        "nothing was learned: each of {steps} steps was left out, for its loss or gradient was not finite; look at the rows \
+         that the warnings name. The model is as it was, and no `final` folder was written"
+    )]
+    NothingLearned {
+        /// Steps done.
+        steps: u64,
+    },
     /// The model could not be read, written or run.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -266,6 +275,7 @@ impl TrainError {
                 error.downcast_ref().map_or(Fault::Own, Self::comm_fault)
             }
             Self::NoRoom { .. }
+            | Self::NothingLearned { .. }
             | Self::Model(ModelError::Kernel(_) | ModelError::Store(_))
             | Self::Data(DataError::Forest(_))
             | Self::Kernel(_) => Fault::Own,

@@ -40,8 +40,7 @@ fn export(model: &Path, to: &Path, dtype: Option<DType>) -> tandem_train::Result
     let decoder = Decoder::new(folder.spec().clone(), 1)?;
     let weights = folder.weights(&decoder)?;
     write_policy(to, &decoder, dtype.unwrap_or(folder.stored_type()), &mut |layer, flat| {
-        weights.read_layer(decoder.index(layer), flat);
-        Ok(())
+        weights.read_layer(decoder.index(layer), flat)
     })?;
     Ok(decoder.num_parameters())
 }

@@ -39,9 +39,6 @@ fn merge(adapter: &Path, output: &Path, base: &Path, dtype: Option<DType>) -> ta
     let merged = Merged::open(&template, &folder, 1)?;
     let (decoder, dtype) = (merged.decoder(), dtype.unwrap_or(template.stored_type()));
     let save = Save { template: &template, decoder, dtype, shard_bytes: SHARD_BYTES };
-    save.write(output, &mut |layer, flat| {
-        merged.read_layer(layer, flat);
-        Ok(())
-    })?;
+    save.write(output, &mut |layer, flat| merged.read_layer(layer, flat))?;
     Ok(decoder.num_parameters())
 }

@@ -106,7 +106,12 @@ pub(crate) fn run(model: &Loaded, jobs: &Receiver<Job>) -> tandem_model::Result<
                     }
                 }
             }
-            Err(error) => fail(std::mem::take(&mut under_way), &error),
+            Err(error) => {
+                for &number in under_way.keys() {
+                    generator.cancel(number);
+                }
+                fail(std::mem::take(&mut under_way), &error);
+            }
         }
         let unwanted: Vec<usize> =
             under_way.iter().filter(|(_, under)| !under.is_wanted).map(|(&number, _)| number).collect();

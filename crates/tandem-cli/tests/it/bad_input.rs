@@ -29,6 +29,36 @@ fn an_unknown_key_on_the_command_line() {
         .says(&["--set train.step=3", "did you mean `train.steps`"]);
 }
 
+const WEIGHTS: &str = "model/model.safetensors";
+
+#[test]
+fn weights_that_are_not_finite() {
+    let shop = Workshop::new();
+    shop.fill_tensor(WEIGHTS, "model.layers.1.mlp.up_proj.weight", f32::NAN);
+    let told = ["model.layers.1.mlp.up_proj.weight holds NaN", "expected finite weights"];
+    for command in [
+        &["train", "dpo.toml"][..],
+        &["train", "dpo.toml", "--set", "compute.devices=cpu:2"],
+        &["generate", "model", "the quick"],
+        &["export", "model", "--to", "policy.pt"],
+    ] {
+        shop.run(command).expect(2).says(&told);
+    }
+    assert!(!shop.path("run/final").exists());
+}
+
+/// They are numbers, and what they are multiplied to is none.
+#[test]
+fn weights_that_are_too_large() {
+    let shop = Workshop::new();
+    shop.fill_tensor(WEIGHTS, "model.norm.weight", 3e38);
+    let told = ["the logits of token 0 of a completion are not finite"];
+    for sampling in [&["--temperature", "0"][..], &["--temperature", "1"]] {
+        let command = [&["generate", "model", "the quick", "--max-new-tokens", "4"], sampling];
+        shop.run(&command.concat()).expect(2).says(&told);
+    }
+}
+
 #[test]
 fn an_unknown_option_and_no_command_at_all() {
     let shop = Workshop::new();

@@ -93,15 +93,18 @@ impl AdapterFiles {
     /// Fills the flat buffer of a layer's trained parameters (`trained(layer).len` elements);
     /// padding becomes zero. `index` is [`Decoder::index`]. A tensor-parallel shard is cut from the whole
     /// layer.
-    pub fn read_layer(&self, index: usize, flat: &mut [f32]) {
+    ///
+    /// # Errors
+    /// A weight is not finite.
+    pub fn read_layer(&self, index: usize, flat: &mut [f32]) -> Result<()> {
         if let Some(decoder) = &self.shard {
             let layer = decoder.layers()[index];
             let mut all = vec![0.0; decoder.whole().trained(layer).len];
-            read_sources(&self.archive, &self.layers[index], self.heads, 0..all.len(), &mut all);
+            read_sources(&self.archive, &self.layers[index], self.heads, 0..all.len(), &mut all)?;
             decoder.cut_trained(layer, &all, flat);
-            return;
+            return Ok(());
         }
-        read_sources(&self.archive, &self.layers[index], self.heads, 0..flat.len(), flat);
+        read_sources(&self.archive, &self.layers[index], self.heads, 0..flat.len(), flat)
     }
 
     /// Checks that the tables which `peft` copies into the file (those that are targets) are the

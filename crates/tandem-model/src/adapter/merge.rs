@@ -53,31 +53,35 @@ impl Merged {
 
     /// Fills the flat f32 buffer of a layer of the merged model (`decoder().layout(layer).len`
     /// elements).
-    pub fn read_layer(&self, layer: LayerId, flat: &mut [f32]) {
+    ///
+    /// # Errors
+    /// A weight of the base or the adapter is not finite.
+    pub fn read_layer(&self, layer: LayerId, flat: &mut [f32]) -> Result<()> {
         let (parts, layout) = (&self.parts, self.decoder.layout(layer));
         let (base, trained) = (parts.layout(layer), parts.trained(layer));
         let index = parts.index(layer);
         if base.params == layout.params {
-            self.base.read_layer(index, flat);
+            self.base.read_layer(index, flat)?;
         } else {
             // The head gets a matrix of its own.
             flat.fill(0.0);
             let mut values = vec![0.0; base.len];
-            self.base.read_layer(index, &mut values);
+            self.base.read_layer(index, &mut values)?;
             copy(base, &values, layout, flat);
-            self.read_table(&mut flat[layout.param(ParamKind::HeadWeight).expect("it is parted").range()]);
+            self.read_table(&mut flat[layout.param(ParamKind::HeadWeight).expect("it is parted").range()])?;
         }
         let mut values = vec![0.0; trained.len];
-        self.adapter.read_layer(index, &mut values);
+        self.adapter.read_layer(index, &mut values)?;
         copy(trained, &values, layout, flat);
         self.add(trained, &values, layout, flat);
         if base.params != layout.params {
             // The head's term lies in the embedding layer, with the table.
             let trained = parts.trained(LayerId::Embedding);
             let mut values = vec![0.0; trained.len];
-            self.adapter.read_layer(parts.index(LayerId::Embedding), &mut values);
+            self.adapter.read_layer(parts.index(LayerId::Embedding), &mut values)?;
             self.add(trained, &values, layout, flat);
         }
+        Ok(())
     }
 
     /// Adds the terms in `values` to the layer's matrices.
@@ -92,13 +96,14 @@ impl Merged {
     }
 
     /// Reads the base's token table.
-    fn read_table(&self, out: &mut [f32]) {
+    fn read_table(&self, out: &mut [f32]) -> Result<()> {
         let layout = self.parts.layout(LayerId::Embedding);
         let mut values = vec![0.0; layout.len];
-        self.base.read_layer(self.parts.index(LayerId::Embedding), &mut values);
+        self.base.read_layer(self.parts.index(LayerId::Embedding), &mut values)?;
         out.copy_from_slice(
             &values[layout.param(ParamKind::TokenTable).expect("every model has one").range()],
         );
+        Ok(())
     }
 
     /// Reads every layer into device memory of the given kind.
@@ -106,7 +111,7 @@ impl Merged {
         let mut layers = Vec::new();
         for layer in self.decoder.layers() {
             let mut flat = device.alloc(kind, 1, self.decoder.layout(layer).len, DType::F32)?;
-            device.host_write(flat.view_mut(), |flat| self.read_layer(layer, flat))?;
+            device.host_write(flat.view_mut(), |flat| self.read_layer(layer, flat))?.transpose()?;
             layers.push(flat);
         }
         Ok(FlatWeights { layers })

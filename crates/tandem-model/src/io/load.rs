@@ -122,16 +122,22 @@ impl WeightFiles {
 
     /// Fills a layer's flat buffer (`layout.len` elements); padding becomes zero. `index` is
     /// [`Decoder::index`].
-    pub fn read_layer(&self, index: usize, flat: &mut [f32]) {
-        self.read_range(index, 0..flat.len(), flat);
+    ///
+    /// # Errors
+    /// A weight is not finite.
+    pub fn read_layer(&self, index: usize, flat: &mut [f32]) -> Result<()> {
+        self.read_range(index, 0..flat.len(), flat)
     }
 
     /// Fills a range of a layer's flat buffer: whole tensors, and the padding between them.
     ///
+    /// # Errors
+    /// A weight is not finite.
+    ///
     /// # Panics
     /// If the range cuts a tensor, or the buffer is not of its length.
-    pub fn read_range(&self, index: usize, range: Range<usize>, flat: &mut [f32]) {
-        read_sources(&self.archive, &self.layers[index], self.heads, range, flat);
+    pub fn read_range(&self, index: usize, range: Range<usize>, flat: &mut [f32]) -> Result<()> {
+        read_sources(&self.archive, &self.layers[index], self.heads, range, flat)
     }
 
     /// Returns the tensors, under their names in the files.
@@ -170,7 +176,7 @@ impl WeightFiles {
         for (index, layer) in decoder.layers().into_iter().enumerate() {
             let len = decoder.layout(layer).len;
             let mut flat = device.alloc(kind, 1, len, DType::F32)?;
-            device.host_write(flat.view_mut(), |flat| self.read_layer(index, flat))?;
+            device.host_write(flat.view_mut(), |flat| self.read_layer(index, flat))?.transpose()?;
             layers.push(flat);
         }
         Ok(FlatWeights { layers })
@@ -179,13 +185,16 @@ impl WeightFiles {
 
 /// Fills a range of a layer's flat buffer from its tensors, in the order of their places: see
 /// [`WeightFiles::read_range`].
+///
+/// # Errors
+/// A weight is not finite.
 pub(crate) fn read_sources(
     archive: &TensorArchive,
     sources: &[Source],
     heads: usize,
     range: Range<usize>,
     flat: &mut [f32],
-) {
+) -> Result<()> {
     assert_eq!(flat.len(), range.len(), "a buffer of another length");
     let mut rest = flat;
     let mut at = range.start;
@@ -205,7 +214,7 @@ pub(crate) fn read_sources(
         jobs.push((source, place));
     }
     rest.fill(0.0);
-    jobs.into_par_iter().for_each(|(Source { piece, block, quantised, drawn, .. }, place)| {
+    let read = |Source { piece, block, quantised, drawn, .. }: &Source, place: &mut [f32]| {
         if let Some(drawn) = drawn {
             return place.copy_from_slice(drawn);
         }
@@ -214,8 +223,25 @@ pub(crate) fn read_sources(
         }
         let stored = archive.get(&piece.name).expect("the constructor found it");
         order::read(piece, heads, block.as_ref(), &stored.dtype, stored.bytes, place);
+    };
+    let not_finite = jobs.into_par_iter().find_map_first(|(source, place)| {
+        read(source, place);
+        // Without a branch in the loop it is as fast as memory.
+        let is_finite = place.iter().fold(true, |is_finite, weight| is_finite & weight.is_finite());
+        let found = place.iter().find(|weight| !is_finite && !weight.is_finite())?;
+        Some((&source.piece.name, *found))
     });
     archive.release();
+    match not_finite {
+        None => Ok(()),
+        Some((name, weight)) => Err(ModelError::format(
+            archive.path(),
+            format!(
+                "{name} holds {weight}, expected finite weights; the file is damaged, or was written by a run that \
+                 diverged"
+            ),
+        )),
+    }
 }
 
 /// Returns the parts of a layer's tensors that a decoder, or a tensor-parallel shard, reads.

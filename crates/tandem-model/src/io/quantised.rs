@@ -109,6 +109,7 @@ impl Quantised {
             ..small.nf4(archive, name, offset)
         };
         stored.check(piece.rows, piece.cols).map_err(|reason| format!("unsupported: {name}: {reason}"))?;
+        small.check(&format!("{name}.nested_absmax"))?;
         Ok(found)
     }
 
@@ -124,6 +125,7 @@ impl Quantised {
         let small = Small::new(archive, name, Self::Int8);
         let stored = small.int8(archive, name);
         stored.check(piece.rows, piece.cols).map_err(|reason| format!("wrong shape: {name}: {reason}"))?;
+        small.check(&scb)?;
         match archive.get(&layout).map(|stored| stored.bytes) {
             None | Some([0]) => Ok(Self::Int8),
             Some(_) => Err(format!("unsupported: {layout} says that rows are not stored in order; {ADVICE}")),
@@ -211,6 +213,14 @@ impl Small {
                 quant_map: Vec::new(),
                 nested_quant_map: Vec::new(),
             },
+        }
+    }
+
+    /// Refuses scales, which are stored under `name`, that are not finite.
+    fn check(&self, name: &str) -> Result<(), String> {
+        match self.scales.iter().find(|scale| !scale.is_finite()) {
+            None => Ok(()),
+            Some(scale) => Err(format!("not finite: {name} holds {scale}")),
         }
     }
 

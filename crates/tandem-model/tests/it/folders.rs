@@ -248,6 +248,26 @@ fn folders_of_the_bare_model_and_old_masks_are_read() {
 }
 
 #[test]
+fn weights_that_are_not_finite_are_named() {
+    let golden = Golden::new("llama");
+    let tensors = tensor_shapes(&golden.decoder);
+    for (bad, told) in [(f32::NAN, "holds NaN"), (f32::NEG_INFINITY, "holds -inf")] {
+        let damaged = |name: &str, n| {
+            let mut weights = formula::weight(name, n);
+            if name == "model.layers.1.mlp.down_proj.weight" {
+                weights[n - 1] = bad;
+            }
+            weights
+        };
+        formula::write_safetensors(golden.folder.path(), &tensors, damaged).unwrap();
+        let files = golden.open().weights(&golden.decoder).unwrap();
+        let loaded = files.load(&golden.decoder, &cpu(), MemoryKind::Master).map(drop);
+        let error = loaded.expect_err("a weight is not finite").to_string();
+        assert!(error.contains("model.layers.1.mlp.down_proj.weight") && error.contains(told), "{error}");
+    }
+}
+
+#[test]
 fn a_file_cut_short_is_named() {
     let golden = Golden::new("llama");
     let path = golden.folder.path().join("model.safetensors");

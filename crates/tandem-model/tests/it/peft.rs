@@ -133,7 +133,7 @@ fn load(folder: &PeftFolder, decoder: &Decoder, device: &Device) -> FlatWeights 
     let files = folder.weights(decoder).unwrap();
     let mut weights = FlatWeights::zeros(decoder, device, MemoryKind::Master).unwrap();
     for (index, flat) in weights.layers.iter_mut().enumerate() {
-        files.read_layer(index, flat.view_mut().into_slice());
+        files.read_layer(index, flat.view_mut().into_slice()).unwrap();
     }
     weights
 }
@@ -245,7 +245,7 @@ fn a_merged_folder_is_an_ordinary_model() {
             shard_bytes: SHARD_BYTES,
         };
         save.write(&out, &mut |layer, flat| {
-            merged.read_layer(layer, flat);
+            merged.read_layer(layer, flat).unwrap();
             Ok(())
         })
         .unwrap();

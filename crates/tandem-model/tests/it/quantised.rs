@@ -131,7 +131,7 @@ fn what_is_stored_is_packed_as_it_is() {
                     device.alloc(MemoryKind::Weights, piece.rows, piece.cols, DType::F32).unwrap();
                 ops::unpack(&device, packed.view(), format, found.view_mut()).unwrap();
                 let mut expected = vec![f32::NAN; piece.flat.len()];
-                files.read_range(index, piece.flat.clone(), &mut expected);
+                files.read_range(index, piece.flat.clone(), &mut expected).unwrap();
                 assert!(found.view().as_slice::<f32>() == expected, "{name} {layer} {:?}", piece.flat);
                 let other = if format == Format::Nf4 { Format::Int8 } else { Format::Nf4 };
                 assert!(!files.is_stored(index, &piece.flat, other));

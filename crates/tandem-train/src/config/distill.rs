@@ -1,6 +1,5 @@
 //! `[distill]`: the divergence from a teacher.
 
-use tandem_data::record::RowKind;
 use tandem_data::row::{LossMask, Truncation};
 
 use super::error::Result;
@@ -8,7 +7,6 @@ use super::form::{POSITIVE, choice, number};
 use super::keys::{Keys, keys};
 use super::tree::Places;
 use super::{Config, Method, ReferenceKind, SampleCount};
-use crate::metrics::Split;
 use crate::objective::{Average, DistillOptions};
 
 keys! {
@@ -42,16 +40,10 @@ impl DistillConfig {
     pub fn generates(&self) -> bool {
         self.lmbda > 0.0
     }
-}
 
-impl Config {
-    /// Returns the rows that a split consists of.
-    pub fn rows(&self, split: Split) -> RowKind {
-        match self.distill {
-            // Held-out completions are given ones.
-            Some(DistillConfig { lmbda: 1.0, .. }) if split == Split::Train => RowKind::Prompt,
-            _ => self.method.rows(),
-        }
+    /// Returns whether it answers all, so that training rows are prompts alone.
+    pub fn reads_prompts(&self) -> bool {
+        self.lmbda == 1.0
     }
 }
 
@@ -100,7 +92,7 @@ pub(super) fn check(config: &Config, places: &Places) -> Result<()> {
 /// Refuses options of given completions where the policy gives its own.
 fn check_own_answers(config: &Config, distill: &DistillConfig, places: &Places) -> Result<()> {
     let data = &config.data;
-    let (reads_prompts, has_eval) = (distill.lmbda == 1.0, !data.eval.is_empty());
+    let (reads_prompts, has_eval) = (distill.reads_prompts(), !data.eval.is_empty());
     let refused = [
         (
             data.loss_on == LossMask::All && (!reads_prompts || has_eval),

@@ -195,7 +195,7 @@ impl RunInputs {
         let answer = config.online.as_ref().map_or(0, |online| online.max_new_tokens);
         // Prompts are answered: those of an online run, and those of a distillation's training rows.
         let is_answered =
-            |split| answer > 0 && (config.rows(split) == RowKind::Prompt || split == Split::Train);
+            |split| answer > 0 && (rows_of(config, split) == RowKind::Prompt || split == Split::Train);
         let longest_of = |(split, cache): (Split, &TokenCache)| {
             let answered = if is_answered(split) { longest_prompt(cache) + answer } else { 0 };
             answered.max(cache.report().longest as usize)
@@ -292,6 +292,14 @@ fn check_ignored(config: &Config, columns: &BTreeSet<String>) -> Result<()> {
             columns.join(", ")
         ),
     })
+}
+
+/// The rows that a split consists of: those of the method, but held-out completions are given ones.
+fn rows_of(config: &Config, split: Split) -> RowKind {
+    match config.distill {
+        Some(distill) if split == Split::Train && distill.reads_prompts() => RowKind::Prompt,
+        _ => config.method.rows(),
+    }
 }
 
 /// Tokens of the longest prompt of some rows that answers follow.
@@ -395,7 +403,7 @@ fn tokens(
     observer: &mut dyn Observer,
 ) -> Result<TokenCache> {
     let sources = named(sources);
-    let kind = config.rows(split);
+    let kind = rows_of(config, split);
     let DataConfig { max_length, truncation, loss_on, max_prompt_length, .. } = config.data;
     let columns = Columns {
         shape: config.data.shape,

@@ -250,13 +250,15 @@ impl InitialWeights {
                 let stored = files.filter(|files| files.is_stored(index, flat, piece.format));
                 let mut values = values.view_mut().col_range(0..flat.len());
                 if stored.is_none() || see.is_some() {
-                    packer.host_write(values.reborrow(), |values| {
+                    let fill = |values: &mut [f32]| -> Result<()> {
                         match files {
-                            Some(files) => files.read_range(index, flat.clone(), values),
+                            Some(files) => files.read_range(index, flat.clone(), values)?,
                             None => values.copy_from_slice(&drawn[flat.clone()]),
                         }
                         see.iter_mut().for_each(|see| see(layer, values));
-                    })?;
+                        Ok(())
+                    };
+                    packer.host_write(values.reborrow(), fill)?.transpose()?;
                 }
                 let values = values.view().reshape(rows, cols);
                 let pack = |packed: BytesMut| -> Result<()> {
@@ -329,7 +331,7 @@ impl InitialWeights {
                 flat.clear();
                 flat.resize(partition.len(index), 0.0);
                 match &self.source {
-                    Source::Files { own, .. } => own.read_layer(index, &mut flat),
+                    Source::Files { own, .. } => own.read_layer(index, &mut flat)?,
                     Source::Random(seed) => init::init_layer(decoder, layer, *seed, &mut flat),
                 }
                 see.iter_mut().for_each(|see| see(layer, &flat));
@@ -375,7 +377,7 @@ pub fn adapter_masters(
         let mut flat = device.alloc(kind, 1, decoder.trained(layer).len, DType::F32)?;
         match from {
             AdapterStart::Files(files) => {
-                device.host_write(flat.view_mut(), |flat| files.read_layer(index, flat))?;
+                device.host_write(flat.view_mut(), |flat| files.read_layer(index, flat))?.transpose()?;
             }
             AdapterStart::New => {
                 let seed = config.seed;

@@ -112,6 +112,20 @@ fn requests_that_cannot_be_answered_are_refused() {
     assert_eq!(server.post(CHAT, &chat(polite)).0, 200);
 }
 
+/// The server stays, and says the same to the next.
+#[test]
+fn a_model_that_gives_no_numbers_ends_requests_alone() {
+    let shop = Workshop::new();
+    shop.fill_tensor("model/model.safetensors", "model.norm.weight", 3e38);
+    let server = Server::start(&shop, &[]);
+    for extra in [json!({}), json!({ "n": 3 }), json!({ "temperature": 0 })] {
+        let (status, answer) = server.post(CHAT, &chat(extra));
+        let message = answer["error"]["message"].as_str().unwrap_or_else(|| panic!("{answer}"));
+        assert!(status == 500 && message.contains("are not finite"), "{status}: {message}");
+    }
+    assert_eq!(server.get("/v1/models").0, 200);
+}
+
 #[test]
 fn whoever_leaves_does_not_hold_others_up() {
     let shop = Workshop::new();

@@ -146,6 +146,18 @@ threads = 1
         fs::read(self.path(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
     }
 
+    /// Sets every element of a tensor of a model's file, which must be in f32.
+    pub fn fill_tensor(&self, file: &str, tensor: &str, value: f32) {
+        let mut bytes = self.bytes(file);
+        let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let found: Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+        assert_eq!(found[tensor]["dtype"], "F32", "{tensor}");
+        let [begin, end] =
+            [0, 1].map(|i| 8 + header + found[tensor]["data_offsets"][i].as_u64().unwrap() as usize);
+        bytes[begin..end].as_chunks_mut::<4>().0.iter_mut().for_each(|four| *four = value.to_le_bytes());
+        fs::write(self.path(file), bytes).unwrap();
+    }
+
     pub fn write_rows(&self, name: &str, count: usize, row: impl Fn(usize) -> Value) {
         let lines: Vec<String> = (0..count).map(|i| row(i).to_string()).collect();
         self.write(name, &(lines.join("\n") + "\n"));

@@ -223,6 +223,9 @@ impl Trainer {
         self.save(observer, stop)?;
         self.mesh.world().progress().begin_phase(Phase::Save);
         self.finish_saving(observer)?;
+        if self.cursor.skipped > 0 && self.cursor.skipped == self.cursor.step {
+            return Err(TrainError::NothingLearned { steps: self.cursor.step });
+        }
         if let (Some(evaluations), true) =
             (self.waited_enough(), self.cursor.step < self.schedule.total_steps)
         {

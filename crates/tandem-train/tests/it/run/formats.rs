@@ -225,7 +225,7 @@ fn read(prepared: &RunInputs) -> Vec<u32> {
     for (index, layer) in decoder.layers().into_iter().enumerate() {
         let layout = decoder.layout(layer);
         let mut flat = vec![0.0; layout.len];
-        files.read_layer(index, &mut flat);
+        files.read_layer(index, &mut flat).unwrap();
         for part in MATRICES.into_iter().filter_map(|part| layout.param(part)) {
             bits.extend(flat[part.range()].iter().map(|x: &f32| x.to_bits()));
         }
@@ -296,7 +296,7 @@ fn what_is_seen_is_what_stored_weights_stand_for() {
     let mut expected = 0.0;
     for (index, layer) in decoder.layers().into_iter().enumerate() {
         let mut flat = vec![0.0f32; decoder.layout(layer).len];
-        files.read_layer(index, &mut flat);
+        files.read_layer(index, &mut flat).unwrap();
         expected += flat.iter().map(|x| f64::from(x.abs())).sum::<f64>();
     }
     assert!((seen - expected).abs() < 1e-9 * expected, "{seen} {expected}");

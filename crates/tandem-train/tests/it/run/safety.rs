@@ -67,6 +67,19 @@ fn steps_that_are_not_finite_are_skipped_and_too_many_stop_the_run_naming_rows()
     assert_eq!(heard.skipped.len(), 3);
 }
 
+/// A log of steps is no success where each was left out.
+#[test]
+fn a_run_without_an_update_writes_no_model() {
+    let small = Small::new("dpo");
+    // The derivative by a log-probability overflows.
+    let settings = ["objective.beta=1e300", "train.max_skipped=9"];
+    let (heard, outcome) = small.run("run", RunDirPolicy::Fresh, None, &settings);
+    let error = outcome.expect_err("no step has changed the model");
+    assert!(matches!(error, TrainError::NothingLearned { steps: 6, .. }), "{error} {heard:?}");
+    assert!(!small.path("run/final").exists());
+    assert!(small.path("run/checkpoints").exists(), "a run with more steps may resume");
+}
+
 #[test]
 fn a_rank_that_is_a_thread_says_where_it_was_when_it_failed() {
     let small = Small::new("dpo");
