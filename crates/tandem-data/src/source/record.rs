@@ -196,16 +196,12 @@ impl Record {
 
     /// Makes two labelled completions of a preference, the desirable one first.
     fn into_labelled(self) -> [Self; 2] {
-        let (prompt, completions) = match &self.content {
-            Content::Preference { prompt, chosen, rejected } => {
-                (prompt.clone(), [chosen.clone(), rejected.clone()])
-            }
-            _ => unreachable!("a preference was read"),
+        let Content::Preference { prompt, chosen, rejected } = &self.content else {
+            unreachable!("a preference was read")
         };
-        let mut labels = [true, false].into_iter();
-        completions.map(|completion| Self {
-            content: Content::Completion { prompt: prompt.clone(), completion },
-            label: labels.next().expect("a label for each"),
+        [(chosen, true), (rejected, false)].map(|(completion, label)| Self {
+            content: Content::Completion { prompt: prompt.clone(), completion: completion.clone() },
+            label,
             ..self.clone()
         })
     }

@@ -88,8 +88,8 @@ impl Sampling {
             true => pick_of_all(logits, uniform),
             false => pick(self.candidates(logits).into_iter(), uniform),
         };
-        // All weights are NaN or zero: take any logit that is a number.
-        Ok(picked.unwrap_or_else(|| argmax(logits)))
+        // Without a pick every logit is −∞.
+        picked.ok_or(ModelError::NotFinite { token: place[2] })
     }
 
     fn penalise(&self, logits: &mut [f32], seen: [&[u32]; 2]) {
@@ -334,6 +334,9 @@ mod tests {
                 assert!(matches!(drawn, Err(ModelError::NotFinite { token: 7 })), "{drawn:?}");
             }
         }
+        let sampling = Sampling { temperature: 1.0, ..Sampling::default() };
+        let drawn = sampling.draw(&Device::meta(), &mut [f32::NEG_INFINITY; 3], &HEAD, [&[], &[]], [0, 0, 7]);
+        assert!(matches!(drawn, Err(ModelError::NotFinite { token: 7 })), "{drawn:?}");
     }
 
     #[test]

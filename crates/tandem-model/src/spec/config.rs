@@ -192,7 +192,7 @@ impl Config {
     /// Returns a positive number, or the default.
     pub fn positive(&self, key: &str, default: f64) -> Result<f64> {
         match self.number(key, default)? {
-            n if n.is_finite() && n > 0.0 => Ok(n),
+            n if n > 0.0 => Ok(n),
             n => Err(self.error(format!("{key} is {n}, expected a positive number"))),
         }
     }

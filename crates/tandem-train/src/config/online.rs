@@ -42,7 +42,7 @@ keys! {
         pairs: Pairs = choice(Pairs::NAMES)
             .unless(|pairs| (*pairs != Pairs::BestWorst).then(|| algorithm.refuse_more()).flatten())
             .or(Pairs::BestWorst)
-            .only(!algorithm.is_methods(), algorithm.refuse_pairs()),
+            .only(!algorithm.is_of_method(), algorithm.refuse_pairs()),
         /// Most tokens of a completion, its end token included; less than `data.max_length`.
         max_new_tokens: usize = integer(1..=1 << 24)
             .unit("tokens")
@@ -92,14 +92,14 @@ keys! {
         /// Prompts with pairs that are kept, to be trained on again.
         replay_size: usize = integer(0..=1 << 20)
             .or(0)
-            .only(!algorithm.is_methods(), algorithm.refuse_replay()),
+            .only(!algorithm.is_of_method(), algorithm.refuse_replay()),
         /// Replayed prompts that join each step; at most `replay_size`.
         replay_per_step: usize = integer(0..=1 << 20)
             .unless(|joining: &usize| (*joining > replay_size).then(|| format!(
                 "replay_size keeps only {replay_size} prompts; raise it, or lower this key"
             )))
             .or(0)
-            .only(!algorithm.is_methods(), algorithm.refuse_replay()),
+            .only(!algorithm.is_of_method(), algorithm.refuse_replay()),
         /// Steps between those whose completions are written to `samples.jsonl`, from the first
         /// step; 0 writes none.
         samples_every: Option<u64> = integer(COUNT).zero_is_none().or(Some(10)).free(),
@@ -207,7 +207,7 @@ impl Algorithm {
     }
 
     /// Returns whether the method decides it, and not a key.
-    const fn is_methods(self) -> bool {
+    const fn is_of_method(self) -> bool {
         matches!(self, Self::Grpo(_) | Self::Distill(_))
     }
 

@@ -39,6 +39,8 @@ pub struct RunInputs {
     pub train: TokenCache,
     /// Held-out tokens.
     pub eval: Option<TokenCache>,
+    /// Tokens of the longest prompt that the run answers while it trains; 0 if it answers none.
+    pub longest_prompt: usize,
 }
 
 /// Score module of a reward model, trained fully beside an adapter.
@@ -193,15 +195,15 @@ impl RunInputs {
             check_vocabulary(config, cache, spec.vocab_size)?;
         }
         let answer = config.online.as_ref().map_or(0, |online| online.max_new_tokens);
-        // Prompts are answered: those of an online run, and those of a distillation's training rows.
-        let is_answered =
-            |split| answer > 0 && (rows_of(config, split) == RowKind::Prompt || split == Split::Train);
-        let longest_of = |(split, cache): (Split, &TokenCache)| {
-            let answered = if is_answered(split) { longest_prompt(cache) + answer } else { 0 };
-            answered.max(cache.report().longest as usize)
+        let longest_prompt = if config.online.is_some() {
+            // A distillation answers its training rows alone.
+            let answered = eval.iter().filter(|eval| eval.kind() == RowKind::Prompt).chain([&train]);
+            answered.map(longest_prompt).fold(0, usize::max)
+        } else {
+            0
         };
-        let splits = || eval.iter().map(|eval| (Split::Eval, eval)).chain([(Split::Train, &train)]);
-        let longest = splits().map(longest_of).max().unwrap_or(0);
+        let longest = eval.iter().chain([&train]).map(|cache| cache.report().longest as usize);
+        let longest = longest.fold(longest_prompt + answer, usize::max);
         let has_environment = config.online.as_ref().is_some_and(|online| online.environment.is_some());
         let whole = if has_environment { config.data.max_length } else { 0 };
         let longest = eval
@@ -219,7 +221,7 @@ impl RunInputs {
         }
         let ModelSpecs { policy: decoder, reference: reference_decoder, teacher } =
             ModelSpecs::from_config(config, &decoder)?;
-        Ok(Self { folder, decoder, reference_decoder, teacher, tokenizer, train, eval })
+        Ok(Self { folder, decoder, reference_decoder, teacher, tokenizer, train, eval, longest_prompt })
     }
 
     /// The models, described.
@@ -251,12 +253,6 @@ impl RunInputs {
             config::Order::Sequential => order::Order::Sequential,
         };
         BatchSampler::new(self.train.num_rows(), config.train.batch_size, order, config.seed)
-    }
-
-    /// The longest prompt that a run answers while it trains, in tokens.
-    pub fn longest_prompt(&self, config: &Config) -> usize {
-        let held_out = self.eval.iter().filter(|_| config.method.generates());
-        held_out.chain([&self.train]).map(longest_prompt).max().unwrap_or(0)
     }
 
     /// The tokens of a split that the run has.

@@ -442,7 +442,7 @@ impl Online {
         let names = self.judging.names();
         let mut summary = Summary::new(batch, &paired, names);
         if self.config.algorithm.distill().is_some() {
-            summary.take_all_answers(batch);
+            summary.add_own_answers(batch);
         }
         let mut ranked: Vec<ScoredPrompt> = match (grpo, &compared) {
             (Some(grpo), Some(compared)) => {

@@ -86,8 +86,8 @@ impl Summary {
         self.margin += paired.pairs.iter().map(|&[better, worse]| score(better) - score(worse)).sum::<f64>();
     }
 
-    /// Counts the prompts whose own answers a distillation trains on.
-    pub fn take_all_answers(&mut self, batch: &Batch) {
+    /// Adds the share of prompts whose own answers a distillation trains on.
+    pub fn add_own_answers(&mut self, batch: &Batch) {
         let own = batch.prompts.iter().filter(|prompt| !prompt.answers.is_empty()).count();
         self.own = Some([batch.prompts.len(), own]);
     }
@@ -96,6 +96,7 @@ impl Summary {
     fn report_own(&self, [prompts, own]: [usize; 2], record: &mut Record) {
         record.set("distill/own_answers", own as f64 / prompts as f64);
         self.report_lengths(record);
+        self.report_clipped(record);
         record.set_count("age", self.age);
     }
 
@@ -108,8 +109,14 @@ impl Summary {
         record.set("completions/mean_length", sum as f64 / self.answers as f64);
         record.set_count("completions/min_length", least as u64);
         record.set_count("completions/max_length", most as u64);
-        record.set("completions/clipped_ratio", (self.answers - self.ended) as f64 / self.answers as f64);
         record.set("completions/log_prob", self.log_prob / self.answers as f64);
+    }
+
+    /// Writes the share of answers that the length limit ended, if there are some.
+    fn report_clipped(&self, record: &mut Record) {
+        if self.answers > 0 {
+            record.set("completions/clipped_ratio", (self.answers - self.ended) as f64 / self.answers as f64);
+        }
     }
 
     /// Adds the rewards of groups.
@@ -147,6 +154,7 @@ impl Summary {
         }
         groups.judges.iter().for_each(|(name, both)| set_judge(name, *both, record));
         self.report_lengths(record);
+        self.report_clipped(record);
         if self.answers > 0 {
             let [least, sum, most] = groups.ended_lengths;
             record.set("completions/mean_terminated_length", sum as f64 / self.ended.max(1) as f64);
@@ -199,12 +207,8 @@ impl Summary {
         }
         if self.answers > 0 {
             record.set("val/contain_eos_token", mean(self.ended as f64, self.answers));
-            let [least, sum, most] = self.lengths;
-            record.set("completions/mean_length", mean(sum as f64, self.answers));
-            record.set_count("completions/min_length", least as u64);
-            record.set_count("completions/max_length", most as u64);
-            record.set("completions/log_prob", mean(self.log_prob, self.answers));
         }
+        self.report_lengths(record);
         for (name, sum, count) in &self.judges {
             if *count > 0 {
                 record.set(&format!("judges/{name}"), mean(*sum, *count));

@@ -25,22 +25,18 @@ pub(super) fn survey(config: &Config, prepared: &RunInputs) -> Result<BatchStati
         None => online.max_new_tokens,
     };
     let share_prefix = config.data.share_prefix;
-    let largest_of = |row: usize| {
+    let size_of = |row: usize| {
         let prompt = cache.prompt_tokens(row).len();
-        let own = longest_row(prompt, answers, longest_answer(prompt), online.algorithm);
+        let own = RowSize { prompt, answers, tokens: longest_answer(prompt) };
         match cache.kind() {
             // A distillation may train on the given completion instead.
-            RowKind::Supervised => larger(own, cache.scored(row).counts(), share_prefix),
+            RowKind::Supervised => own.or_larger(cache.scored(row).counts(), share_prefix),
             _ => own,
         }
     };
-    let size_of = |row: usize| {
-        let prompt = cache.prompt_tokens(row).len();
-        let own = RowCounts::for_answers(prompt, &vec![longest_answer(prompt); answers], share_prefix);
-        own.tokens.max(if cache.kind() == RowKind::Supervised { cache.scored(row).tokens.len() } else { 0 })
-    };
+    let largest_of = |row: usize| size_of(row).fill(online.algorithm);
     let mut by_size: Vec<usize> = (0..cache.num_rows()).collect();
-    by_size.sort_by_cached_key(|&row| std::cmp::Reverse(size_of(row)));
+    by_size.sort_by_cached_key(|&row| std::cmp::Reverse(size_of(row).counts(share_prefix).tokens));
     let in_step = config.train.batch_size + online.replay_per_step;
     // The longest prompts, repeated if there are fewer than a step needs.
     let longest: Vec<ScoredPrompt> =
@@ -104,33 +100,47 @@ pub(super) fn survey(config: &Config, prepared: &RunInputs) -> Result<BatchStati
     })
 }
 
-/// A row of a distillation that has as many tokens, and as many scored ones, as the policy's answers or the given
-/// completion, whichever has more.
-fn larger(own: ScoredPrompt, given: RowCounts, share_prefix: bool) -> ScoredPrompt {
-    let counts = own.counts(share_prefix);
-    if given.tokens <= counts.tokens && given.scored_rows <= counts.scored_rows {
-        return own;
-    }
-    let (tokens, scored) = (counts.tokens.max(given.tokens), counts.scored_rows.max(given.scored_rows));
-    ScoredPrompt { prompt: vec![0; tokens - scored], answers: vec![vec![0; scored]], ..own }
+/// Tokens of a prompt, number of answers to it, and tokens of each.
+#[derive(Clone, Copy)]
+struct RowSize {
+    prompt: usize,
+    answers: usize,
+    tokens: usize,
 }
 
-/// A prompt with answers of the same length, all in one chain of pairs.
-fn longest_row(prompt: usize, answers: usize, tokens: usize, algorithm: Algorithm) -> ScoredPrompt {
-    let is_nash = matches!(algorithm, Algorithm::NashMd { .. });
-    let policy = if algorithm.grpo().is_some() { answers } else { 0 };
-    let distill = algorithm.distill();
-    let pairs = if distill.is_some() { 0 } else { answers as u32 };
-    ScoredPrompt {
-        policy: vec![SampledAnswer { sampled: vec![0.0; tokens], ..SampledAnswer::default() }; policy],
-        row: 0,
-        prompt: vec![0; prompt],
-        answers: vec![vec![0; tokens]; answers],
-        turns: Vec::new(),
-        pairs: (1..pairs).map(|worse| [worse - 1, worse]).collect(),
-        author: distill.map(|_| Author::Policy),
-        explored: Vec::new(),
-        advantages: vec![0.0; if is_nash { answers } else { 0 }],
+impl RowSize {
+    fn counts(self, share_prefix: bool) -> RowCounts {
+        RowCounts::for_answers(self.prompt, &vec![self.tokens; self.answers], share_prefix)
+    }
+
+    /// Returns a size with as many tokens, and as many scored ones, as this and a given completion have at most.
+    fn or_larger(self, given: RowCounts, share_prefix: bool) -> Self {
+        let own = self.counts(share_prefix);
+        if given.tokens <= own.tokens && given.scored_rows <= own.scored_rows {
+            return self;
+        }
+        let (tokens, scored) = (own.tokens.max(given.tokens), own.scored_rows.max(given.scored_rows));
+        Self { prompt: tokens - scored, answers: 1, tokens: scored }
+    }
+
+    /// Makes a prompt with answers of the same length, all in one chain of pairs.
+    fn fill(self, algorithm: Algorithm) -> ScoredPrompt {
+        let Self { prompt, answers, tokens } = self;
+        let is_nash = matches!(algorithm, Algorithm::NashMd { .. });
+        let policy = if algorithm.grpo().is_some() { answers } else { 0 };
+        let distill = algorithm.distill();
+        let pairs = if distill.is_some() { 0 } else { answers as u32 };
+        ScoredPrompt {
+            policy: vec![SampledAnswer { sampled: vec![0.0; tokens], ..SampledAnswer::default() }; policy],
+            row: 0,
+            prompt: vec![0; prompt],
+            answers: vec![vec![0; tokens]; answers],
+            turns: Vec::new(),
+            pairs: (1..pairs).map(|worse| [worse - 1, worse]).collect(),
+            author: distill.map(|_| Author::Policy),
+            explored: Vec::new(),
+            advantages: vec![0.0; if is_nash { answers } else { 0 }],
+        }
     }
 }
 

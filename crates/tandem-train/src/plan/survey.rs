@@ -165,7 +165,7 @@ impl<'a> PlanInputs<'a> {
     /// Tokens of the longest prompt of an online run.
     pub fn longest_prompt(&self, config: &Config) -> usize {
         match self.rows {
-            Rows::Known(prepared) => prepared.longest_prompt(config),
+            Rows::Known(prepared) => prepared.longest_prompt,
             Rows::Assumed(assumed) => assumed.shape(config).0.max(1),
         }
     }

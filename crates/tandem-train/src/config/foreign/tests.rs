@@ -364,7 +364,7 @@ mod translations {
         }
     }
 
-    /// What a student learns from differs between TRL's two trainers.
+    /// TRL's two trainers differ in who writes completions, and in their defaults.
     #[test]
     fn both_distillations_say_who_writes_completions() {
         let keys = |settings: &str| {

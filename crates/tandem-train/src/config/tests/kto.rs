@@ -2,13 +2,9 @@
 
 use super::*;
 
-const KTO: &str = r#"
-method = "kto"
-model = "m"
-output = "o"
-data.train = "t.jsonl"
-train = { batch_size = 2, steps = 3, learning_rate = 1 }
-"#;
+fn kto() -> String {
+    SMALL_SFT.replace("\"sft\"", "\"kto\"")
+}
 
 #[test]
 fn a_loss_without_mismatched_completions_has_a_precomputed_reference() {
@@ -26,7 +22,7 @@ fn a_loss_without_mismatched_completions_has_a_precomputed_reference() {
         (&["objective.loss=bco", "adapter.rank=4", "reference.kind=base"], Base),
         (&["objective.loss=bco", "objective.reference_free=true"], NoReference),
     ] {
-        let (folder, config) = load_with(KTO, overrides);
+        let (folder, config) = load_with(&kto(), overrides);
         let config = config.unwrap_or_else(|e| panic!("{overrides:?}: {e}"));
         assert_eq!(config.reference.kind, kind, "{overrides:?}");
         let path = folder.path().join("again.toml");
@@ -35,7 +31,7 @@ fn a_loss_without_mismatched_completions_has_a_precomputed_reference() {
         assert_eq!(again, config, "{overrides:?}");
     }
     for loss in ["kto", "{ bco = 1, kto = 0.5 }"] {
-        let found = refusal(KTO, &[&format!("objective.loss={loss}"), "reference.kind=precompute"]);
+        let found = refusal(&kto(), &[&format!("objective.loss={loss}"), "reference.kind=precompute"]);
         assert!(found.contains("the loss \"kto\" scores prompts with completions of other rows"), "{found}");
     }
 }

@@ -242,7 +242,7 @@ fn online(
         None => judges = Some(panel(config, &scorer.placement, on_line)?),
     }
     let state = cursor.online.clone().unwrap_or_default();
-    let longest = prepared.longest_prompt(config);
+    let longest = prepared.longest_prompt;
     let generation = |mesh: &mut DeviceMesh| Generation::from_config(config, longest, mesh.data().size());
     let answerer = if options.server.is_some() {
         let server = Server::from_config(config, mesh.world().rank() == 0)?;

@@ -134,13 +134,13 @@ impl Translator<'_> {
                 (None, false) => "DistillationTrainer trains on the student's answers",
             };
             self.draft.set("distill.lmbda", lmbda, comment);
-        }
-        if lmbda > 0.0 && self.draft.get("online.max_new_tokens").is_none() {
-            let (tokens, whose) = if is_gkd { (128, "GKDConfig") } else { (512, "DistillationConfig") };
-            self.draft.set("online.max_new_tokens", tokens, format!("{whose}'s default"));
-        }
-        if is_gkd && lmbda > 0.0 && self.draft.get("online.temperature").is_none() {
-            self.draft.set("online.temperature", 0.9, "GKDConfig's default");
+            if self.draft.get("online.max_new_tokens").is_none() {
+                let (tokens, whose) = if is_gkd { (128, "GKDConfig") } else { (512, "DistillationConfig") };
+                self.draft.set("online.max_new_tokens", tokens, format!("{whose}'s default"));
+            }
+            if is_gkd && self.draft.get("online.temperature").is_none() {
+                self.draft.set("online.temperature", 0.9, "GKDConfig's default");
+            }
         }
         for given in others.into_iter().flatten() {
             self.not_needed(&given, "a distillation has one loss");
