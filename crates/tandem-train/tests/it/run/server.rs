@@ -361,6 +361,8 @@ fn a_server_evaluates_the_average_and_trains_on_answers_of_the_weights() {
             if more.contains(&"online.overlap=true") {
                 expected.remove(5);
             }
+            // Step 3 has two prompts. Where all their answers are as good, it changes no weight.
+            expected.dedup();
             assert_ne!(expected[3].1, expected[4].1);
             assert!(asked == expected, "{more:?}");
         }
