@@ -166,10 +166,11 @@ pub enum TrainError {
     },
     /// The run ended without a step that changed the model.
     #[error(
-        "nothing was learned: each of {steps} steps was left out, for its loss or gradient was not finite; look at the rows \
-         that the warnings name. The model is as it was, and no `final` folder was written"
+        "nothing was learned in {steps} steps: {reason}. The model is as it was, and no `final` folder was written"
     )]
     NothingLearned {
+        /// Why no step changed it, and what to look at.
+        reason: &'static str,
         /// Steps done.
         steps: u64,
     },

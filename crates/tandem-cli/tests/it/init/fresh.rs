@@ -48,7 +48,7 @@ fn shop_of_all_methods() -> Workshop {
         24,
         |i| json!({ "prompt": format!("Count to {i}:"), "completion": " one two", "label": i % 2 == 0 }),
     );
-    shop.write("rules.toml", "[[judges]]\nkind = \"length\"\nper_unit = 0.5\n");
+    shop.write("rules.toml", "[[judges]]\nkind = \"length\"\nunit = \"characters\"\nper_unit = 0.5\n");
     shop
 }
 

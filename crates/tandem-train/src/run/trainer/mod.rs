@@ -206,14 +206,7 @@ impl Trainer {
             return self.stopped(observer, stop);
         }
         self.end_profile()?;
-        if self.resumed_from.is_none() && self.online.as_ref().is_some_and(|online| online.num_trained() == 0)
-        {
-            observer.event(&Event::Warning(
-                "nothing was learned: in no step was an answer to a prompt better than another. samples.jsonl has what was answered \
-                 and what the judges said; answers that differ need online.temperature above 0",
-            ));
-        }
-        if self.cursor.skipped > 0 {
+        if self.cursor.skipped > 0 && self.cursor.updates > 0 {
             observer.event(&Event::Warning(&format!(
                 "{} of {} steps were left out, for their loss or gradient was not finite: lower train.learning_rate, and \
                  look at the rows that the warnings name",
@@ -223,8 +216,24 @@ impl Trainer {
         self.save(observer, stop)?;
         self.mesh.world().progress().begin_phase(Phase::Save);
         self.finish_saving(observer)?;
-        if self.cursor.skipped > 0 && self.cursor.skipped == self.cursor.step {
-            return Err(TrainError::NothingLearned { steps: self.cursor.step });
+        // Groups of equal rewards may be kept, and make updates without a gradient.
+        let is_without_lesson = self.resumed_from.is_none()
+            && self.online.as_ref().is_some_and(|online| online.num_trained() == 0);
+        if self.cursor.updates == 0 || is_without_lesson {
+            let reason = match self.cursor.skipped {
+                0 => {
+                    "in none was an answer to a prompt better than another. samples.jsonl has what was answered and what the \
+                     judges said; answers that differ need online.temperature above 0"
+                }
+                skipped if skipped == self.cursor.step => {
+                    "each was left out, for its loss or gradient was not finite; look at the rows that the warnings name"
+                }
+                _ => {
+                    "some were left out, for their loss or gradient was not finite, and in the others no answer to a prompt was \
+                     better than another; look at the rows that the warnings name, and at samples.jsonl"
+                }
+            };
+            return Err(TrainError::NothingLearned { steps: self.cursor.step, reason });
         }
         if let (Some(evaluations), true) =
             (self.waited_enough(), self.cursor.step < self.schedule.total_steps)

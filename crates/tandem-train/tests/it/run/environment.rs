@@ -235,12 +235,18 @@ fn a_run_does_not_wait_for_its_environment_when_it_is_to_stop() {
 fn messages_to_a_conversation_that_must_end_drop_it() {
     let small = Small::new("online");
     let each = "echo \"{\\\"id\\\":$id,\\\"messages\\\":[{\\\"role\\\":\\\"user\\\",\\\"content\\\":\\\"Go.\\\"}]}\"";
-    let found = run(&small, "run", each, &["online.environment.max_turns=2", "train.steps=2"]);
-    for line in &found.0 {
+    let config = config(&small, "run", each, &["online.environment.max_turns=2", "train.steps=2"]);
+    let error = tandem_train::chain(&train(&config, RunDirPolicy::Fresh).expect_err("nothing was learned"));
+    assert!(error.contains("nothing was learned in 2 steps: in none was an answer"), "{error}");
+    for line in &log(&small, "run") {
         assert_eq!((&line["environment/dropped"], &line["unscored"]), (&15.into(), &15.into()), "{line:?}");
         assert!(!line.contains_key("reward"), "{line:?}");
     }
-    assert!(answers(&found).all(|answer| answer["score"].is_null()));
+    let samples = fs::read_to_string(small.path("run/samples.jsonl")).unwrap();
+    for line in samples.lines() {
+        let line: Value = serde_json::from_str(line).unwrap();
+        assert!(line["answers"].as_array().unwrap().iter().all(|answer| answer["score"].is_null()), "{line}");
+    }
 }
 
 #[test]

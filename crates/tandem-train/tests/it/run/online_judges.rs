@@ -57,7 +57,9 @@ fn ends_with(judges: &str, expected: &[&str]) {
 /// Every answer goes without a score; what is learned from nothing is nothing.
 fn goes_on_without_scores(judges: &str) {
     let small = Small::new("online");
-    train(&small, judges, 2).unwrap_or_else(|e| panic!("{e}"));
+    let error = train(&small, judges, 2).expect_err("nothing was learned");
+    let error = tandem_train::chain(&error);
+    assert!(error.contains("nothing was learned in 2 steps: in none was an answer"), "{error}");
     let lines = log(&small, "run");
     assert_eq!(lines.len(), 2);
     for line in &lines {
@@ -167,8 +169,12 @@ fn a_run_does_not_wait_for_its_judges_when_it_is_to_stop() {
 fn a_judge_that_does_not_count_may_have_no_score() {
     let small = Small::new("online");
     let silent = shell("echo \"{\\\"id\\\":$id}\"", "weight = 0\n");
-    train(&small, &format!("{silent}[[judges]]\nkind = \"length\"\nper_unit = 1\n"), 1)
-        .unwrap_or_else(|e| panic!("{e}"));
+    train(
+        &small,
+        &format!("{silent}[[judges]]\nkind = \"length\"\nunit = \"characters\"\nper_unit = 1\n"),
+        1,
+    )
+    .unwrap_or_else(|e| panic!("{e}"));
     let lines = log(&small, "run");
     assert!(lines.iter().all(|line| line["unscored"] == 0 && line.get("judges/own").is_none()), "{lines:?}");
 }
