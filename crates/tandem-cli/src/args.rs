@@ -515,7 +515,7 @@ impl FromStr for Place {
 
 #[derive(Debug, Args)]
 pub(crate) struct SamplingArguments {
-    /// Most tokens to generate for a prompt.
+    /// Most tokens to generate for a prompt. A completion also ends where the model's context ends.
     #[arg(long, default_value_t = 256)]
     pub max_new_tokens: usize,
     /// Sampling temperature. 0 takes the most likely token, the default of `generate`; 1 samples

@@ -56,11 +56,15 @@ impl Exit {
         }
     }
 
-    /// A missing or forbidden path is the user's mistake; a full or failing disk is not.
+    /// A missing, forbidden or unfit path is the user's mistake; a full or failing disk is not.
     fn from_io(error: &io::Error) -> Self {
-        use io::ErrorKind::{AlreadyExists, IsADirectory, NotADirectory, NotFound, PermissionDenied};
+        use io::ErrorKind::{
+            AlreadyExists, InvalidData, InvalidFilename, InvalidInput, IsADirectory, NotADirectory, NotFound,
+            PermissionDenied,
+        };
         match error.kind() {
-            AlreadyExists | IsADirectory | NotADirectory | NotFound | PermissionDenied => Self::UserMistake,
+            AlreadyExists | InvalidData | InvalidFilename | InvalidInput | IsADirectory | NotADirectory
+            | NotFound | PermissionDenied => Self::UserMistake,
             _ => Self::OwnFault,
         }
     }

@@ -17,6 +17,8 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::Registry;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
+use crate::output::{message, printable};
+
 /// Options about messages, of every command.
 #[derive(Clone, Copy, Debug, Args)]
 #[command(next_help_heading = "Messages")]
@@ -147,14 +149,15 @@ impl Visit for Fields {
 
 impl Fields {
     fn text(self, metadata: &Metadata<'_>) -> String {
+        let message = message(&self.message);
         let mut line = match *metadata.level() {
-            Level::ERROR => format!("error: {}", self.message),
-            Level::WARN => format!("warning: {}", self.message),
-            Level::INFO => self.message,
-            _ => format!("debug: {}", self.message),
+            Level::ERROR => format!("error: {message}"),
+            Level::WARN => format!("warning: {message}"),
+            Level::INFO => message.into_owned(),
+            _ => format!("debug: {message}"),
         };
         for (name, value) in self.others.iter().filter(|(name, _)| *name != METRICS) {
-            let _ = write!(line, "  {name} {value}");
+            let _ = write!(line, "  {name} {}", printable(value));
         }
         line
     }

@@ -1,6 +1,8 @@
-//! Output of a command's result.
+//! Output of a command's result, and what becomes of text that others wrote.
 
-use std::io::{self, Write};
+use std::borrow::Cow;
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal, Write};
 
 use anyhow::Context;
 
@@ -15,5 +17,76 @@ pub(crate) fn print_lines(lines: &[String]) -> anyhow::Result<()> {
     match written {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written.context("cannot write to stdout"),
+    }
+}
+
+/// Writes lines to stdout that a model or a file wrote: as they are to a pipe or a file, [`printable`] on
+/// a terminal.
+///
+/// # Errors
+/// As [`print_lines`].
+pub(crate) fn print_texts(lines: &[String]) -> anyhow::Result<()> {
+    if !io::stdout().is_terminal() {
+        return print_lines(lines);
+    }
+    print_lines(&lines.iter().map(|line| printable(line).into_owned()).collect::<Vec<_>>())
+}
+
+/// Returns a text without characters that a terminal obeys instead of showing: control characters but
+/// line ends and tabs, and marks that turn the direction of text. They are shown as Rust writes them.
+pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+    let is_obeyed = |c: char| {
+        c.is_control() && !matches!(c, '\n' | '\t')
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    if !text.contains(is_obeyed) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if is_obeyed(c) {
+            // A string's formatter does not fail.
+            let _ = write!(shown, "{}", c.escape_default());
+        } else {
+            shown.push(c);
+        }
+    }
+    Cow::Owned(shown)
+}
+
+/// Longest message: names of a file may have any length.
+const LONGEST_MESSAGE: usize = 16 << 10;
+
+/// Returns a message for a person, [`printable`], and cut in the middle if it is very long.
+pub(crate) fn message(text: &str) -> Cow<'_, str> {
+    if text.len() <= LONGEST_MESSAGE {
+        return printable(text);
+    }
+    let (start, end) = (LONGEST_MESSAGE * 3 / 4, text.len() - LONGEST_MESSAGE / 4);
+    let (start, end) = (text.floor_char_boundary(start), text.ceil_char_boundary(end));
+    Cow::Owned(
+        printable(&format!("{} … {} bytes … {}", &text[..start], end - start, &text[end..])).into_owned(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_of_others_moves_no_cursor() {
+        assert_eq!(printable("a\tb\nü"), "a\tb\nü");
+        assert_eq!(
+            printable("a\x1b[2Jb\r\u{9b}0m\0\u{202e}c\x07"),
+            r"a\u{1b}[2Jb\r\u{9b}0m\u{0}\u{202e}c\u{7}"
+        );
+    }
+
+    #[test]
+    fn a_message_has_a_length() {
+        let text = format!("begin{}end", "ü".repeat(1 << 20));
+        let short = message(&text);
+        assert!(short.len() < LONGEST_MESSAGE + 40, "{}", short.len());
+        assert!(short.starts_with("beginü") && short.ends_with("üend") && short.contains(" bytes … "));
     }
 }

@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use tandem_files::MAX_CONFIG;
 use tandem_train::config::RESOLVED_HEADER;
 use toml::Value;
 
@@ -25,7 +26,7 @@ pub(crate) fn is_run(folder: &Path) -> bool {
 /// Returns whether a run has begun in the folder, even if it has no metrics yet.
 pub(crate) fn is_begun(folder: &Path) -> bool {
     let has_config = || {
-        let text = fs::read_to_string(folder.join("config.toml"));
+        let text = tandem_files::read_text(&folder.join("config.toml"), MAX_CONFIG);
         text.is_ok_and(|text| text.starts_with(RESOLVED_HEADER))
     };
     is_run(folder) || folder.join(".lock").is_file() || has_config()
@@ -84,7 +85,8 @@ fn descend(
 /// `config.toml` cannot be read, or is no TOML.
 pub(crate) fn read_keys(folder: &Path) -> anyhow::Result<Keys> {
     let path = folder.join("config.toml");
-    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = tandem_files::read_text(&path, MAX_CONFIG)
+        .with_context(|| format!("cannot read {}", path.display()))?;
     let table: toml::Table = text.parse().map_err(|error| mistake(format!("{}: {error}", path.display())))?;
     let mut keys = Keys::new();
     flatten("", &Value::Table(table), &mut keys);

@@ -1,6 +1,5 @@
 //! Files of the HF folder that a GGUF file stands for.
 
-use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
@@ -56,7 +55,7 @@ impl Gguf {
     pub(crate) fn read_f32(&self, info: &TensorInfo) -> Result<Vec<f32>> {
         let mut bytes = vec![0; info.bytes.len()];
         let mut read = || {
-            let mut file = File::open(self.path())?;
+            let mut file = tandem_files::open(self.path())?;
             file.seek(SeekFrom::Start(info.bytes.start as u64))?;
             file.read_exact(&mut bytes)
         };

@@ -1,7 +1,6 @@
 //! Header of a GGUF file: metadata and the places of tensors.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::{BufReader, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -76,7 +75,7 @@ impl Gguf {
     /// If the file is cut short, malformed, of another version or byte order, one part of several,
     /// or has a tensor of an unsupported type.
     pub fn open(path: &Path) -> Result<Self> {
-        let file = File::open(path).map_err(|e| GgufError::io(path, e))?;
+        let file = tandem_files::open(path).map_err(|e| GgufError::io(path, e))?;
         let len = file.metadata().map_err(|e| GgufError::io(path, e))?.len();
         Self::read(path, BufReader::with_capacity(1 << 20, file), len)
     }

@@ -25,7 +25,7 @@ pub enum ModelError {
         reason: String,
     },
     /// Tensors that are not those of the config.
-    #[error("{path}: {} of the tensors do not fit {config}:\n  {}", problems.len(), problems.join("\n  "))]
+    #[error("{path}: {} of the tensors do not fit {config}:\n  {}", problems.len(), listed(problems))]
     Tensors { path: PathBuf, config: &'static str, problems: Vec<String> },
     /// Logits to sample from that are not numbers.
     #[error(
@@ -42,6 +42,19 @@ pub enum ModelError {
     /// A call that breaks its contract.
     #[error("{0}")]
     Invalid(String),
+}
+
+/// Problems that a message lists.
+const LISTED: usize = 100;
+
+/// Lists problems, one a line; of very many the first ones.
+fn listed(problems: &[String]) -> String {
+    let mut lines: Vec<&str> = problems.iter().take(LISTED).map(String::as_str).collect();
+    let more = format!("… and {} more", problems.len() - lines.len());
+    if problems.len() > LISTED {
+        lines.push(&more);
+    }
+    lines.join("\n  ")
 }
 
 impl ModelError {

@@ -20,6 +20,7 @@ use crate::exit::Exit;
 use crate::generation::loaded::{encode_chat, message, positions_of};
 use crate::generation::{GenerationLimits, Loaded, new_seed};
 use crate::hub;
+use crate::output::printable;
 
 const HELP: &str = "\
 /reset          begin a new conversation
@@ -176,7 +177,8 @@ impl Chat<'_> {
 fn show(answer: &mut String, piece: &str) -> anyhow::Result<()> {
     answer.push_str(piece);
     let mut out = io::stdout().lock();
-    out.write_all(piece.as_bytes()).and_then(|()| out.flush()).context("cannot write to stdout")
+    let shown = if out.is_terminal() { printable(piece) } else { piece.into() };
+    out.write_all(shown.as_bytes()).and_then(|()| out.flush()).context("cannot write to stdout")
 }
 
 enum Lines {

@@ -13,7 +13,7 @@ use crate::generation::answers::CompletionText;
 use crate::generation::loaded::{encode_chat, message};
 use crate::generation::{Wanted, answers};
 use crate::hub;
-use crate::output::print_lines;
+use crate::output::{print_lines, print_texts};
 
 /// Text around a prompt.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +50,7 @@ pub(crate) fn run(arguments: &GenerateArguments) -> anyhow::Result<Exit> {
             .map(|(prompt, answer)| format!("> {prompt}\n{}", answer.text))
             .collect(),
     };
-    print_lines(&lines)?;
+    print_texts(&lines)?;
     Ok(Exit::Done)
 }
 

@@ -5,6 +5,7 @@ use tandem_data::tokenizer::Tokenizer;
 use tandem_model::decode::{Finish, Flow};
 use tandem_model::{ModelError, Request, Sampling};
 
+use super::loaded::positions_of;
 use super::{GenerationLimits, Loaded};
 use crate::args::{ComputeArguments, WeightArguments};
 
@@ -16,7 +17,7 @@ const MAX_BATCH: usize = 64;
 pub(crate) struct Wanted<'a> {
     /// Sampling options.
     pub sampling: Sampling,
-    /// Most tokens of a completion.
+    /// Most tokens of a completion, which also ends where the model's context ends.
     pub max_new_tokens: usize,
     /// Stop strings.
     pub stop: &'a [String],
@@ -42,19 +43,30 @@ pub(crate) fn all(
     compute: &ComputeArguments,
     watch: &mut dyn FnMut(usize) -> Flow,
 ) -> tandem_train::Result<Option<Vec<CompletionText>>> {
-    let positions = prompts.iter().map(Vec::len).max().unwrap_or_default() + wanted.max_new_tokens;
+    let context = positions_of(&weights.model, usize::MAX)?;
+    if let Some((number, prompt)) = prompts.iter().enumerate().find(|(_, prompt)| prompt.len() >= context) {
+        return Err(ModelError::Invalid(format!(
+            "prompt {number} has {} tokens, which leaves no room in the model's context of {context} \
+             (max_position_embeddings): shorten it",
+            prompt.len()
+        ))
+        .into());
+    }
+    let longest = prompts.iter().map(Vec::len).max().unwrap_or_default();
+    let positions = longest.saturating_add(wanted.max_new_tokens).min(context);
     let cache_tokens = positions * prompts.len().clamp(1, MAX_BATCH);
     let room = GenerationLimits { positions, cache_tokens, max_batch: MAX_BATCH, log_probs: false };
     let model = Loaded::open(weights, tokenizer, room, compute)?;
     let (tokenizer, mut generator, mut source) = (model.tokenizer(), model.generator()?, model.source());
     let mut under_way = Vec::new();
     for (number, prompt) in prompts.into_iter().enumerate() {
+        let max_new_tokens = wanted.max_new_tokens.min(context - prompt.len());
         let request = Request {
             prompt,
             number: number as u64,
             num_answers: 1,
             sampling: wanted.sampling,
-            max_new_tokens: wanted.max_new_tokens,
+            max_new_tokens,
             stop: tokenizer.eos_ids().to_vec(),
         };
         generator.submit(request).map_err(|error| match error {

@@ -92,7 +92,7 @@ impl Loaded {
 
 /// Returns the smaller of `wanted` and the model's context length.
 pub(crate) fn positions_of(folder: &Path, wanted: usize) -> tandem_model::Result<usize> {
-    Ok(ModelFolder::open(folder)?.spec().max_positions.min(wanted))
+    Ok(ModelFolder::open(folder)?.spec().context().min(wanted))
 }
 
 /// Encodes a conversation up to the start of the next completion.

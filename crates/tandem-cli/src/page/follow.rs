@@ -41,7 +41,7 @@ impl LineFollower {
     /// # Errors
     /// The file exists and cannot be read.
     pub(crate) fn poll(&mut self) -> io::Result<NewLines> {
-        let mut file = match File::open(&self.path) {
+        let mut file = match tandem_files::open(&self.path) {
             Ok(file) => file,
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 return Ok(NewLines { is_restarted: self.restart(), lines: Vec::new() });

@@ -97,7 +97,8 @@ impl RunHistory {
             has_changed = true;
         }
         if self.has_changed("plan.json") {
-            let text = fs::read(self.folder.join("plan.json")).unwrap_or_default();
+            let text = tandem_files::read(&self.folder.join("plan.json"), tandem_files::MAX_CONFIG)
+                .unwrap_or_default();
             self.plan = serde_json::from_slice(&text).ok();
             has_changed = true;
         }
@@ -212,7 +213,7 @@ impl RunHistory {
 
 /// Reads the last lines of a text file.
 fn last_lines(path: &Path) -> io::Result<Vec<String>> {
-    let mut file = fs::File::open(path)?;
+    let mut file = tandem_files::open(path)?;
     let start = file.metadata()?.len().saturating_sub(LOG_BYTES);
     file.seek(SeekFrom::Start(start))?;
     let mut bytes = Vec::new();

@@ -112,7 +112,8 @@ fn key(sources: &Sources, tokenizer: &Tokenizer, options: &RowOptions) -> Result
     hasher.update(blake3::hash(&options).as_bytes());
     // Files are hashed whole: size and time can be equal for files that differ.
     for Source { path, weight } in &sources.0 {
-        let content = File::open(path).and_then(checksum::hash).map_err(DataError::io("reading", path))?;
+        let content =
+            tandem_files::open(path).and_then(checksum::hash).map_err(DataError::io("reading", path))?;
         hasher.update(content.as_bytes()).update(&weight.to_bits().to_le_bytes());
     }
     Ok(hasher.finalize())

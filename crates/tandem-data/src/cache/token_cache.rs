@@ -1,9 +1,8 @@
 //! Memory-mapped tokenised data set.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use memmap2::Mmap;
+use tandem_files::Map;
 
 use crate::cache::cache_file::{Header, RowEntry};
 use crate::error::DataError;
@@ -20,7 +19,7 @@ pub(crate) const PLACES: &str = "places";
 /// exist or is of another kind.
 #[derive(Debug)]
 pub struct TokenCache {
-    map: Mmap,
+    map: Map,
     header: Header,
     report: Report,
     path: PathBuf,
@@ -36,7 +35,7 @@ impl TokenCache {
         key: &blake3::Hash,
         files: Vec<PathBuf>,
     ) -> Result<Result<Self, String>, DataError> {
-        let file = File::open(path).map_err(DataError::io("opening", path))?;
+        let file = tandem_files::open(path).map_err(DataError::io("opening", path))?;
         let length = file.metadata().map_err(DataError::io("reading", path))?.len();
         if length == 0 {
             return Ok(Err("it is empty".into()));
@@ -51,9 +50,7 @@ impl TokenCache {
             Ok(places) => places,
             Err(reason) => return Ok(Err(reason.into())),
         };
-        // SAFETY: a named file is only replaced as a whole by a rename, never written or truncated,
-        // so the mapped bytes do not change while the map lives.
-        let map = unsafe { Mmap::map(&file) }.map_err(DataError::io("mapping", path))?;
+        let map = Map::new(file).map_err(DataError::io("mapping", path))?;
         let Some([_, _, report, end]) = header.offsets() else {
             return Ok(Err("its header is damaged".into()));
         };
@@ -68,6 +65,14 @@ impl TokenCache {
     /// Marks the cache as built by this call.
     pub(crate) fn just_built(self) -> Self {
         Self { built: true, ..self }
+    }
+
+    /// Checks that all rows were there that were read so far.
+    ///
+    /// # Errors
+    /// The file has become shorter meanwhile; rows of zeroes were read.
+    pub fn check(&self) -> Result<(), DataError> {
+        self.map.check().map_err(DataError::io("reading", &self.path))
     }
 
     /// Returns the kind of rows.

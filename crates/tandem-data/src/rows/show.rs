@@ -156,7 +156,17 @@ fn token_text(tokenizer: &Tokenizer, id: u32) -> Result<String, DataError> {
         // SentencePiece writes a space as ▁; other tokens are legible as they are.
         None => token.replace('▁', " "),
     };
-    Ok(text.replace('\r', "␍").replace('\n', "⏎").replace('\t', "⇥"))
+    Ok(text.chars().fold(String::with_capacity(text.len()), |mut shown, c| {
+        match c {
+            '\r' => shown.push('␍'),
+            '\n' => shown.push('⏎'),
+            '\t' => shown.push('⇥'),
+            // A terminal would obey it.
+            c if c.is_control() => shown.push_str(&format!("‹{:02x}›", c as u32)),
+            c => shown.push(c),
+        }
+        shown
+    }))
 }
 
 /// Decodes a token of GPT-2's byte alphabet, in which printable bytes stand for themselves and the

@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use tandem_files::MAX_CONFIG;
 
 use crate::error::DataError;
 use crate::source::columns::Columns;
@@ -75,7 +76,7 @@ fn saved_files(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
         if !path.exists() {
             return Ok(None);
         }
-        let text = fs::read(&path).map_err(DataError::io("reading", &path))?;
+        let text = tandem_files::read(&path, MAX_CONFIG).map_err(DataError::io("reading", &path))?;
         serde_json::from_slice(&text).map(Some).map_err(|e| refuse(&path, format!("not valid JSON: {e}")))
     };
     if let Some(splits) = read("dataset_dict.json")? {

@@ -23,7 +23,7 @@ pub(crate) struct RawRow {
 }
 
 /// Maximum bytes of a row of text, which bounds memory if a file lacks line ends or is a bomb.
-pub(crate) const MAX_ROW: u64 = 256 << 20;
+pub(crate) const MAX_ROW: u64 = 16 << 20;
 
 /// Says that a row is longer than [`MAX_ROW`].
 pub(crate) fn too_long() -> String {
@@ -49,7 +49,7 @@ impl RowReader {
     /// Opens a file and detects its format.
     pub(crate) fn open(path: &Path, columns: &Columns) -> Result<Self, DataError> {
         let failed = |e| DataError::io("reading", path)(e);
-        let mut file = File::open(path).map_err(failed)?;
+        let mut file = tandem_files::open(path).map_err(failed)?;
         let size = file.metadata().map_err(failed)?.len();
         let mut head = Vec::new();
         (&mut file).take(HEAD as u64).read_to_end(&mut head).map_err(failed)?;

@@ -22,7 +22,9 @@ use crate::text::template_budget::{
     Bounded, MAX_COPIED, MAX_DEPTH, MAX_STEPS, charge, charge_replacement, charge_value, check_acyclic,
     check_format, check_width, multiply, refused,
 };
-use crate::text::template_source::{ACYCLIC, BODY, CHARGE, CHARGE_TEXT, MULTIPLY, has_generation, rewrite};
+use crate::text::template_source::{
+    self, ACYCLIC, BODY, CHARGE, CHARGE_TEXT, MULTIPLY, has_generation, rewrite,
+};
 
 /// Inputs of a template besides the messages.
 #[derive(Clone, Copy, Debug, Default)]
@@ -42,6 +44,8 @@ pub struct ChatTemplate {
     special_tokens: Vec<(String, String)>,
 }
 
+/// Limit of a template's text.
+const MAX_TEMPLATE: u64 = 1 << 20;
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 /// Suffix of a template's name in its marked form.
@@ -61,6 +65,7 @@ impl ChatTemplate {
         }
         let mut environment = environment();
         for (name, source) in &sources {
+            template_source::check(source).map_err(|reason| DataError::Template { reason })?;
             for (name, marked) in [(name.clone(), false), (format!("{name}{MARKED}"), true)] {
                 environment
                     .add_template_owned(name, rewrite(source, marked))
@@ -78,13 +83,14 @@ impl ChatTemplate {
         tokenizer_config: &serde_json::Value,
         special_tokens: Vec<(String, String)>,
     ) -> Result<Option<Self>, DataError> {
-        let read = |path: &Path| std::fs::read_to_string(path).map_err(DataError::io("reading", path));
+        let read =
+            |path: &Path| tandem_files::read_text(path, MAX_TEMPLATE).map_err(DataError::io("reading", path));
         let mut sources = Vec::new();
         let file = folder.join("chat_template.jinja");
-        if file.is_file() {
+        if file.symlink_metadata().is_ok() {
             sources.push((DEFAULT.to_string(), read(&file)?));
             let tool_use = folder.join("additional_chat_templates").join("tool_use.jinja");
-            if tool_use.is_file() {
+            if tool_use.symlink_metadata().is_ok() {
                 sources.push((TOOL_USE.to_string(), read(&tool_use)?));
             }
         } else {

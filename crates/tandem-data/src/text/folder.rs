@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use tandem_files::{MAX_CONFIG, MAX_TABLE};
 use tandem_gguf::{FolderFiles, Gguf, GgufError};
 
 use crate::error::DataError;
@@ -63,11 +64,16 @@ impl TokenizerFolder {
     pub(super) fn require(&self, name: &str) -> Result<Vec<u8>, DataError> {
         let path = self.place(name);
         match self {
-            Self::Disk(_) => std::fs::read(&path).map_err(DataError::io("reading", &path)),
+            Self::Disk(_) => tandem_files::read(&path, limit(name)).map_err(DataError::io("reading", &path)),
             Self::Gguf { files, .. } => files
                 .get(name)
                 .map(<[u8]>::to_vec)
                 .ok_or_else(|| DataError::Tokenizer { path, reason: format!("has no {name}") }),
         }
     }
+}
+
+/// Returns the limit of a file: of the list of tokens, and of what is parsed as a tree of values.
+fn limit(name: &str) -> u64 {
+    if name == "tokenizer.json" { MAX_TABLE } else { MAX_CONFIG }
 }

@@ -12,4 +12,5 @@ mod template_budget;
 mod template_source;
 pub mod text_stream;
 pub mod tokenizer;
+mod tokenizer_budget;
 pub mod tokenizer_train;

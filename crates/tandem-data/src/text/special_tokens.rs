@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use crate::error::DataError;
 use crate::text::folder::TokenizerFolder;
+use crate::text::tokenizer_budget::check_tokens;
 
 /// Attribute names in transformers' order.
 const NAMES: [&str; 7] =
@@ -32,6 +33,13 @@ impl TokenFiles {
             config: read("config.json")?,
             generation_config: read("generation_config.json")?,
         })
+    }
+
+    /// Checks the lengths of the tokens that these files add.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let (named, extra) = (self.named(), self.extra());
+        let added = self.added().into_iter().filter_map(|(_, token)| token["content"].as_str());
+        check_tokens(named.iter().map(|(_, token)| token).chain(&extra).map(String::as_str).chain(added))
     }
 
     /// Returns named special tokens as `(attribute, token)`; `tokenizer_config.json` overrides

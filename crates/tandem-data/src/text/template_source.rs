@@ -42,6 +42,42 @@ pub(super) fn rewrite(source: &str, marked: bool) -> String {
     out
 }
 
+/// Longest template, in bytes.
+const MAX_LENGTH: usize = 256 << 10;
+/// Maximum number of tags.
+const MAX_TAGS: usize = 5_000;
+/// Maximum number of words, literals and signs of a tag. The engine calls itself for each of a chain.
+const MAX_TOKENS: usize = 1_000;
+
+/// Refuses a template that is too large to be compiled.
+pub(super) fn check(source: &str) -> Result<(), String> {
+    if source.len() > MAX_LENGTH {
+        return Err(format!(
+            "a template of {} bytes; at most {} KiB are read",
+            source.len(),
+            MAX_LENGTH >> 10
+        ));
+    }
+    let tags = tags(source);
+    if tags.len() > MAX_TAGS {
+        return Err(format!("a template of {} tags; at most {MAX_TAGS} are allowed", tags.len()));
+    }
+    let after = tags.last().map_or(0, |tag| tag.outer.end);
+    // The rest may begin with a tag that does not end.
+    let starts = ["{{", "{%"].into_iter().filter_map(|start| source[after..].find(start));
+    let unended = starts.min().map(|start| after + start..source.len());
+    for inner in tags.into_iter().map(|tag| tag.inner).chain(unended) {
+        let length = tokens(&source[inner.clone()]).len();
+        if length > MAX_TOKENS {
+            let line = 1 + source[..inner.start].matches('\n').count();
+            return Err(format!(
+                "line {line}: a tag of {length} words and signs; at most {MAX_TOKENS} are allowed"
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// Returns whether a template has `{% generation %}` blocks.
 pub(super) fn has_generation(source: &str) -> bool {
     tags(source).iter().any(|tag| tag.is_statement && tag.words(source).next() == Some("generation"))
@@ -434,6 +470,7 @@ fn tokens(text: &str) -> Vec<(Kind, Range<usize>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::text::chat_template::{ChatTemplate, RenderOptions};
 
     #[test]
     fn operands_of_copying_operators_are_charged() {
@@ -451,6 +488,41 @@ mod tests {
         ];
         for (source, expected) in cases {
             assert_eq!(charged(source), expected);
+        }
+    }
+
+    #[test]
+    fn templates_that_would_overflow_the_engine_are_refused() {
+        let chain = |length| format!("a\n{{{{ 1{} }}}}", " + 1".repeat(length));
+        check(&chain(499)).unwrap();
+        let error = "line 2: a tag of 1001 words and signs; at most 1000 are allowed";
+        assert_eq!(check(&chain(500)).unwrap_err(), error);
+        let unended = chain(500).replace('}', " ");
+        assert!(check(&unended).unwrap_err().starts_with("line 2: a tag of 100"));
+        let error = "a template of 5001 tags; at most 5000 are allowed";
+        assert_eq!(check(&"{{ a }}".repeat(5001)).unwrap_err(), error);
+        check(&" ".repeat(MAX_LENGTH + 1)).unwrap_err();
+        check("{# {{ #}").unwrap();
+    }
+
+    /// In a thread of 2 MiB, as tests and servers have them.
+    #[test]
+    fn the_longest_chains_fit_a_stack() {
+        let chains = [
+            "not ".repeat(990) + "1",
+            "-".repeat(990) + "1",
+            "1".to_owned() + &"+1".repeat(490),
+            "1".to_owned() + &"|string".repeat(490),
+            "messages".to_owned() + &".a".repeat(490),
+            "messages".to_owned() + &"[0]".repeat(330),
+            "1".to_owned() + &" and 1".repeat(490),
+        ];
+        for chain in chains {
+            let sources = vec![("default".to_owned(), format!("{{{{ {chain} }}}}"))];
+            let run =
+                ChatTemplate::new(sources, Vec::new()).and_then(|t| t.render(&[], RenderOptions::default()));
+            // Some compute something, others are an error of the engine; none ends the process.
+            let _ = std::hint::black_box(run);
         }
     }
 

@@ -11,6 +11,7 @@ use crate::source::record::Message;
 use crate::text::chat_template::{ChatTemplate, RenderOptions};
 use crate::text::folder::TokenizerFolder;
 use crate::text::special_tokens::TokenFiles;
+use crate::text::tokenizer_budget::{check_added_tokens, check_growth};
 
 /// A tokenizer with its special tokens and chat template.
 pub struct Tokenizer {
@@ -34,13 +35,17 @@ impl Tokenizer {
         let path = source.place("tokenizer.json");
         let json = source.require("tokenizer.json")?;
         let broken = |reason: String| DataError::Tokenizer { path: path.clone(), reason };
+        check_added_tokens(&json).map_err(broken)?;
         let mut inner = tokenizers::Tokenizer::from_bytes(&json).map_err(|e| broken(e.to_string()))?;
+        check_growth(&inner).map_err(broken)?;
         // Tokenisation truncates and pads elsewhere; transformers disables both in a plain call,
         // too.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|e| broken(e.to_string()))?;
         let files = TokenFiles::read(&source)?;
         let named = files.named();
+        let config = source.place("tokenizer_config.json");
+        files.check().map_err(|reason| DataError::Tokenizer { path: config, reason })?;
         complete_vocabulary(&mut inner, &files, &named);
         set_post_processor(&mut inner, &files, &named).map_err(broken)?;
 

@@ -1,13 +1,12 @@
 //! Named tensors in memory-mapped files: pages are read when they are needed.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
-use serde_json::Value;
+use serde::Deserialize;
+use tandem_files::{MAX_TABLE, Map};
 use tandem_gguf::{Gguf, Mapped, Quant, Transform};
 
 use crate::families::Family;
@@ -60,34 +59,22 @@ pub(crate) struct StoredTensor<'a> {
 }
 
 /// Maps a file into memory.
-#[expect(unsafe_code, reason = "mapping a file is a foreign-function corner")]
-pub(crate) fn map(path: &Path) -> Result<Mmap> {
-    let file = File::open(path).map_err(|e| ModelError::io(path, e))?;
-    // SAFETY: the map is only read, as plain bytes of any value. If another process truncated the
-    // file, this one would get SIGBUS, as with every memory-mapped model; weights are replaced by
-    // rename, never in place.
-    unsafe { Mmap::map(&file) }.map_err(|e| ModelError::io(path, e))
+pub(crate) fn map(path: &Path) -> Result<Map> {
+    tandem_files::open(path).and_then(Map::new).map_err(|e| ModelError::io(path, e))
 }
 
-/// Drops a file's pages from this process, where they would count beside the tensors made from
-/// them.
-#[expect(unsafe_code, reason = "advice on a mapping is a foreign-function corner")]
-fn release(map: &Mmap) {
-    #[cfg(unix)]
-    // SAFETY: the map is of a file and never written through, so reloaded pages are the same. It is
-    // only advice.
-    unsafe {
-        let _ = map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed);
-    }
-    #[cfg(not(unix))]
-    let _ = map;
+/// `model.safetensors.index.json`. Other keys, as sizes, say nothing that the files do not.
+#[derive(Deserialize)]
+struct Index {
+    /// File of each tensor.
+    weight_map: HashMap<String, String>,
 }
 
 /// Named tensors in the files of a model or an adapter.
 pub(crate) struct TensorArchive {
     /// The file or folder, for messages.
     pub(super) path: PathBuf,
-    pub(super) files: Vec<Mmap>,
+    pub(super) files: Vec<Map>,
     pub(super) tensors: HashMap<String, Entry>,
 }
 
@@ -133,22 +120,20 @@ impl TensorArchive {
 
     /// Opens the files that a `model.safetensors.index.json` lists.
     pub(crate) fn open_index(index: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(index).map_err(|e| ModelError::io(index, e))?;
-        let parsed: Value =
-            serde_json::from_str(&text).map_err(|e| ModelError::format(index, format!("not JSON: {e}")))?;
-        let map = parsed.get("weight_map").and_then(Value::as_object);
-        let map = map.ok_or_else(|| ModelError::format(index, "has no weight_map"))?;
+        let text = tandem_files::read(index, MAX_TABLE).map_err(|e| ModelError::io(index, e))?;
+        let Index { weight_map: map } = serde_json::from_slice(&text)
+            .map_err(|e| ModelError::format(index, format!("not an index: {e}")))?;
         let folder = index.parent().unwrap_or(Path::new("."));
         let mut archive = Self { path: folder.to_owned(), files: Vec::new(), tensors: HashMap::new() };
-        let mut shards: Vec<&str> = map.values().filter_map(Value::as_str).collect();
+        let mut shards: Vec<&str> = map.values().map(String::as_str).collect();
         shards.sort_unstable();
         shards.dedup();
         for shard in &shards {
             archive.add(&folder.join(shard))?;
         }
-        for (name, shard) in map {
+        for (name, shard) in &map {
             let found = archive.tensors.get(name).map(|entry| shards[entry.file]);
-            if found != shard.as_str() {
+            if found != Some(shard) {
                 let reason = format!("names {shard} as the file of {name}, which is not in it");
                 return Err(ModelError::format(index, reason));
             }
@@ -178,9 +163,14 @@ impl TensorArchive {
         Some(StoredTensor { dtype: entry.dtype.clone(), shape: entry.shape.clone(), bytes })
     }
 
-    /// Drops the pages read so far from memory; they are read from the files again on demand.
-    pub(crate) fn release(&self) {
-        self.files.iter().for_each(release);
+    /// Ends a stretch of reading: drops the pages read so far from memory, where they would count beside
+    /// the tensors made from them.
+    ///
+    /// # Errors
+    /// A file has become shorter meanwhile.
+    pub(crate) fn end_reading(&self) -> Result<()> {
+        self.files.iter().for_each(Map::release);
+        self.files.iter().try_for_each(Map::check).map_err(|e| ModelError::io(&self.path, e))
     }
 
     fn add(&mut self, path: &Path) -> Result<()> {

@@ -84,10 +84,14 @@ impl ModelFolder {
         let generation = path.join("generation_config.json");
         let generation = match &gguf {
             Some(gguf) => Some(Config::parse(gguf.path(), &gguf.generation_config()?.to_string())?),
-            None if generation.is_file() => Some(Config::read(&generation)?),
+            None if generation.symlink_metadata().is_ok() => Some(Config::read(&generation)?),
             None => None,
         };
+        config.check_special_tokens()?;
+        config.word("dtype", "")?;
+        config.word("torch_dtype", "")?;
         if let Some(generation) = generation {
+            generation.check_generation()?;
             for id in generation.eos_token_ids()? {
                 if !spec.eos_token_ids.contains(&id) {
                     spec.eos_token_ids.push(id);

@@ -162,7 +162,8 @@ impl WeightFiles {
         let (piece, quantised) = self.stored(index, range).ok_or_else(|| {
             ModelError::Invalid(format!("elements {range:?} of layer {index} are not stored in a format"))
         })?;
-        quantised.pack(device, &self.archive, piece, packed)
+        quantised.pack(device, &self.archive, piece, packed)?;
+        self.archive.end_reading()
     }
 
     fn stored(&self, index: usize, range: &Range<usize>) -> Option<(&HfTensor, Quantised)> {
@@ -231,7 +232,7 @@ pub(crate) fn read_sources(
         let found = place.iter().find(|weight| !is_finite && !weight.is_finite())?;
         Some((&source.piece.name, *found))
     });
-    archive.release();
+    archive.end_reading()?;
     match not_finite {
         None => Ok(()),
         Some((name, weight)) => Err(ModelError::format(

@@ -95,7 +95,8 @@ pub(crate) fn copy_files(from: &Path, names: &[&str], folder: &Path) -> Result<(
         let source = from.join(name);
         if source.is_file() {
             // Not `fs::copy`, which would make a read-only copy of a read-only source.
-            let bytes = fs::read(&source).map_err(|e| ModelError::io(&source, e))?;
+            let bytes = tandem_files::read(&source, tandem_files::MAX_TABLE)
+                .map_err(|e| ModelError::io(&source, e))?;
             write_file(&folder.join(name), &bytes)?;
         }
     }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
+use tandem_files::MAX_CONFIG;
 use tandem_kernels::ops::Activation;
 
 use super::{QueryScale, RotaryScaling, RotarySpec};
@@ -27,6 +28,11 @@ const MOST_LAYERS: usize = 16_384;
 /// Key of a vision–language model's text model.
 const TEXT_CONFIG: &str = "text_config";
 
+/// Returns a number above 0 that f32 holds.
+fn as_positive(value: &Value) -> Option<f64> {
+    value.as_f64().filter(|number| *number > 0.0 && (*number as f32).is_normal())
+}
+
 /// Parsed `config.json`. A key that is `null` counts as absent.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -39,7 +45,7 @@ pub struct Config {
 impl Config {
     /// Reads a config file.
     pub fn read(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(|e| ModelError::io(path, e))?;
+        let text = tandem_files::read_text(path, MAX_CONFIG).map_err(|e| ModelError::io(path, e))?;
         Self::parse(path, &text)
     }
 
@@ -170,7 +176,7 @@ impl Config {
     pub fn token_id(&self, key: &str) -> Result<Option<u32>> {
         // Older folders have -1 where there is none.
         let Some(value) = self.value(key).filter(|value| value.as_i64() != Some(-1)) else { return Ok(None) };
-        let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
+        let id = value.as_u64().filter(|id| *id < LARGEST_WIDTH).map(|id| id as u32);
         id.map_or_else(|| Err(self.expected(key, "a token id", value)), |id| Ok(Some(id)))
     }
 
@@ -301,10 +307,35 @@ impl Config {
         Ok((heads, kv_heads, head_dim))
     }
 
+    /// Checks the numbers of a `generation_config.json`. Its defaults of sampling are not used; a file in which
+    /// they are no numbers is damaged.
+    pub(crate) fn check_generation(&self) -> Result<()> {
+        self.check_special_tokens()?;
+        for key in ["temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "length_penalty"] {
+            self.number(key, 0.0)?;
+        }
+        for key in ["top_k", "max_length", "max_new_tokens", "min_length", "num_beams"] {
+            let Some(value) = self.value(key) else { continue };
+            // Some write -1 where there is no limit.
+            let is_count = value.as_i64().is_some_and(|count| (-1..=LARGEST_COUNT as i64).contains(&count));
+            if !is_count {
+                return Err(self.expected(key, &format!("an integer of at most {LARGEST_COUNT}"), value));
+            }
+        }
+        self.flag("do_sample", false).map(drop)
+    }
+
+    /// Checks the ids of special tokens, which may be absent.
+    pub(crate) fn check_special_tokens(&self) -> Result<()> {
+        self.token_id("bos_token_id")?;
+        self.token_id("pad_token_id")?;
+        self.eos_token_ids().map(drop)
+    }
+
     /// Returns `eos_token_id`: none, one, or a list.
     pub fn eos_token_ids(&self) -> Result<Vec<u32>> {
         let Some(value) = self.value("eos_token_id") else { return Ok(Vec::new()) };
-        let one = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
+        let one = |v: &Value| v.as_u64().filter(|id| *id < LARGEST_WIDTH).map(|id| id as u32);
         let ids =
             value.as_array().map_or_else(|| one(value).map(|id| vec![id]), |l| l.iter().map(one).collect());
         ids.ok_or_else(|| self.expected("eos_token_id", "a token id or a list of them", value))
@@ -501,9 +532,9 @@ impl RotaryTable<'_> {
     /// Returns a positive finite number, if the key is present.
     fn number(&self, key: &str) -> Result<Option<f64>> {
         let Some(value) = self.value(key) else { return Ok(None) };
-        match value.as_f64().filter(|n| n.is_finite() && *n > 0.0) {
+        match as_positive(value) {
             Some(n) => Ok(Some(n)),
-            None => Err(self.expected(key, "a positive number", value)),
+            None => Err(self.expected(key, "a positive number that f32 holds", value)),
         }
     }
 
@@ -515,9 +546,9 @@ impl RotaryTable<'_> {
         let Some((older, value)) = older.iter().find_map(|k| Some((k, self.config.value(k)?))) else {
             return Ok(None);
         };
-        match value.as_f64().filter(|n| n.is_finite() && *n > 0.0) {
+        match as_positive(value) {
             Some(n) => Ok(Some(n)),
-            None => Err(self.config.expected(older, "a positive number", value)),
+            None => Err(self.config.expected(older, "a positive number that f32 holds", value)),
         }
     }
 
@@ -536,9 +567,8 @@ impl RotaryTable<'_> {
     fn divisors(&self, key: &str, pairs: usize) -> Result<Vec<f64>> {
         let missing = || self.config.error(format!("{} has no list for {key}", self.name));
         let value = self.value(key).ok_or_else(missing)?;
-        let one = |v: &Value| v.as_f64().filter(|n| n.is_finite() && *n > 0.0);
         let list = value.as_array().filter(|list| list.len() == pairs);
-        let list = list.and_then(|list| list.iter().map(one).collect::<Option<Vec<_>>>());
+        let list = list.and_then(|list| list.iter().map(as_positive).collect::<Option<Vec<_>>>());
         list.ok_or_else(|| self.expected(key, &format!("a list of {pairs} positive numbers"), value))
     }
 
@@ -678,7 +708,7 @@ impl RotaryTable<'_> {
     /// Returns a number that is not negative, if the key is present.
     fn zero_or_more(&self, key: &str) -> Result<Option<f64>> {
         let Some(value) = self.value(key) else { return Ok(None) };
-        match value.as_f64().filter(|n| n.is_finite() && *n >= 0.0) {
+        match value.as_f64().filter(|n| (*n as f32).is_finite() && *n >= 0.0) {
             Some(n) => Ok(Some(n)),
             None => Err(self.expected(key, "a number that is not negative", value)),
         }

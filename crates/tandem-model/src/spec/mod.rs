@@ -53,6 +53,17 @@ impl DecoderSpec {
         self.rotary = vec![Some(rotary.clone()); self.num_layers];
     }
 
+    /// Returns the number of tokens of the longest text that the model is made for: more than it was trained
+    /// for where rotations stretch with a text.
+    pub fn context(&self) -> usize {
+        let stretch = |rotary: &RotarySpec| match rotary.scaling {
+            RotaryScaling::Dynamic { factor, .. } => factor.max(1.0),
+            _ => 1.0,
+        };
+        let stretches = self.rotary.iter().flatten().map(stretch);
+        (self.max_positions as f64 * stretches.fold(1.0, f64::max)) as usize
+    }
+
     /// Returns the number of parameters, all but small ones. Its sizes may be absurd, and their products
     /// beyond any integer.
     pub(crate) fn approximate_parameters(&self) -> f64 {

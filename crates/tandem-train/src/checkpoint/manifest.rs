@@ -107,7 +107,7 @@ impl FileEntry {
 /// broken.
 pub(super) fn read_text(folder: &Path, name: &str) -> Result<String> {
     let path = folder.join(name);
-    std::fs::read_to_string(&path).map_err(|e| match e.kind() {
+    tandem_files::read_text(&path, tandem_files::MAX_TABLE).map_err(|e| match e.kind() {
         ErrorKind::NotFound => broken(folder, format!("{name} is missing")),
         ErrorKind::InvalidData => broken(folder, format!("{name} is not text")),
         _ => TrainError::io("read", &path)(e),

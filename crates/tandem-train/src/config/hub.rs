@@ -129,7 +129,8 @@ impl Config {
     /// # Errors
     /// As [`Config::load`]; [`Problem::Hub`] if `fetch` fails.
     pub fn load_fetched<S: AsRef<str>>(path: &Path, overrides: &[S], fetch: Fetch<'_>) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::unreadable(path, &source))?;
+        let text = tandem_files::read_text(path, tandem_files::MAX_CONFIG)
+            .map_err(|source| ConfigError::unreadable(path, &source))?;
         Self::parse_fetched(&text, path, overrides, fetch)
     }
 

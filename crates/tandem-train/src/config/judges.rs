@@ -2,7 +2,6 @@
 
 mod kinds;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use tandem_judge::{CommandConfig, EndpointConfig, JudgeError, OwnConfig, Rule};
@@ -105,7 +104,8 @@ pub fn load_judges(path: &Path) -> Result<Vec<JudgeSection>> {
 }
 
 pub(super) fn read_judges(path: &Path, lookup: &Lookup) -> Result<Vec<JudgeSection>> {
-    let text = fs::read_to_string(path).map_err(|source| ConfigError::unreadable(path, &source))?;
+    let text = tandem_files::read_text(path, tandem_files::MAX_CONFIG)
+        .map_err(|source| ConfigError::unreadable(path, &source))?;
     let tree = Node::parse(&text, path)?;
     let places = Places::new(&tree, path);
     let mut keys = Keys::Read(Section::root(tree, path, false, lookup));

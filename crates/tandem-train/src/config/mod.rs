@@ -142,7 +142,8 @@ impl Config {
     /// or a value has the wrong type, is out of range or not supported yet. The message names file
     /// and line (or the override), key, what was expected and what was found.
     pub fn load<S: AsRef<str>>(path: &Path, overrides: &[S]) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::unreadable(path, &source))?;
+        let text = tandem_files::read_text(path, tandem_files::MAX_CONFIG)
+            .map_err(|source| ConfigError::unreadable(path, &source))?;
         Self::parse(&text, path, overrides, &Lookup::default())
     }
 

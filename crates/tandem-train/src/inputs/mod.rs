@@ -144,9 +144,8 @@ pub(crate) fn open_policy(config: &Config, observer: &mut dyn Observer) -> Resul
     let mut tokenizer = Tokenizer::from_folder(&config.model)?;
     if let Some(source) = &config.data.chat_template {
         let text = match source {
-            TemplateSource::Path(path) => {
-                std::fs::read_to_string(path).map_err(TrainError::io("read", path))?
-            }
+            TemplateSource::Path(path) => tandem_files::read_text(path, tandem_files::MAX_CONFIG)
+                .map_err(TrainError::io("read", path))?,
             TemplateSource::Text(text) => text.clone(),
         };
         tokenizer = tokenizer.with_chat_template(&text)?;

@@ -69,7 +69,7 @@ impl MetricsFile {
 /// # Errors
 /// The file cannot be read. One that is missing has no records.
 pub fn read_records(path: &Path) -> Result<Vec<Record>> {
-    let file = match File::open(path) {
+    let file = match tandem_files::open(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         opened => opened.map_err(TrainError::io("open", path))?,
     };

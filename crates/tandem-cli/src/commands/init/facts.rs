@@ -1,6 +1,5 @@
 //! Facts about a model and rows that a translation depends on.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -57,7 +56,10 @@ impl Facts for LocalFacts {
             }
             false => return None,
         };
-        let config: Value = serde_json::from_slice(&fs::read(folder.join("config.json")).ok()?).ok()?;
+        let config: Value = serde_json::from_slice(
+            &tandem_files::read(&folder.join("config.json"), tandem_files::MAX_CONFIG).ok()?,
+        )
+        .ok()?;
         config.get("model_type")?.as_str().map(str::to_owned)
     }
 

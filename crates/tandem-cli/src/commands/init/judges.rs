@@ -1,6 +1,5 @@
 //! Judges of a run that `tandem init` writes.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::Context;
@@ -44,7 +43,8 @@ pub(super) fn key(key: &str, value: impl Into<Value>) -> DraftKey {
 /// Reads a file of judges. Its paths become those of the run's file.
 fn tables(file: &Path, facts: &LocalFacts) -> anyhow::Result<Vec<Vec<DraftKey>>> {
     load_judges(file)?;
-    let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let text = tandem_files::read_text(file, tandem_files::MAX_CONFIG)
+        .with_context(|| format!("cannot read {}", file.display()))?;
     let table: Table = toml::from_str(&text).with_context(|| format!("{}", file.display()))?;
     let judges = table.get("judges").and_then(Value::as_array).into_iter().flatten();
     let beside = |path: &str| file.with_file_name(path).to_string_lossy().into_owned();

@@ -95,7 +95,7 @@ fn finish(
     from: Option<&Translation>,
 ) -> anyhow::Result<Exit> {
     let file = &arguments.file;
-    let before = fs::read(file).ok();
+    let before = tandem_files::read(file, tandem_files::MAX_CONFIG).ok();
     write(file, &draft)?;
     let mut lines = vec![format!("{}: written", file.display())];
     lines.extend(remarks(&draft));

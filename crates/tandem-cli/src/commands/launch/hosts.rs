@@ -72,7 +72,7 @@ pub(super) fn read(arguments: &LaunchArguments) -> anyhow::Result<Vec<Host>> {
 }
 
 fn read_file(path: &Path, ranks: Option<usize>) -> anyhow::Result<Vec<Host>> {
-    let text = std::fs::read_to_string(path);
+    let text = tandem_files::read_text(path, tandem_files::MAX_CONFIG);
     let text = text.with_context(|| format!("--hostfile: cannot read {}", path.display()))?;
     let mut hosts = Vec::new();
     for (index, line) in text.lines().enumerate() {

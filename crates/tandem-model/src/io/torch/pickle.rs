@@ -1,7 +1,8 @@
 //! Pickle interpreter that can build nothing but tensors, containers, numbers and strings.
 //!
 //! Opcodes and their meaning: `pickletools` of CPython. A `GLOBAL` outside the short list below is
-//! refused by name; nothing here could call it.
+//! refused by name; nothing here could call it. Memory and time are bounded by the pickle's length, which
+//! has a limit: what a memo gives many times is shared, or bounded where it is copied.
 
 use std::rc::Rc;
 
@@ -12,7 +13,7 @@ pub(super) enum Value {
     Plain,
     Int(i64),
     Str(Rc<str>),
-    Tuple(Rc<[Value]>),
+    Tuple(Rc<Tuple>),
     /// Index into the machine's dictionaries, which the memo shares.
     Dict(usize),
     List,
@@ -22,6 +23,25 @@ pub(super) enum Value {
     /// Dictionary with its contents, in the result only.
     Finished(Rc<Vec<(String, Value)>>),
 }
+
+#[derive(Debug)]
+pub(super) struct Tuple {
+    items: Vec<Value>,
+    /// Tuples that are within one another here.
+    depth: usize,
+}
+
+/// Longest pickle that is read. The state dict of a model takes some hundred bytes a tensor.
+const MAX_LENGTH: usize = 8 << 20;
+
+/// Tuples within one another. A state dict needs two; a deep pile would overflow the stack when dropped.
+const MAX_DEPTH: usize = 64;
+
+/// Dimensions of a tensor.
+const MAX_DIMENSIONS: usize = 16;
+
+/// Bytes of a storage's name.
+const MAX_NAME: usize = 256;
 
 /// Raw storage of the zip.
 #[derive(Debug)]
@@ -66,12 +86,22 @@ struct Machine<'a> {
     marks: Vec<usize>,
     memo: Vec<Option<Value>>,
     dicts: Vec<Vec<(Value, Value)>>,
+    /// Bytes of the whole pickle.
+    length: usize,
 }
 
 pub(super) fn load(code: &[u8]) -> Result<Value, String> {
-    let mut machine = Machine { code, ..Machine::default() };
+    if code.len() > MAX_LENGTH {
+        let limit = MAX_LENGTH >> 20;
+        return Err(format!(
+            "the pickle has {} bytes, at most {limit} MiB are read: save the model's state_dict() alone",
+            code.len()
+        ));
+    }
+    let mut machine = Machine { code, length: code.len(), ..Machine::default() };
     let result = machine.run()?;
-    Ok(machine.finish(&result, 0))
+    // Entries and their names are in the pickle once each, unless a memo repeats them.
+    machine.finish(&result, 0, &mut (2 * code.len()))
 }
 
 type Step = Result<(), String>;
@@ -145,9 +175,8 @@ impl<'a> Machine<'a> {
             self.stack.push(value.ok_or("the pickle reads a memo that it never wrote")?);
             return Ok(());
         }
-        // A memo index cannot exceed the number of opcodes: keeps a hostile index from taking
-        // memory.
-        if index > self.code.len() + self.memo.len() {
+        // A write takes two bytes or more: keeps a hostile index from taking memory.
+        if index > self.length / 2 {
             return Err("the pickle writes a memo far beyond its size".into());
         }
         if index >= self.memo.len() {
@@ -167,7 +196,12 @@ impl<'a> Machine<'a> {
                 self.stack.split_off(start)
             }
         };
-        self.stack.push(Value::Tuple(items.into()));
+        let depth_of = |item: &Value| if let Value::Tuple(tuple) = item { tuple.depth } else { 0 };
+        let depth = 1 + items.iter().map(depth_of).max().unwrap_or(0);
+        if depth > MAX_DEPTH {
+            return Err(format!("the pickle has more than {MAX_DEPTH} tuples within one another"));
+        }
+        self.stack.push(Value::Tuple(Rc::new(Tuple { items, depth })));
         Ok(())
     }
 
@@ -241,9 +275,10 @@ impl<'a> Machine<'a> {
         let (Value::Tuple(arguments), Value::Global(global)) = (arguments, function) else {
             return Err("the pickle calls something that is not a known global".into());
         };
+        let arguments = &arguments.items;
         match global {
             Global::OrderedDict if arguments.is_empty() => self.new_dict(),
-            Global::RebuildTensor => self.stack.push(Value::Tensor(Rc::new(tensor(&arguments)?))),
+            Global::RebuildTensor => self.stack.push(Value::Tensor(Rc::new(tensor(arguments)?))),
             Global::RebuildParameter => {
                 self.stack.push(arguments.first().cloned().ok_or("the pickle holds an empty parameter")?);
             }
@@ -254,8 +289,9 @@ impl<'a> Machine<'a> {
 
     /// Reads a reference `("storage", type, key, device, count)`.
     fn persistent(&mut self) -> Step {
-        if let Value::Tuple(items) = self.pop()?
-            && let [_, Value::Global(Global::StorageType(kind)), Value::Str(key), ..] = &*items
+        if let Value::Tuple(tuple) = self.pop()?
+            && let [_, Value::Global(Global::StorageType(kind)), Value::Str(key), ..] = &*tuple.items
+            && kind.len() + key.len() <= MAX_NAME
         {
             let storage = Storage { kind: kind.to_string(), key: key.to_string() };
             self.stack.push(Value::Storage(Rc::new(storage)));
@@ -308,24 +344,29 @@ impl<'a> Machine<'a> {
 
     /// Resolves dictionaries to the depth of `{"state": {…}}`; deeper ones (`_metadata`) hold no
     /// tensors.
-    fn finish(&self, value: &Value, depth: usize) -> Value {
-        match value {
-            Value::Dict(index) if depth < 2 => {
-                let entries = self.dicts[*index].iter().filter_map(|(key, value)| match key {
-                    Value::Str(key) => Some((key.to_string(), self.finish(value, depth + 1))),
-                    _ => None,
-                });
-                Value::Finished(Rc::new(entries.collect()))
-            }
-            other => other.clone(),
+    fn finish(&self, value: &Value, depth: usize, left: &mut usize) -> Result<Value, String> {
+        let Value::Dict(index) = value else { return Ok(value.clone()) };
+        if depth == 2 {
+            return Ok(Value::Plain);
         }
+        let mut entries = Vec::new();
+        for (key, value) in &self.dicts[*index] {
+            let Value::Str(key) = key else { continue };
+            *left = left
+                .checked_sub(1 + key.len())
+                .ok_or("the pickle repeats dictionaries or their keys: it is no state dict")?;
+            entries.push((key.to_string(), self.finish(value, depth + 1, left)?));
+        }
+        Ok(Value::Finished(Rc::new(entries)))
     }
 }
 
 /// Makes a tensor from `(storage, offset, shape, stride, …)`.
 fn tensor(arguments: &[Value]) -> Result<PickledTensor, String> {
     let sizes = |value: &Value| match value {
-        Value::Tuple(items) => items.iter().map(size).collect::<Option<Vec<usize>>>(),
+        Value::Tuple(tuple) if tuple.items.len() <= MAX_DIMENSIONS => {
+            tuple.items.iter().map(size).collect::<Option<Vec<usize>>>()
+        }
         _ => None,
     };
     if let [Value::Storage(storage), offset, shape, stride, ..] = arguments

@@ -13,6 +13,9 @@ pub(super) const END64: u32 = 0x0606_4b50;
 pub(super) const CENTRAL: u32 = 0x0201_4b50;
 pub(super) const LOCAL: u32 = 0x0403_4b50;
 
+/// Most members that are read.
+const MAX_MEMBERS: u64 = 1 << 20;
+
 /// Returns the byte range of each member, by name.
 pub(super) fn members(file: &[u8]) -> Result<HashMap<String, Range<usize>>, String> {
     if file.get(..4) != Some(&LOCAL.to_le_bytes()) {
@@ -20,6 +23,11 @@ pub(super) fn members(file: &[u8]) -> Result<HashMap<String, Range<usize>>, Stri
     }
     let broken = || String::from("the zip's directory is missing or broken: the file was probably cut short");
     let (mut offset, count) = directory(file).ok_or_else(broken)?;
+    if count > MAX_MEMBERS {
+        return Err(format!(
+            "the zip has {count} members, expected at most {MAX_MEMBERS}: one for each storage"
+        ));
+    }
     let mut members = HashMap::new();
     for _ in 0..count {
         let (name, range, next) = member(file, offset).ok_or_else(broken)??;

@@ -78,7 +78,8 @@ impl DeviceTable {
 
     /// The user's rows, then built-in rows of other names.
     pub fn read(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(TrainError::io("read", path))?;
+        let text =
+            tandem_files::read_text(path, tandem_files::MAX_CONFIG).map_err(TrainError::io("read", path))?;
         let wrong = |why: String| TrainError::Mismatch {
             reason: format!("{} is not a table of devices: {why}", path.display()),
         };

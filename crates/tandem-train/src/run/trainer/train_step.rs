@@ -57,6 +57,9 @@ impl Trainer {
             let build = &mut |part: BatchPart<'_>| batcher.build(of, part);
             scorer.forward_backward(learner, mesh, &share, build, &options)?
         };
+        if let Rows::Cached(cache) = of {
+            cache.check()?;
+        }
         // Background generation reads the current weights: wait for it before they are updated.
         if let Some(online) = online
             && !online.answered(mesh, stop)?

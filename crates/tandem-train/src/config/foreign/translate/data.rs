@@ -308,8 +308,9 @@ impl Translator<'_> {
             Place::Set { .. } => folder.into(),
         };
         let file = own.join("dataset_info.json");
-        let info: Option<Value> =
-            std::fs::read(&file).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        let info: Option<Value> = tandem_files::read(&file, tandem_files::MAX_CONFIG)
+            .ok()
+            .and_then(|text| serde_json::from_slice(&text).ok());
         let mut found = Vec::new();
         for name in names {
             if self.facts.exists(&name) {

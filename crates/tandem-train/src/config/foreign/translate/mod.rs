@@ -112,7 +112,7 @@ impl Sources {
         self.seen.push(path.to_owned());
         let text = match path.as_os_str() == "-" {
             true => std::io::read_to_string(std::io::stdin()),
-            false => std::fs::read_to_string(path),
+            false => tandem_files::read_text(path, tandem_files::MAX_CONFIG),
         };
         let unreadable = |error| at(path, None, format!("cannot read the file: {error}"));
         let text = text.map_err(unreadable)?;
