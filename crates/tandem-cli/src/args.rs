@@ -158,10 +158,10 @@ pub(crate) struct PlanArguments {
     /// micro-batch has this many tokens. Rows are as long as data.max_length allows. A pair is a
     /// prompt and two completions of the same length, the prompt computed once; an SFT row is a
     /// prompt and a completion.
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", value_parser = tokens)]
     pub assume_tokens: Option<usize>,
     /// Number of these tokens in completions. Default: two thirds of a pair, half of another row.
-    #[arg(long, value_name = "TOKENS", requires = "assume_tokens")]
+    #[arg(long, value_name = "TOKENS", requires = "assume_tokens", value_parser = tokens)]
     pub assume_scored: Option<usize>,
     /// Search for the fastest plans that fit, over shardings and memory-saving changes.
     #[arg(long)]
@@ -172,6 +172,20 @@ pub(crate) struct PlanArguments {
     /// Also write the plan as an HTML page.
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
+}
+
+fn tokens(text: &str) -> Result<usize, String> {
+    number(text, 1 << 30)
+}
+
+fn threads(text: &str) -> Result<usize, String> {
+    number(text, 4096)
+}
+
+/// Parses a number from 1 to `most`.
+fn number(text: &str, most: usize) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| (1..=most).contains(number));
+    number.ok_or_else(|| format!("expected a number from 1 to {most}"))
 }
 
 fn memory_size(text: &str) -> Result<u64, &'static str> {
@@ -473,7 +487,7 @@ pub(crate) struct ComputeArguments {
     #[arg(long, default_value = "auto")]
     pub device: Place,
     /// Number of CPU threads; default: all cores.
-    #[arg(long)]
+    #[arg(long, value_parser = threads)]
     pub threads: Option<usize>,
     /// Compute type.
     #[arg(long, value_enum, default_value_t = ComputeType::F32)]
@@ -535,7 +549,7 @@ pub(crate) struct SamplingArguments {
     #[arg(long, default_value_t = 1.0)]
     pub repetition_penalty: f32,
     /// Stop string, not part of the completion; may be repeated.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub stop: Vec<String>,
     /// Sampling seed; default: 0 in `generate`, a new one each time in `chat`.
     #[arg(long)]
@@ -803,7 +817,7 @@ pub(crate) struct QuickstartArguments {
     #[arg(long, default_value = "runs/quickstart")]
     pub output: PathBuf,
     /// Number of threads.
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 2, value_parser = threads)]
     pub threads: usize,
     /// Create the corpus, tokenizer, model and configurations, and stop.
     #[arg(long)]

@@ -14,6 +14,7 @@ mod generation;
 mod hub;
 mod json_events;
 mod log;
+mod memory;
 mod output;
 mod page;
 mod processes;

@@ -62,8 +62,13 @@ pub(crate) fn message(text: &str) -> Cow<'_, str> {
     if text.len() <= LONGEST_MESSAGE {
         return printable(text);
     }
-    let (start, end) = (LONGEST_MESSAGE * 3 / 4, text.len() - LONGEST_MESSAGE / 4);
-    let (start, end) = (text.floor_char_boundary(start), text.ceil_char_boundary(end));
+    let (mut start, mut end) = (LONGEST_MESSAGE * 3 / 4, text.len() - LONGEST_MESSAGE / 4);
+    while !text.is_char_boundary(start) {
+        start -= 1;
+    }
+    while !text.is_char_boundary(end) {
+        end += 1;
+    }
     Cow::Owned(
         printable(&format!("{} … {} bytes … {}", &text[..start], end - start, &text[end..])).into_owned(),
     )

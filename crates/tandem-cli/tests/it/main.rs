@@ -7,6 +7,7 @@ mod curves;
 mod documentation;
 mod example_plans;
 mod examples;
+mod hostile;
 mod hub;
 #[path = "../../../tandem-hub/tests/it/server.rs"]
 #[allow(dead_code, reason = "the faults are for the tests of tandem-hub")]

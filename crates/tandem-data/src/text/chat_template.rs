@@ -100,7 +100,13 @@ impl ChatTemplate {
                     let text = |v: &serde_json::Value| v.as_str().unwrap_or_default().to_string();
                     sources.extend(named.iter().map(|n| (text(&n["name"]), text(&n["template"]))));
                 }
-                _ => return Ok(None),
+                serde_json::Value::Null => return Ok(None),
+                other => {
+                    let shown: String = other.to_string().chars().take(60).collect();
+                    let reason =
+                        format!("`chat_template` is {shown}, expected a template, or a list of named ones");
+                    return Err(DataError::Tokenizer { path: folder.join("tokenizer_config.json"), reason });
+                }
             }
         }
         Self::new(sources, special_tokens).map(Some)

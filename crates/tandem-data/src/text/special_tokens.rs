@@ -35,8 +35,19 @@ impl TokenFiles {
         })
     }
 
-    /// Checks the lengths of the tokens that these files add.
+    /// Checks the types of named tokens, and the lengths of all that these files add.
     pub(super) fn check(&self) -> Result<(), String> {
+        for name in NAMES {
+            for file in [&self.tokenizer_config, &self.special_tokens_map] {
+                let value = &file[name];
+                if !value.is_null() && content(value).is_none() {
+                    let shown: String = value.to_string().chars().take(60).collect();
+                    return Err(format!(
+                        "{name} is {shown}, expected a token or an object with its `content`"
+                    ));
+                }
+            }
+        }
         let (named, extra) = (self.named(), self.extra());
         let added = self.added().into_iter().filter_map(|(_, token)| token["content"].as_str());
         check_tokens(named.iter().map(|(_, token)| token).chain(&extra).map(String::as_str).chain(added))

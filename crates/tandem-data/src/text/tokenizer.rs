@@ -11,7 +11,7 @@ use crate::source::record::Message;
 use crate::text::chat_template::{ChatTemplate, RenderOptions};
 use crate::text::folder::TokenizerFolder;
 use crate::text::special_tokens::TokenFiles;
-use crate::text::tokenizer_budget::{check_added_tokens, check_growth};
+use crate::text::tokenizer_budget::{check_size, check_growth};
 
 /// A tokenizer with its special tokens and chat template.
 pub struct Tokenizer {
@@ -35,7 +35,7 @@ impl Tokenizer {
         let path = source.place("tokenizer.json");
         let json = source.require("tokenizer.json")?;
         let broken = |reason: String| DataError::Tokenizer { path: path.clone(), reason };
-        check_added_tokens(&json).map_err(broken)?;
+        check_size(&json).map_err(broken)?;
         let mut inner = tokenizers::Tokenizer::from_bytes(&json).map_err(|e| broken(e.to_string()))?;
         check_growth(&inner).map_err(broken)?;
         // Tokenisation truncates and pads elsewhere; transformers disables both in a plain call,

@@ -19,6 +19,13 @@ const MAX_GROWTH: f64 = 256.0;
 /// Pieces of a template that is put around a text.
 const MAX_PIECES: usize = 64;
 
+/// Values of a `tokenizer.json`. A vocabulary of 262,144 with twice as many merges has 1.4 million; the
+/// library holds each in some hundred bytes while it reads.
+const MAX_VALUES: usize = 3_000_000;
+
+/// Added tokens.
+const MAX_ADDED: usize = 100_000;
+
 /// Part of a `tokenizer.json`.
 #[derive(Deserialize)]
 struct AddedTokens {
@@ -31,18 +38,23 @@ struct AddedToken {
     content: String,
 }
 
-/// Checks the added tokens of a `tokenizer.json`, before a tokenizer is made of it.
-pub(super) fn check_added_tokens(json: &[u8]) -> Result<(), String> {
+/// Checks the size of a `tokenizer.json` and its added tokens, before a tokenizer is made of it.
+pub(super) fn check_size(json: &[u8]) -> Result<(), String> {
+    let values = 1 + json.iter().filter(|byte| **byte == b',').count();
+    if values > MAX_VALUES {
+        return Err(format!("about {values} values, expected at most {MAX_VALUES}"));
+    }
     let AddedTokens { added_tokens } = serde_json::from_slice(json).map_err(|e| e.to_string())?;
     check_tokens(added_tokens.iter().map(|token| &*token.content))
 }
 
 /// Checks tokens that are searched for in each text.
 pub(super) fn check_tokens<'a>(tokens: impl Iterator<Item = &'a str>) -> Result<(), String> {
-    let mut all = 0;
+    let (mut all, mut count) = (0, 0);
     for token in tokens {
+        count += 1;
         if token.len() > MAX_TOKEN {
-            let beginning = &token[..token.floor_char_boundary(40)];
+            let beginning: String = token.chars().take(40).collect();
             return Err(format!(
                 "the special token {beginning:?}… has {} bytes, expected at most {MAX_TOKEN}",
                 token.len()
@@ -52,6 +64,9 @@ pub(super) fn check_tokens<'a>(tokens: impl Iterator<Item = &'a str>) -> Result<
     }
     if all > MAX_TOKENS {
         return Err(format!("the added tokens have {all} bytes, expected at most {} MiB", MAX_TOKENS >> 20));
+    }
+    if count > MAX_ADDED {
+        return Err(format!("{count} added tokens, expected at most {MAX_ADDED}"));
     }
     Ok(())
 }
@@ -165,6 +180,8 @@ mod tests {
         );
         check_tokens(["<s>", &"a".repeat(1024)].into_iter()).unwrap();
         let json = json!({ "added_tokens": [{ "id": 3, "content": long }], "model": [[[]]] });
-        check_added_tokens(json.to_string().as_bytes()).unwrap_err();
+        check_size(json.to_string().as_bytes()).unwrap_err();
+        let many = vec![0; MAX_VALUES + 1];
+        check_size(json!({ "model": many }).to_string().as_bytes()).unwrap_err();
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde::Deserialize;
@@ -129,6 +129,11 @@ impl TensorArchive {
         shards.sort_unstable();
         shards.dedup();
         for shard in &shards {
+            let is_within = |part| matches!(part, Component::Normal(_));
+            if shard.is_empty() || !Path::new(shard).components().all(is_within) {
+                let reason = format!("names the file {shard:?}, expected one within the folder");
+                return Err(ModelError::format(index, reason));
+            }
             archive.add(&folder.join(shard))?;
         }
         for (name, shard) in &map {

@@ -5,6 +5,7 @@ mod bits;
 mod failures;
 mod faults;
 mod hosts;
+mod injected;
 mod job;
 mod launch;
 mod launchers;
