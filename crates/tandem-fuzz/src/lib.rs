@@ -5,7 +5,7 @@
 //!
 //! * `tests/smoke.rs`, on every toolchain: the committed seeds in `fuzz/corpus/`, and [mutations](mutate) of
 //!   them that a seed decides.
-//! * `cargo +nightly fuzz run NAME`, which looks for inputs that reach new code.
+//! * `cargo +nightly fuzz run -O NAME`, which looks for inputs that reach new code.
 
 #![warn(unreachable_pub)]
 
