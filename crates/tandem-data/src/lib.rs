@@ -16,6 +16,7 @@
 
 mod batch;
 mod cache;
+mod contained;
 pub mod error;
 mod place;
 pub mod progress;

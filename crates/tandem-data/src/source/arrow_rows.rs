@@ -15,7 +15,9 @@ use arrow_array::types::{
 use arrow_array::{Array, RecordBatch, RecordBatchReader, StructArray};
 use arrow_schema::{ArrowError, DataType, Schema};
 use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
+use parquet::errors::ParquetError;
 
+use crate::contained::contained;
 use crate::error::DataError;
 use crate::source::arrow_ipc::{IpcReader, find_stream};
 use crate::source::files::refuse;
@@ -38,10 +40,13 @@ impl ArrowReader {
     pub(crate) fn parquet(path: &Path, file: File) -> Result<Self, DataError> {
         // The schema that Arrow keeps in the file may name types that only Arrow has.
         let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
-        let builder = ParquetRecordBatchReaderBuilder::try_new_with_options(file, options);
-        let builder = builder.map_err(|e| damaged(path, "Parquet", e))?;
-        let num_rows = u64::try_from(builder.metadata().file_metadata().num_rows()).ok();
-        let reader = builder.with_batch_size(BATCH_ROWS).build().map_err(|e| damaged(path, "Parquet", e))?;
+        let opened = contained(|| {
+            let builder = ParquetRecordBatchReaderBuilder::try_new_with_options(file, options)?;
+            let num_rows = u64::try_from(builder.metadata().file_metadata().num_rows()).ok();
+            Ok::<_, ParquetError>((builder.with_batch_size(BATCH_ROWS).build()?, num_rows))
+        });
+        let opened = opened.map_err(|e| damaged(path, "Parquet", e))?;
+        let (reader, num_rows) = opened.map_err(|e| damaged(path, "Parquet", e))?;
         let batches: Box<dyn RecordBatchReader + Send> = Box::new(reader);
         let schema = batches.schema();
         Self::new(path, "Parquet", &schema, Box::new(batches), num_rows)
@@ -54,7 +59,8 @@ impl ArrowReader {
     }
 
     pub(crate) fn stream(path: &Path, input: impl BufRead + Send + 'static) -> Result<Self, DataError> {
-        let reader = IpcReader::new(input).map_err(|e| damaged(path, "Arrow", e))?;
+        let reader = contained(|| IpcReader::new(input)).map_err(|e| damaged(path, "Arrow", e))?;
+        let reader = reader.map_err(|e| damaged(path, "Arrow", e))?;
         let schema = Arc::clone(reader.schema());
         Self::new(path, "Arrow", &schema, Box::new(reader), None)
     }
@@ -84,6 +90,15 @@ impl ArrowReader {
     }
 
     pub(crate) fn next_row(&mut self) -> Result<Option<RawRow>, DataError> {
+        let decoded = contained(|| self.decode_row());
+        decoded.unwrap_or_else(|e| {
+            // The decoder's state is unknown now.
+            (self.batches, self.batch) = (Box::new(std::iter::empty()), None);
+            Err(damaged(&self.path, self.format, format!("after row {}: {e}", self.row)))
+        })
+    }
+
+    fn decode_row(&mut self) -> Result<Option<RawRow>, DataError> {
         loop {
             if let Some((batch, at)) = &mut self.batch
                 && *at < batch.len()

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{AddedToken, Encoding};
 
+use crate::contained::contained;
 use crate::error::DataError;
 use crate::source::record::Message;
 use crate::text::chat_template::{ChatTemplate, RenderOptions};
@@ -36,7 +37,8 @@ impl Tokenizer {
         let json = source.require("tokenizer.json")?;
         let broken = |reason: String| DataError::Tokenizer { path: path.clone(), reason };
         check_size(&json).map_err(broken)?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(&json).map_err(|e| broken(e.to_string()))?;
+        let inner = contained(|| tokenizers::Tokenizer::from_bytes(&json)).map_err(broken)?;
+        let mut inner = inner.map_err(|e| broken(e.to_string()))?;
         check_growth(&inner).map_err(broken)?;
         // Tokenisation truncates and pads elsewhere; transformers disables both in a plain call,
         // too.
@@ -98,20 +100,19 @@ impl Tokenizer {
 
     /// Encodes rendered text; also returns the bytes that each token covers.
     pub(crate) fn encode_with_offsets(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>), DataError> {
-        let encoding = self.inner.encode(text, false).map_err(|e| self.refused(e))?;
+        let encoding = self.contained(|| self.inner.encode(text, false))?;
         let offsets = encoding.get_offsets().iter().map(|&(start, end)| start..end).collect();
         Ok((encoding.get_ids().to_vec(), offsets))
     }
 
     fn encode_with(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, DataError> {
-        let encoding: Encoding =
-            self.inner.encode_fast(text, add_special_tokens).map_err(|e| self.refused(e))?;
+        let encoding: Encoding = self.contained(|| self.inner.encode_fast(text, add_special_tokens))?;
         Ok(encoding.get_ids().to_vec())
     }
 
     /// Decodes ids.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, DataError> {
-        self.inner.decode(ids, skip_special_tokens).map_err(|e| self.refused(e))
+        self.contained(|| self.inner.decode(ids, skip_special_tokens))
     }
 
     /// Returns the vocabulary entry of an id, as in `tokenizer.json`.
@@ -137,11 +138,7 @@ impl Tokenizer {
 
     /// Returns the texts of [`eos_ids`](Self::eos_ids).
     pub(crate) fn eos_texts(&self) -> Vec<String> {
-        self.eos
-            .iter()
-            .filter_map(|&id| self.inner.decode(&[id], false).ok())
-            .filter(|t| !t.is_empty())
-            .collect()
+        self.eos.iter().filter_map(|&id| self.decode(&[id], false).ok()).filter(|t| !t.is_empty()).collect()
     }
 
     /// Returns a completion's tokens without a final one of [`eos_ids`](Self::eos_ids).
@@ -191,8 +188,11 @@ impl Tokenizer {
         &self.inner
     }
 
-    fn refused(&self, error: tokenizers::Error) -> DataError {
-        DataError::Tokenizer { path: self.folder.join("tokenizer.json"), reason: error.to_string() }
+    /// Runs the tokenizer, which panics over some normalisers and decoders of a damaged file.
+    fn contained<T>(&self, run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, DataError> {
+        let refused =
+            |reason: String| DataError::Tokenizer { path: self.folder.join("tokenizer.json"), reason };
+        contained(run).map_err(refused)?.map_err(|e| refused(e.to_string()))
     }
 }
 

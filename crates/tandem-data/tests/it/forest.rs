@@ -1,6 +1,8 @@
 //! Forests contain exactly the sequences and predictions of the rows, however much responses share.
 
+use proptest::prelude::*;
 use tandem_data::forest::{ForestBuilder, PairTokens, RowCounts, ScoredTokens};
+use tandem_data::order::{MicroBatchSize, cut};
 use tandem_kernels::Forest;
 
 /// A sequence and its scored positions.
@@ -316,5 +318,73 @@ fn scored_prompts_are_sequences_of_their_own() {
         // The builder is empty again.
         builder.push_pair(&PairTokens { prompt: &[1], unseen: [0, 0], chosen: &[2], rejected: &[3] });
         assert_eq!(builder.finish().unwrap().num_sequences, 2);
+    }
+}
+
+/// Rows of a batch: prompt, tokens that truncation hid of one prompt, chosen and rejected.
+fn any_pairs() -> impl Strategy<Value = Vec<(Vec<u32>, [usize; 2], [Vec<u32>; 2])>> {
+    // Two tokens, so that texts begin alike often.
+    let ids = |longest| prop::collection::vec(0..2_u32, 0..=longest);
+    let pair =
+        (ids(5), 0..2_usize, 0..5_usize, [ids(6), ids(6)]).prop_map(|(prompt, side, hidden, answers)| {
+            let mut unseen = [0, 0];
+            unseen[side] = prompt.len().min(hidden.saturating_sub(2));
+            (prompt, unseen, answers)
+        });
+    prop::collection::vec(pair, 1..6)
+}
+
+/// Tokens of rows, and a limit.
+fn any_batch() -> impl Strategy<Value = (Vec<usize>, MicroBatchSize)> {
+    let limit = prop_oneof![
+        (1..40_usize).prop_map(MicroBatchSize::Tokens),
+        (1..9_usize).prop_map(MicroBatchSize::Rows),
+    ];
+    (prop::collection::vec(0..50_usize, 0..40), limit)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_pairs_are_read_back_with_and_without_sharing(pairs in any_pairs(), share in any::<bool>()) {
+        let mut builder = ForestBuilder::new(share);
+        let (mut expected, mut counts) = (Vec::new(), RowCounts::default());
+        for (prompt, unseen, [chosen, rejected]) in &pairs {
+            let pair = PairTokens { prompt, unseen: *unseen, chosen, rejected };
+            builder.push_pair(&pair);
+            let [first, second] = pair.prompts();
+            expected.extend([answer_of(first, chosen), answer_of(second, rejected)]);
+            let answers = [chosen.len(), rejected.len()];
+            let pair = RowCounts::for_pair([first.len(), second.len()], answers, pair.shared(), share);
+            counts = [counts, pair].into_iter().sum();
+        }
+        prop_assume!(counts.tokens > 0);
+        let forest = builder.finish().unwrap();
+        check(&forest, &expected);
+        check_counts(&forest, counts, &expected);
+        let separate: usize = expected.iter().map(|(tokens, _)| tokens.len()).sum();
+        let is_right = forest.num_tokens() == separate || share && forest.num_tokens() < separate;
+        prop_assert!(is_right, "{} tokens of {}", forest.num_tokens(), separate);
+    }
+
+    /// Every row is in one micro-batch, in order; none is over its limit with more than one row, and none
+    /// could have taken the row after it.
+    #[test]
+    fn any_cut_covers_the_rows_and_is_greedy((tokens, budget) in any_batch()) {
+        let cuts = cut(&tokens, budget);
+        let rows: Vec<usize> = cuts.iter().cloned().flatten().collect();
+        prop_assert_eq!(rows, (0..tokens.len()).collect::<Vec<_>>());
+        let (limit, cost): (usize, fn(usize) -> usize) = match budget {
+            MicroBatchSize::Tokens(limit) => (limit, |tokens| tokens),
+            MicroBatchSize::Rows(limit) => (limit, |_| 1),
+        };
+        for range in &cuts {
+            let used: usize = tokens[range.clone()].iter().map(|&tokens| cost(tokens)).sum();
+            prop_assert!(used <= limit || range.len() == 1, "{:?} has {} of {}", range, used, limit);
+            if let Some(&next) = tokens.get(range.end) {
+                prop_assert!(used + cost(next) > limit, "{:?} could take another row", range);
+            }
+        }
     }
 }

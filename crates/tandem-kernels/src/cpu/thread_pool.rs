@@ -8,15 +8,44 @@
 //! within microseconds. The caller does not wait for a worker that is still asleep when the others
 //! have finished.
 
-use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::PoisonError;
+
+use self::primitives::{
+    Arc, AtomicBool, AtomicU64, AtomicUsize, Cell, Condvar, IN_BLOCK, JoinHandle, Mutex, MutexGuard,
+    Ordering, hint, thread,
+};
+
+/// Threads and what they share: the standard library's, or loom's, which tries every order of their steps.
+#[cfg(not(all(test, loom)))]
+mod primitives {
+    pub(super) use std::cell::Cell;
+    pub(super) use std::hint;
+    pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+    pub(super) use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+    pub(super) use std::thread::{self, JoinHandle};
+
+    std::thread_local! {
+        /// True while this thread runs a block; a nested job then runs on this thread alone.
+        pub(super) static IN_BLOCK: Cell<bool> = const { Cell::new(false) };
+    }
+}
+#[cfg(all(test, loom))]
+mod primitives {
+    pub(super) use loom::cell::Cell;
+    pub(super) use loom::hint;
+    pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+    pub(super) use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
+    pub(super) use loom::thread::{self, JoinHandle};
+
+    loom::thread_local! {
+        pub(super) static IN_BLOCK: std::cell::Cell<bool> = std::cell::Cell::new(false);
+    }
+}
 
 /// Rounds of spinning before a worker sleeps or a caller yields: 40 to 120 microseconds, by the
-/// length of a pause.
-const SPINS: u32 = 1 << 11;
+/// length of a pause. Each round is a step that loom must order.
+const SPINS: u32 = if cfg!(all(test, loom)) { 1 } else { 1 << 11 };
 
 /// Low half of [`Shared::state`]: workers inside the job. Above it are the open bit and the job's
 /// number.
@@ -61,11 +90,6 @@ pub(crate) struct ThreadPool {
     turn: Mutex<()>,
 }
 
-thread_local! {
-    /// True while this thread runs a block; a nested job then runs on this thread alone.
-    static IN_BLOCK: Cell<bool> = const { Cell::new(false) };
-}
-
 impl ThreadPool {
     /// Starts a pool of `threads` threads, the caller included.
     pub(crate) fn new(threads: usize) -> std::io::Result<Self> {
@@ -81,9 +105,8 @@ impl ThreadPool {
         let mut team = Self { shared, workers: Vec::new(), turn: Mutex::new(()) };
         for index in 1..threads.max(1) {
             let shared = Arc::clone(&team.shared);
-            let worker = std::thread::Builder::new()
-                .name(format!("tandem-cpu-{index}"))
-                .spawn(move || shared.work())?;
+            let worker =
+                thread::Builder::new().name(format!("tandem-cpu-{index}")).spawn(move || shared.work())?;
             team.workers.push(worker);
         }
         Ok(team)
@@ -98,7 +121,7 @@ impl ThreadPool {
     /// # Panics
     /// With the payload of the first block that panicked.
     pub(crate) fn run(&self, num_blocks: usize, block: &(dyn Fn(usize) + Sync)) {
-        if num_blocks <= 1 || self.workers.is_empty() || IN_BLOCK.get() {
+        if num_blocks <= 1 || self.workers.is_empty() || IN_BLOCK.with(std::cell::Cell::get) {
             (0..num_blocks).for_each(block);
             return;
         }
@@ -171,7 +194,7 @@ impl Shared {
             if self.stop.load(Ordering::Relaxed) {
                 return None;
             }
-            std::hint::spin_loop();
+            hint::spin_loop();
         }
         let mut asleep = lock(&self.asleep);
         loop {
@@ -192,7 +215,7 @@ impl Shared {
         // SAFETY: the caller of `run` keeps the function alive until the job is closed and all
         // workers have left.
         let block = unsafe { &*job.block };
-        IN_BLOCK.set(true);
+        IN_BLOCK.with(|is_in_block| is_in_block.set(true));
         let result = catch_unwind(AssertUnwindSafe(|| {
             loop {
                 let index = self.next_block.fetch_add(1, Ordering::Relaxed);
@@ -202,7 +225,7 @@ impl Shared {
                 block(index);
             }
         }));
-        IN_BLOCK.set(false);
+        IN_BLOCK.with(|is_in_block| is_in_block.set(false));
         if let Err(payload) = result {
             // A panic makes the other blocks pointless.
             self.next_block.store(job.num_blocks, Ordering::Relaxed);
@@ -219,13 +242,77 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn pause(spins: &mut u32) {
     if *spins < SPINS {
         *spins += 1;
-        std::hint::spin_loop();
+        hint::spin_loop();
     } else {
-        std::thread::yield_now();
+        thread::yield_now();
     }
 }
 
-#[cfg(test)]
+/// Every order of the threads' steps up to a number of preemptions, by loom:
+/// `RUSTFLAGS="--cfg loom" cargo test --release -p tandem-kernels --lib thread_pool`.
+#[cfg(all(test, loom))]
+mod orders {
+    use super::*;
+
+    fn every_order(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(preemptions);
+        builder.check(model);
+    }
+
+    /// Cells that blocks write and the caller reads. Loom reports an access that nothing orders.
+    struct Results(Vec<Cell<usize>>);
+
+    // SAFETY: each block writes its own cell, and the caller reads after `run`. That this is ordered is
+    // what the models check.
+    unsafe impl Sync for Results {}
+
+    fn run_and_check(pool: &ThreadPool, num_blocks: usize) {
+        let results = Results((0..num_blocks).map(|_| Cell::new(0)).collect());
+        let results = &results;
+        pool.run(num_blocks, &move |block| results.0[block].set(results.0[block].get() + block + 1));
+        for (block, result) in results.0.iter().enumerate() {
+            assert_eq!(result.get(), block + 1, "block {block} runs once");
+        }
+    }
+
+    #[test]
+    fn a_job_is_complete_when_run_returns() {
+        every_order(3, || run_and_check(&ThreadPool::new(2).unwrap(), 2));
+    }
+
+    #[test]
+    fn a_late_worker_joins_no_job_that_is_over() {
+        every_order(2, || {
+            let pool = ThreadPool::new(2).unwrap();
+            run_and_check(&pool, 2);
+            run_and_check(&pool, 3);
+        });
+    }
+
+    #[test]
+    fn two_workers_share_a_job() {
+        every_order(2, || run_and_check(&ThreadPool::new(3).unwrap(), 2));
+    }
+
+    #[test]
+    fn two_callers_take_turns() {
+        every_order(1, || {
+            let pool = Arc::new(ThreadPool::new(2).unwrap());
+            let other = Arc::clone(&pool);
+            let caller = thread::spawn(move || run_and_check(&other, 2));
+            run_and_check(&pool, 2);
+            caller.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_pool_that_never_ran_ends() {
+        every_order(3, || drop(ThreadPool::new(2).unwrap()));
+    }
+}
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

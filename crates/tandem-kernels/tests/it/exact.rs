@@ -1,6 +1,8 @@
 //! Fixed-point sums: the same bits in any order, the value to 2⁻⁴⁸, and what is out of range is
 //! seen.
 
+use proptest::prelude::*;
+
 use crate::support::{ADAMW, Place, RMSPROP, devices, numbers, processors, vector};
 use tandem_kernels::exact::{FRACTION_BITS, FixedPointSum, limit};
 use tandem_kernels::ops::{self, Gradient};
@@ -240,5 +242,74 @@ fn a_dry_run_counts_what_sums_of_squares_take() {
         }
         assert_eq!(device.memory(), meta.memory());
         assert_eq!(device.high_water(), meta.high_water());
+    }
+}
+
+/// Terms of any magnitude below the limit, in an order, and where a sum of sums is cut.
+fn any_terms() -> impl Strategy<Value = (Vec<Vec<f32>>, Vec<usize>, usize)> {
+    let sizes = (1..7_usize, 1..40_usize);
+    sizes.prop_flat_map(|(count, len)| {
+        let term = prop_oneof![
+            -1.0..1.0_f32,
+            (-60..11_i32, any::<bool>()).prop_map(|(e, negative)| if negative {
+                -2f32.powi(e)
+            } else {
+                2f32.powi(e)
+            }),
+            any::<f32>().prop_filter("in range", |x| x.abs() < limit(8)),
+        ];
+        let order = Just((0..count).collect::<Vec<_>>()).prop_shuffle();
+        (prop::collection::vec(prop::collection::vec(term, len), count), order, 0..=count)
+    })
+}
+
+/// The sum's definition: each term in units of 2⁻⁴⁸, cut towards zero. In i128 nothing overflows.
+fn reference(terms: &[Vec<f32>]) -> Vec<i128> {
+    let fixed = |x: f32| (f64::from(x) * 2f64.powi(FRACTION_BITS as i32)).trunc() as i128;
+    (0..terms[0].len()).map(|j| terms.iter().map(|term| fixed(term[j])).sum()).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_order_and_grouping_of_any_terms_gives_the_same_integers((terms, order, cut) in any_terms()) {
+        let expected = reference(&terms);
+        let shuffled: Vec<Vec<f32>> = order.iter().map(|&i| terms[i].clone()).collect();
+        for (isa, device) in processors(2) {
+            for terms in [&terms, &shuffled] {
+                let found = sum_of(&device, terms).read(&device).unwrap();
+                let found: Vec<i128> = found.into_iter().map(i128::from).collect();
+                prop_assert_eq!(&found, &expected, "{}", isa.name());
+            }
+            // As ranks add up: sums of some terms, and then their sum.
+            let groups = [&shuffled[..cut], &shuffled[cut..]];
+            let sums = groups.iter().filter(|group| !group.is_empty()).map(|group| sum_of(&device, group));
+            let mut total = vec![0_i64; expected.len()];
+            for sum in sums {
+                total.iter_mut().zip(sum.read(&device).unwrap()).for_each(|(total, sum)| *total += sum);
+            }
+            let total: Vec<i128> = total.into_iter().map(i128::from).collect();
+            prop_assert_eq!(&total, &expected, "{}", isa.name());
+        }
+    }
+
+    /// Squares are exact where f64 has room for them: numbers of 12 bits at one scale.
+    #[test]
+    fn any_cut_of_squares_gives_the_same_exact_sum(
+        values in prop::collection::vec(-4000..4000_i32, 1..3000),
+        at in any::<prop::sample::Index>(),
+    ) {
+        let exact: i64 = values.iter().map(|&x| i64::from(x) * i64::from(x)).sum();
+        let scaled: Vec<f32> = values.iter().map(|&x| x as f32 * 2f32.powi(-20)).collect();
+        let cut = at.index(values.len() + 1);
+        for (isa, device) in processors(2) {
+            let x = vector(&device, &scaled);
+            let mut sum = SquareSum::default();
+            for range in [0..cut, cut..values.len()] {
+                sum.add(&ops::block_squares(&device, &[x.view().col_range(range).into()]).unwrap());
+            }
+            prop_assert_eq!(sum.value(), exact as f64 * 2f64.powi(-40), "{}", isa.name());
+        }
     }
 }

@@ -87,6 +87,8 @@ fn costs(spec: &DecoderSpec) -> (usize, usize) {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::families::family_of;
 
@@ -142,5 +144,35 @@ mod tests {
         let error =
             PipelineStage { index: 0, count: 3 }.blocks(&llama(2, 64, false)).unwrap_err().to_string();
         assert_eq!(error, "2 blocks cannot be divided among 3 stages, each of which needs one at least");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Each stage has a block, blocks are in order, and moving the last stage's border makes no stage faster.
+        #[test]
+        fn any_division_into_stages_covers_the_blocks(
+            blocks in 1..60_usize,
+            count in 1..12_usize,
+            vocab in 1..8000_usize,
+            tied in any::<bool>(),
+        ) {
+            let spec = llama(blocks, vocab, tied);
+            let stages = (0..count).map(|index| PipelineStage { index, count }.blocks(&spec));
+            let Ok(stages) = stages.collect::<Result<Vec<_>>>() else {
+                prop_assert!(count > blocks);
+                return Ok(());
+            };
+            prop_assert!(stages.iter().all(|stage| !stage.is_empty()), "{:?}", stages);
+            prop_assert!(stages.iter().cloned().flatten().eq(0..blocks), "{:?}", stages);
+            let (block, head) = costs(&spec);
+            let most = |last: usize| {
+                let others = if count == 1 { 0 } else { (blocks - last).div_ceil(count - 1) };
+                (others * block).max(last * block + head)
+            };
+            let last = stages[count - 1].len();
+            let fastest = if count == 1 { most(last) } else { (1..=blocks + 1 - count).map(most).min().unwrap() };
+            prop_assert_eq!(most(last), fastest);
+        }
     }
 }

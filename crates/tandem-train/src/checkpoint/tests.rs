@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
@@ -84,7 +85,11 @@ fn elements<'a>(data: &StatesView<'a>) -> &'a [f32] {
 /// A rank's part: its share of all elements in order, wherever that cuts a tensor.
 fn share<'a>(tensors: &[TensorShard<'a>], rank: usize, num_ranks: usize) -> Vec<TensorShard<'a>> {
     let total: usize = tensors.iter().map(|t| t.data.len()).sum();
-    let mine = total * rank / num_ranks..total * (rank + 1) / num_ranks;
+    pieces(tensors, total * rank / num_ranks..total * (rank + 1) / num_ranks)
+}
+
+/// The tensors' parts within a range of all elements in order.
+fn pieces<'a>(tensors: &[TensorShard<'a>], mine: Range<usize>) -> Vec<TensorShard<'a>> {
     let mut before = 0;
     let mut pieces = Vec::new();
     for TensorShard { tensor, data, .. } in tensors {
@@ -537,4 +542,60 @@ fn replace(path: &Path, from: &str, to: &str) {
     let text = fs::read_to_string(path).expect("text");
     assert!(text.contains(from), "{from} is not in {text}");
     fs::write(path, text.replace(from, to)).expect("written");
+}
+
+/// Tensors of one to three dimensions.
+fn any_tensors() -> impl Strategy<Value = Vec<Vec<usize>>> {
+    prop::collection::vec(prop::collection::vec(1..6_usize, 0..4), 1..5)
+}
+
+proptest! {
+    // Each case writes and syncs files.
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Any number of ranks writes, each a range of any length; any other number reads, each its range.
+    #[test]
+    fn any_division_is_read_back_by_any_other(
+        shapes in any_tensors(),
+        mut cuts in prop::collection::vec(0..400_usize, 0..6),
+        num_readers in 1..7_usize,
+    ) {
+        let folder = TempDir::new().expect("a temporary folder");
+        let checkpoints = Checkpoints::new(folder.path().join("checkpoints"));
+        let lens: Vec<usize> = shapes.iter().map(|shape| shape.iter().product()).collect();
+        let total: usize = lens.iter().sum();
+        let values: Vec<f32> = (0..total).map(|i| f32::from_bits(0x3f80_0000 ^ (i as u32).wrapping_mul(0x9e37_79b9))).collect();
+        let mut offsets = vec![0];
+        offsets.extend(lens.iter().scan(0, |end, len| { *end += len; Some(*end) }));
+        let whole: Vec<TensorShard> = shapes
+            .iter()
+            .enumerate()
+            .map(|(i, shape)| {
+                let spec = TensorSpec { name: format!("tensor.{i}"), shape: shape.clone() };
+                TensorShard::new(spec, 0, &values[offsets[i]..offsets[i + 1]])
+            })
+            .collect();
+        cuts.iter_mut().for_each(|cut| *cut %= total + 1);
+        cuts.extend([0, total]);
+        cuts.sort_unstable();
+        let num_writers = cuts.len() - 1;
+        checkpoints.begin(1).expect("a folder");
+        let parts: Vec<_> = (0..num_writers)
+            .map(|rank| {
+                let pieces = pieces(&whole, cuts[rank]..cuts[rank + 1]);
+                checkpoints.write_part(1, rank, num_writers, &pieces, &AtomicBool::new(false)).expect("a part")
+            })
+            .collect();
+        let path = checkpoints.publish(&cursor(1), &parts).expect("a save");
+        let checkpoint = Checkpoint::open(&path).expect("a complete checkpoint");
+        for rank in 0..num_readers {
+            let mine = total * rank / num_readers..total * (rank + 1) / num_readers;
+            for piece in pieces(&whole, mine) {
+                let mut out = vec![0.0; piece.data.len()];
+                checkpoint.read(&piece.tensor.name, piece.start, &mut out).expect("a range");
+                let bits = |x: &[f32]| x.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+                prop_assert_eq!(bits(&out), bits(elements(&piece.data)), "{} at {}", piece.tensor.name, piece.start);
+            }
+        }
+    }
 }

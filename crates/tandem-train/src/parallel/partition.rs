@@ -185,6 +185,8 @@ fn divide(lengths: &[usize], num_ranks: usize) -> Vec<Vec<usize>> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -244,5 +246,70 @@ mod tests {
         assert_eq!(partition.owned(1), 4 * SQUARES_BLOCK..6 * SQUARES_BLOCK);
         assert_eq!(partition.owned_place(3), 2 * SQUARES_BLOCK + 3..4 * SQUARES_BLOCK + 3);
         assert_eq!(partition.bucket_owned(1), 4 * SQUARES_BLOCK..8 * SQUARES_BLOCK + 3);
+    }
+
+    /// Lengths of layers around multiples of a block.
+    fn any_lengths() -> impl Strategy<Value = Vec<usize>> {
+        let length = (0..40_usize, 0..3_usize).prop_map(|(blocks, near)| match near {
+            0 => blocks * SQUARES_BLOCK,
+            1 => blocks * SQUARES_BLOCK + 1,
+            _ => (blocks * SQUARES_BLOCK).saturating_sub(1),
+        });
+        prop::collection::vec(length, 1..8)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_partition_covers_every_layer_once(
+            lengths in any_lengths(),
+            num_ranks in 1..20_usize,
+            apart in 0..2_usize,
+        ) {
+            let buckets = buckets(&lengths, apart);
+            prop_assert_eq!(buckets.iter().cloned().flatten().collect::<Vec<_>>(), (0..lengths.len()).collect::<Vec<_>>());
+            let of = |rank| Partition::of(&lengths, buckets.clone(), rank, num_ranks);
+            for (layer, &len) in lengths.iter().enumerate() {
+                let mut next = 0;
+                for rank in 0..num_ranks {
+                    let owned = of(rank).owned(layer);
+                    prop_assert_eq!(owned.start, next);
+                    prop_assert!(owned.is_empty() || owned.start % SQUARES_BLOCK == 0, "{:?}", owned);
+                    next = owned.end;
+                }
+                prop_assert_eq!(next, len);
+            }
+            for rank in 0..num_ranks {
+                let partition = of(rank);
+                for layer in 0..lengths.len() {
+                    // The part of a layer is the same elements, counted in the layer and in the bucket.
+                    let (owned, bucket) = (partition.owned(layer), partition.bucket_owned(partition.bucket_of(layer)));
+                    prop_assert_eq!(partition.owned_place(layer).len(), owned.len());
+                    if !owned.is_empty() {
+                        let in_bucket = partition.place(layer).start + owned.start;
+                        prop_assert_eq!(in_bucket - bucket.start, partition.owned_place(layer).start);
+                    }
+                }
+            }
+        }
+
+        /// Replicas of a sharded model divide a rank's part further.
+        #[test]
+        fn parts_among_a_multiple_of_ranks_are_parts_of_theirs(
+            lengths in any_lengths(),
+            num_ranks in 1..6_usize,
+            factor in 1..5_usize,
+        ) {
+            let buckets = buckets(&lengths, 0);
+            let fine = |rank| Partition::of(&lengths, buckets.clone(), rank, num_ranks * factor);
+            for rank in 0..num_ranks {
+                let coarse = Partition::of(&lengths, buckets.clone(), rank, num_ranks);
+                for layer in 0..lengths.len() {
+                    let parts = (0..factor).flat_map(|i| fine(rank * factor + i).owned(layer));
+                    prop_assert!(parts.eq(coarse.owned(layer)), "layer {} of rank {}", layer, rank);
+                }
+            }
+        }
     }
 }

@@ -1,0 +1,5 @@
+//! `chat_template` of `tandem-fuzz` under libFuzzer.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| (tandem_fuzz::target("chat_template").run)(bytes));

@@ -1,0 +1,5 @@
+//! `peft_config` of `tandem-fuzz` under libFuzzer.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| (tandem_fuzz::target("peft_config").run)(bytes));

@@ -1,0 +1,5 @@
+//! `rows_columns` of `tandem-fuzz` under libFuzzer.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| (tandem_fuzz::target("rows_columns").run)(bytes));

@@ -1,0 +1,5 @@
+//! `rows_text` of `tandem-fuzz` under libFuzzer.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| (tandem_fuzz::target("rows_text").run)(bytes));

@@ -1,0 +1,5 @@
+//! `run_toml` of `tandem-fuzz` under libFuzzer.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| (tandem_fuzz::target("run_toml").run)(bytes));

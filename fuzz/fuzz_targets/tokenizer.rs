@@ -1,0 +1,5 @@
+//! `tokenizer` of `tandem-fuzz` under libFuzzer.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| (tandem_fuzz::target("tokenizer").run)(bytes));
