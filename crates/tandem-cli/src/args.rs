@@ -11,6 +11,7 @@ use tandem_kernels::DType;
 use tandem_model::Sampling;
 use tandem_train::size;
 
+use crate::commands::serve::limits::LimitArguments;
 use crate::log::LogArguments;
 
 /// Preference optimisation for language models: SFT, then DPO.
@@ -464,6 +465,8 @@ pub(crate) struct ServeArguments {
     /// Further requests wait.
     #[arg(long)]
     pub cache_tokens: Option<usize>,
+    #[command(flatten)]
+    pub limits: LimitArguments,
     #[command(flatten)]
     pub compute: ComputeArguments,
 }

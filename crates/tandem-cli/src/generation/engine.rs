@@ -4,19 +4,46 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, TryRecvError};
 
 use tandem_data::text_stream::TextStream;
+use tandem_data::tokenizer::Tokenizer;
 use tandem_model::decode::{Answer, Finish, Flow, NewToken};
 use tandem_model::{ModelError, Request};
 use tandem_train::chain;
+use tokio::sync::mpsc::Sender;
 
 use super::Loaded;
 
 pub(crate) struct Job {
+    /// Client, whose completions take turns with those of others.
+    pub client: u64,
     /// The request.
     pub request: Request,
     /// Stop strings.
     pub stop: Vec<String>,
-    /// Receives the messages of this job; returns false when nobody listens any more.
-    pub listener: Box<dyn FnMut(Message) -> bool + Send>,
+    /// Receives the messages of this job.
+    pub listener: Listener,
+}
+
+/// Sender of a job's messages.
+pub(crate) struct Listener {
+    messages: Sender<(usize, Message)>,
+    index: usize,
+}
+
+impl Listener {
+    /// Sends messages with the index of their job.
+    pub(crate) fn new(messages: Sender<(usize, Message)>, index: usize) -> Self {
+        Self { messages, index }
+    }
+
+    /// Sends a message; returns false when nobody listens any more, or not fast enough. The engine waits for
+    /// nobody.
+    fn send(&self, message: Message) -> bool {
+        self.messages.try_send((self.index, message)).is_ok()
+    }
+
+    fn is_gone(&self) -> bool {
+        self.messages.is_closed()
+    }
 }
 
 /// Message to the listener of a job.
@@ -54,9 +81,14 @@ pub(crate) struct Ended {
 }
 
 struct InFlight<'a> {
-    listener: Box<dyn FnMut(Message) -> bool + Send>,
-    texts: Vec<TextStream<'a>>,
-    ended: Vec<Option<Ended>>,
+    tokenizer: &'a Tokenizer,
+    listener: Listener,
+    stop: Vec<String>,
+    /// Number of completions.
+    count: usize,
+    /// Texts of running completions.
+    texts: BTreeMap<usize, TextStream<'a>>,
+    ended: BTreeMap<usize, Ended>,
     is_wanted: bool,
 }
 
@@ -75,21 +107,32 @@ pub(crate) fn run(model: &Loaded, jobs: &Receiver<Job>) -> tandem_model::Result<
             jobs.try_recv()
         };
         match next {
-            Ok(Job { request, stop, mut listener }) => {
+            Ok(Job { client, request, stop, listener }) => {
                 let count = request.num_answers;
-                match generator.submit(request) {
+                match generator.submit_for(client, request) {
                     Ok(number) => {
-                        let texts = (0..count).map(|_| TextStream::new(model.tokenizer(), &stop)).collect();
-                        let under = InFlight { listener, texts, ended: vec![None; count], is_wanted: true };
+                        let (tokenizer, texts, ended) = (model.tokenizer(), BTreeMap::new(), BTreeMap::new());
+                        let under =
+                            InFlight { tokenizer, listener, stop, count, texts, ended, is_wanted: true };
                         under_way.insert(number, under);
                     }
-                    Err(error) => drop(listener(Message::Refused(chain(&error)))),
+                    Err(error) => {
+                        listener.send(Message::Refused(chain(&error)));
+                    }
                 }
                 continue;
             }
             Err(TryRecvError::Disconnected) if generator.is_idle() => return Ok(()),
             Err(_) => {}
         }
+        // Also those that have not begun: their prompts need not be computed.
+        under_way.retain(|&number, under| {
+            let is_wanted = under.is_wanted && !under.listener.is_gone();
+            if !is_wanted {
+                generator.cancel(number);
+            }
+            is_wanted
+        });
         let mut on_token = |new: NewToken| {
             let under = under_way.get_mut(&new.request).expect("it was submitted");
             under.hear(new)
@@ -100,9 +143,9 @@ pub(crate) fn run(model: &Loaded, jobs: &Receiver<Job>) -> tandem_model::Result<
                     let number = answer.request;
                     let under = under_way.get_mut(&number).expect("it was submitted");
                     under.end(answer);
-                    if under.ended.iter().all(Option::is_some) {
-                        let mut under = under_way.remove(&number).expect("just found");
-                        (under.listener)(Message::Done(under.ended.into_iter().flatten().collect()));
+                    if under.ended.len() == under.count {
+                        let under = under_way.remove(&number).expect("just found");
+                        under.listener.send(Message::Done(under.ended.into_values().collect()));
                     }
                 }
             }
@@ -113,41 +156,37 @@ pub(crate) fn run(model: &Loaded, jobs: &Receiver<Job>) -> tandem_model::Result<
                 fail(std::mem::take(&mut under_way), &error);
             }
         }
-        let unwanted: Vec<usize> =
-            under_way.iter().filter(|(_, under)| !under.is_wanted).map(|(&number, _)| number).collect();
-        for number in unwanted {
-            under_way.remove(&number);
-            generator.cancel(number);
-        }
     }
 }
 
 fn fail(under_way: BTreeMap<usize, InFlight>, error: &ModelError) {
-    for mut under in under_way.into_values() {
-        (under.listener)(Message::Failed(chain(error)));
+    for under in under_way.into_values() {
+        under.listener.send(Message::Failed(chain(error)));
     }
 }
 
 impl InFlight<'_> {
     fn hear(&mut self, NewToken { answer, token, log_prob, .. }: NewToken) -> Flow {
-        let text = match self.texts[answer].push(token) {
+        let new = || TextStream::new(self.tokenizer, &self.stop);
+        let stream = self.texts.entry(answer).or_insert_with(new);
+        let text = match stream.push(token) {
             Ok(text) => text,
             Err(error) => {
                 self.is_wanted = false;
-                (self.listener)(Message::Failed(chain(&error)));
+                self.listener.send(Message::Failed(chain(&error)));
                 return Flow::End;
             }
         };
         let piece = Piece { answer, text, token: (token, log_prob) };
-        self.is_wanted &= (self.listener)(Message::Piece(piece));
-        if self.texts[answer].is_ended() || !self.is_wanted { Flow::End } else { Flow::Continue }
+        self.is_wanted &= self.listener.send(Message::Piece(piece));
+        if stream.is_ended() || !self.is_wanted { Flow::End } else { Flow::Continue }
     }
 
     fn end(&mut self, Answer { answer, tokens, finish, .. }: Answer) {
-        let text = &mut self.texts[answer];
+        let mut text = self.texts.remove(&answer).expect("its first token began it");
         // The tokens decoded before, so the rest is valid text.
         let rest = text.finish().unwrap_or_default();
         let by_length = finish == Finish::Length && !text.is_ended();
-        self.ended[answer] = Some(Ended { rest, num_tokens: tokens.len(), by_length });
+        self.ended.insert(answer, Ended { rest, num_tokens: tokens.len(), by_length });
     }
 }

@@ -73,6 +73,11 @@ impl Loaded {
         &self.tokenizer
     }
 
+    /// Number of token ids.
+    pub(crate) fn vocabulary(&self) -> usize {
+        self.decoder.spec().vocab_size
+    }
+
     pub(crate) fn room(&self) -> GenerationLimits {
         self.room
     }

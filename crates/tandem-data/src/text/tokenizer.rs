@@ -48,7 +48,7 @@ impl Tokenizer {
         let named = files.named();
         let config = source.place("tokenizer_config.json");
         files.check().map_err(|reason| DataError::Tokenizer { path: config, reason })?;
-        complete_vocabulary(&mut inner, &files, &named);
+        contained(|| complete_vocabulary(&mut inner, &files, &named)).map_err(broken)?;
         set_post_processor(&mut inner, &files, &named).map_err(broken)?;
 
         let id = |name: &str| {

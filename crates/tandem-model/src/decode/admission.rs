@@ -1,6 +1,8 @@
 //! Admission: checks of requests, and completions that begin now.
 
-use super::text::{CachedPrompt, Text};
+use std::ops::Range;
+
+use super::text::{CachedPrompt, Open, Text};
 use super::{Generator, Request};
 use crate::layers::PolicyAndReferenceScores;
 use crate::{ModelError, Result};
@@ -49,7 +51,7 @@ impl Generator<'_> {
     pub(super) fn admit(&mut self) -> Vec<usize> {
         let (mut new_prompts, mut new_tokens) = (Vec::new(), 0);
         while self.texts.len() < self.options.max_batch
-            && let Some(&(number, answer)) = self.waiting.front()
+            && let Some((number, answer)) = self.waiting.front()
         {
             let open = &self.requests[&number];
             let limit = self.limit(&open.request);
@@ -57,19 +59,19 @@ impl Generator<'_> {
             if missing > 0 && new_tokens > 0 && new_tokens + missing > self.options.prefill_tokens {
                 break;
             }
-            let Some(prompt_rows) = self.rows.take(missing) else { break };
-            let Some(rows) = self.rows.take(limit - 1) else {
-                self.rows.give(prompt_rows);
+            let Some(place) = self.take_place(missing, limit - 1) else {
+                // Prompts that only wait may leave: they are computed again at their turn.
+                if self.forget_waiting_prompt(number, &new_prompts) {
+                    continue;
+                }
                 break;
             };
-            // There are slots for as many completions as run at once, and their prompts.
-            let mut take_slot = || self.take_slot().expect("a slot for each prompt and completion");
-            let slot = take_slot();
+            let Place { prompt_rows, prompt_slot, rows, slot } = place;
             if missing > 0 {
                 new_tokens += missing;
                 let cached = CachedPrompt {
                     rows: prompt_rows,
-                    slot: take_slot(),
+                    slot: prompt_slot,
                     logits: PolicyAndReferenceScores::default(),
                 };
                 self.requests.get_mut(&number).expect("found above").cached = Some(cached);
@@ -81,4 +83,42 @@ impl Generator<'_> {
         }
         new_prompts
     }
+
+    /// Takes cache rows, and slots if texts have slots, for a completion of `limit` rows and a prompt of
+    /// `missing` tokens, if it is not cached. `None` takes nothing.
+    fn take_place(&mut self, missing: usize, limit: usize) -> Option<Place> {
+        let prompt_rows = self.rows.take(missing)?;
+        let Some(rows) = self.rows.take(limit) else {
+            self.rows.give(prompt_rows);
+            return None;
+        };
+        let slot = self.take_slot();
+        let prompt_slot = if missing > 0 { self.take_slot() } else { Some(None) };
+        if let (Some(slot), Some(prompt_slot)) = (slot, prompt_slot) {
+            return Some(Place { prompt_rows, prompt_slot, rows, slot });
+        }
+        self.give(prompt_rows, prompt_slot.flatten());
+        self.give(rows, slot.flatten());
+        None
+    }
+
+    /// Frees the cache rows of a prompt without running completions, other than `next` and those that are new.
+    /// Returns false if there is none.
+    fn forget_waiting_prompt(&mut self, next: usize, new: &[usize]) -> bool {
+        let is_running = |number| self.texts.iter().any(|text| text.request == number);
+        let may_leave = |&(&number, open): &(&usize, &Open)| {
+            open.cached.is_some() && number != next && !new.contains(&number) && !is_running(number)
+        };
+        let found = self.requests.iter().rev().find(may_leave).map(|(&number, _)| number);
+        let prompt = found.and_then(|number| self.requests.get_mut(&number)?.cached.take());
+        prompt.map(|prompt| self.forget(prompt)).is_some()
+    }
+}
+
+/// Cache rows and slots of a completion that begins, and of its prompt.
+struct Place {
+    prompt_rows: Range<u32>,
+    prompt_slot: Option<u32>,
+    rows: Range<u32>,
+    slot: Option<u32>,
 }

@@ -1,6 +1,6 @@
 //! The generator: requests in, one step of the batch, completions out.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
@@ -12,6 +12,7 @@ use super::cache::CacheSize;
 use super::models::Models;
 use super::rows::Rows;
 use super::text::{CachedPrompt, Open, Text};
+use super::waiting::Waiting;
 use super::{Answer, Finish, Flow, Lockstep, NewToken, Request, SingleRank, Sources};
 use crate::decoder::Decoder;
 use crate::layers::{Checkpointing, LayerExecutor, PolicyAndReferenceScores};
@@ -42,8 +43,8 @@ pub struct Generator<'a> {
     /// Requests by number.
     pub(super) requests: BTreeMap<usize, Open>,
     next_request: usize,
-    /// Completions not yet begun: request and number.
-    pub(super) waiting: VecDeque<(usize, usize)>,
+    /// Completions not yet begun.
+    pub(super) waiting: Waiting,
     pub(super) texts: Vec<Text>,
     scores: HeadScores,
     /// Logits of the last sampling; the memory is reused.
@@ -117,7 +118,7 @@ impl<'a> Generator<'a> {
             rows: Rows::new(cache_tokens),
             requests: BTreeMap::new(),
             next_request: 0,
-            waiting: VecDeque::new(),
+            waiting: Waiting::default(),
             texts: Vec::new(),
             scores: HeadScores::default(),
             logits: Vec::new(),
@@ -130,10 +131,19 @@ impl<'a> Generator<'a> {
     /// If an option is out of range, or the prompt is empty, has a token outside the vocabulary,
     /// fills the decoder's positions, or does not fit the cache with one completion.
     pub fn submit(&mut self, request: Request) -> Result<usize> {
+        self.submit_for(0, request)
+    }
+
+    /// Queues a request of a client, and returns its number. Completions of several clients begin in
+    /// turns: a client with many does not hold up the others.
+    ///
+    /// # Errors
+    /// As [`Generator::submit`].
+    pub fn submit_for(&mut self, client: u64, request: Request) -> Result<usize> {
         self.check(&request)?;
         let number = self.next_request;
         self.next_request += 1;
-        self.waiting.extend((0..request.num_answers).map(|answer| (number, answer)));
+        self.waiting.push(client, number, request.num_answers);
         self.requests.insert(number, Open { remaining: request.num_answers, cached: None, request });
         Ok(number)
     }
@@ -145,7 +155,7 @@ impl<'a> Generator<'a> {
 
     /// Cancels a request, and returns its completions that had begun and not ended.
     pub fn cancel(&mut self, request: usize) -> Vec<Answer> {
-        self.waiting.retain(|&(number, _)| number != request);
+        self.waiting.remove(request);
         let (ended, under_way) =
             std::mem::take(&mut self.texts).into_iter().partition(|text: &Text| text.request == request);
         self.texts = under_way;
@@ -440,7 +450,7 @@ impl<'a> Generator<'a> {
     }
 
     /// Frees the cache rows and the slot of a prompt.
-    fn forget(&mut self, prompt: CachedPrompt) {
+    pub(super) fn forget(&mut self, prompt: CachedPrompt) {
         self.give(prompt.rows, prompt.slot);
     }
 

@@ -27,6 +27,7 @@ mod rows;
 mod sample;
 mod sources;
 mod text;
+mod waiting;
 
 pub use generator::{Generator, GeneratorOptions, OnToken};
 pub use meet::{Lockstep, SingleRank};

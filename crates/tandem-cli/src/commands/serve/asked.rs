@@ -3,11 +3,10 @@
 use serde_json::Value;
 use tandem_model::{Request, Sampling};
 
-use super::error::ApiError;
+use super::error::{ApiError, clip};
 use super::fields::Fields;
+use super::limits::LimitArguments;
 use crate::generation::{Loaded, new_seed};
-
-const MOST_ANSWERS: u64 = 128;
 
 /// Sampling and stream options of a request.
 pub(crate) struct CompletionRequest {
@@ -21,12 +20,28 @@ pub(crate) struct CompletionRequest {
     pub stop: Vec<String>,
     sampling: Sampling,
     max_new_tokens: Option<usize>,
+    /// Most tokens of all its completions.
+    max_total: usize,
 }
 
 impl CompletionRequest {
-    pub(crate) fn take(fields: &mut Fields) -> Result<Self, ApiError> {
+    pub(crate) fn take(
+        fields: &mut Fields,
+        limits: &LimitArguments,
+        positions: usize,
+    ) -> Result<Self, ApiError> {
         let most = fields.count("max_completion_tokens", 1, 1 << 32)?;
-        let most = most.or(fields.count("max_tokens", 1, 1 << 32)?);
+        let most = match (most, fields.count("max_tokens", 1, 1 << 32)?) {
+            (Some(most), Some(other)) if most != other => {
+                return Err(ApiError::invalid(
+                    Some("max_tokens"),
+                    format!(
+                        "`max_tokens` is {other}, but `max_completion_tokens` is {most}: give one of them"
+                    ),
+                ));
+            }
+            (most, other) => most.or(other),
+        };
         let sampling = Sampling {
             temperature: fields.number("temperature", 0.0, 100.0)?.unwrap_or(1.0) as f32,
             top_p: fields.number("top_p", 1e-6, 1.0)?.unwrap_or(1.0) as f32,
@@ -38,19 +53,44 @@ impl CompletionRequest {
         let stream = fields.switch("stream")?;
         let include_usage = include_usage(fields.take("stream_options"))?;
         Ok(Self {
-            num_answers: fields.count("n", 1, MOST_ANSWERS)?.unwrap_or(1) as usize,
+            num_answers: fields.count("n", 1, limits.max_n.get() as u64)?.unwrap_or(1) as usize,
             stream,
             include_usage,
-            stop: fields.texts("stop")?,
+            stop: stop_strings(fields, limits)?,
             sampling,
             max_new_tokens: most.map(|most| most as usize),
+            max_total: limits.request_tokens(positions),
         })
+    }
+
+    /// Checks the tokens of all completions of `num_prompts` prompts. Without a limit of its own each has
+    /// `left` tokens.
+    pub(crate) fn check_total(&self, num_prompts: usize, left: usize) -> Result<(), ApiError> {
+        let (num_answers, most) = (self.num_answers, self.max_new_tokens.unwrap_or(left));
+        let total = num_prompts.saturating_mul(num_answers).saturating_mul(most);
+        if total <= self.max_total {
+            return Ok(());
+        }
+        Err(ApiError::invalid(
+            None,
+            format!(
+                "{num_prompts} prompts × {num_answers} completions × {most} tokens are {total} tokens, more than {} \
+                 (--max-request-tokens); lower `n` or `max_tokens`",
+                self.max_total
+            ),
+        ))
     }
 
     /// Creates the engine's request for a prompt. Without a limit a completion may use all
     /// remaining positions.
     pub(crate) fn request(&self, model: &Loaded, number: u64, prompt: Vec<u32>) -> Result<Request, ApiError> {
         let (tokens, positions) = (prompt.len(), model.room().positions);
+        if tokens == 0 {
+            return Err(ApiError::invalid(
+                Some("prompt"),
+                "a prompt has no tokens: write something to continue",
+            ));
+        }
         let left = positions.saturating_sub(tokens);
         let wanted = self.max_new_tokens.unwrap_or(left.max(1));
         if wanted > left {
@@ -73,19 +113,39 @@ impl CompletionRequest {
     }
 }
 
+/// Takes stop strings within the limits.
+fn stop_strings(fields: &mut Fields, limits: &LimitArguments) -> Result<Vec<String>, ApiError> {
+    let stop = fields.texts("stop")?;
+    let invalid = |what: String| Err(ApiError::invalid(Some("stop"), what));
+    let (most, most_bytes) = (limits.max_stop_strings.get(), limits.max_stop_bytes.get());
+    if stop.len() > most {
+        return invalid(format!("`stop` has {} strings, more than {most} (--max-stop-strings)", stop.len()));
+    }
+    match stop.iter().position(|text| text.is_empty() || text.len() > most_bytes) {
+        None => Ok(stop),
+        Some(index) => invalid(format!(
+            "string {index} of `stop` has {} bytes, expected 1 to {most_bytes} (--max-stop-bytes)",
+            stop[index].len()
+        )),
+    }
+}
+
 /// Parses `stream_options`; its only supported key is `include_usage`.
 fn include_usage(options: Option<Value>) -> Result<bool, ApiError> {
     let invalid = |what: String| Err(ApiError::invalid(Some("stream_options"), what));
     let Some(options) = options else { return Ok(false) };
     let Value::Object(options) = options else {
-        return invalid(format!("`stream_options` is {options}, expected an object"));
+        return invalid(format!("`stream_options` is {}, expected an object", clip(&options.to_string())));
     };
     let mut include = false;
     for (name, value) in &options {
         match (name.as_str(), value) {
             ("include_usage", Value::Bool(wanted)) => include = *wanted,
             ("include_usage" | "include_obfuscation", Value::Null | Value::Bool(false)) => {}
-            _ => return invalid(format!("`stream_options.{name}` = {value} is not supported; leave it out")),
+            _ => {
+                let (name, value) = (clip(name), clip(&value.to_string()));
+                return invalid(format!("`stream_options.{name}` = {value} is not supported; leave it out"));
+            }
         }
     }
     Ok(include)

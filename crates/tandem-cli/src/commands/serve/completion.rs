@@ -2,54 +2,74 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use axum::Json;
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio_stream::StreamExt;
-use tokio_stream::wrappers::UnboundedReceiverStream;
+use tokio_stream::wrappers::ReceiverStream;
 
 use super::asked::CompletionRequest;
+use super::connections::Client;
 use super::error::ApiError;
 use super::kind::Heading;
+use super::prepare::Parsed;
 use super::state::State;
-use crate::generation::engine::{Ended, Job, Message, Piece};
+use super::ticket::Ticket;
+use crate::generation::engine::{Ended, Job, Listener, Message, Piece};
+
+/// Messages of the engine that may wait for a request. One whose client reads its stream more slowly than
+/// it grows is cut off here, so that the rest of it does not fill memory.
+const MESSAGES: usize = 8192;
+/// Parts of a stream that may wait for the connection.
+const PARTS: usize = 16;
 
 /// Response state of one request.
 pub(crate) struct Completion {
     state: Arc<State>,
+    ticket: Ticket,
     heading: Heading,
     asked: CompletionRequest,
     log_probs: bool,
     /// Number of tokens per prompt.
     prompts: Vec<usize>,
-    /// Receivers, one per prompt.
-    messages: UnboundedReceiver<(usize, Message)>,
+    /// Receiver of all prompts' messages, with the prompt's index.
+    messages: Receiver<(usize, Message)>,
 }
 
 impl Completion {
-    /// Sends the jobs to the engine.
-    pub(crate) fn begin(
+    /// Tokenises the prompts and sends the jobs to the engine.
+    pub(crate) async fn begin(
         state: Arc<State>,
-        heading: Heading,
-        asked: CompletionRequest,
-        log_probs: bool,
-        prompts: Vec<Vec<u32>>,
+        client: Client,
+        ticket: Ticket,
+        parsed: Parsed,
     ) -> Result<Self, ApiError> {
-        let lengths = prompts.iter().map(Vec::len).collect();
+        let Parsed { heading, asked, log_probs, inputs } = parsed;
+        let mut prompts = Vec::with_capacity(inputs.len());
+        // One at a time, so that requests take turns.
+        for input in inputs {
+            let own = Arc::clone(&state);
+            prompts.push(state.prepare(move || input.encode(&own)).await?);
+        }
+        let lengths: Vec<usize> = prompts.iter().map(Vec::len).collect();
+        let positions = state.model().room().positions;
+        let shortest = lengths.iter().min().copied().unwrap_or(0);
+        asked.check_total(prompts.len(), positions.saturating_sub(shortest))?;
         let numbered = (0..).zip(prompts);
         let requests: Vec<_> = numbered
             .map(|(number, prompt)| asked.request(state.model(), number, prompt))
             .collect::<Result<_, _>>()?;
-        let (sender, messages) = unbounded_channel();
+        state.metrics().prompt_tokens.fetch_add(lengths.iter().sum::<usize>() as u64, Ordering::Relaxed);
+        let (sender, messages) = channel(MESSAGES);
         for (index, request) in requests.into_iter().enumerate() {
-            let sender = sender.clone();
-            let listener = Box::new(move |message| sender.send((index, message)).is_ok());
-            state.ask(Job { request, stop: asked.stop.clone(), listener })?;
+            let listener = Listener::new(sender.clone(), index);
+            state.ask(Job { client: client.0, request, stop: asked.stop.clone(), listener })?;
         }
-        Ok(Self { state, heading, asked, log_probs, prompts: lengths, messages })
+        Ok(Self { state, ticket, heading, asked, log_probs, prompts: lengths, messages })
     }
 
     /// Responds when all is done, or streams.
@@ -63,30 +83,45 @@ impl Completion {
     }
 
     async fn next(&mut self) -> Result<(usize, Message), ApiError> {
-        match self.messages.recv().await {
+        let message = self.messages.recv().await;
+        match message {
             Some((_, Message::Refused(why))) => Err(ApiError::invalid(None, why)),
             Some((_, Message::Failed(why))) => Err(ApiError::own(why)),
-            Some(message) => Ok(message),
-            None => Err(ApiError::own("the engine has ended")),
+            Some(message) => {
+                self.ticket.run();
+                if let Message::Piece(_) = &message.1 {
+                    self.state.metrics().completion_tokens.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok(message)
+            }
+            None => Err(ApiError::own(format!(
+                "the completion was cut off: more than {MESSAGES} tokens waited for the client, or the engine has ended"
+            ))),
         }
     }
 
     async fn whole(&mut self) -> Result<Value, ApiError> {
         let answers = self.asked.num_answers;
-        let mut pieces: Vec<Vec<Piece>> = vec![Vec::new(); answers * self.prompts.len()];
+        let mut texts = vec![String::new(); answers * self.prompts.len()];
+        let mut tokens = vec![Vec::new(); texts.len()];
         let mut ends: Vec<Vec<Ended>> = vec![Vec::new(); self.prompts.len()];
         while ends.iter().any(Vec::is_empty) {
             match self.next().await? {
-                (prompt, Message::Piece(piece)) => pieces[prompt * answers + piece.answer].push(piece),
+                (prompt, Message::Piece(Piece { answer, text, token })) => {
+                    texts[prompt * answers + answer] += &text;
+                    if self.log_probs {
+                        tokens[prompt * answers + answer].push(token);
+                    }
+                }
                 (prompt, Message::Done(ended)) => ends[prompt] = ended,
                 (_, Message::Refused(_) | Message::Failed(_)) => unreachable!("they are errors"),
             }
         }
         let ends: Vec<Ended> = ends.into_iter().flatten().collect();
-        let choices = pieces.iter().zip(&ends).enumerate().map(|(index, (pieces, end))| {
-            let text: String =
-                pieces.iter().map(|piece| piece.text.as_str()).chain([end.rest.as_str()]).collect();
-            self.heading.kind.choice(index, &text, self.log_probs_of(pieces), reason(end))
+        let choices = texts.into_iter().zip(tokens).zip(&ends).enumerate();
+        let choices = choices.map(|(index, ((text, tokens), end))| {
+            let text = text + &end.rest;
+            self.heading.kind.choice(index, &text, self.log_probs_of(&tokens), reason(end))
         });
         let choices = choices.collect();
         let tokens = ends.iter().map(|end| end.num_tokens).sum();
@@ -96,16 +131,16 @@ impl Completion {
     /// Streams from a task. When the client is gone, the engine's messages find no reader and it
     /// stops.
     fn stream(self, first: (usize, Message)) -> Response {
-        let (sender, parts) = unbounded_channel();
+        let (sender, parts) = channel(PARTS);
         tokio::spawn(self.send(first, sender));
-        let events = UnboundedReceiverStream::new(parts);
+        let events = ReceiverStream::new(parts);
         Sse::new(events.map(|part: String| Ok::<_, Infallible>(Event::default().data(part)))).into_response()
     }
 
-    async fn send(mut self, first: (usize, Message), parts: UnboundedSender<String>) {
+    async fn send(mut self, first: (usize, Message), parts: Sender<String>) {
         let beginning = |index| self.heading.kind.beginning(index);
         for choice in (0..self.asked.num_answers * self.prompts.len()).filter_map(beginning) {
-            if parts.send(self.heading.part(vec![choice], None).to_string()).is_err() {
+            if parts.send(self.heading.part(vec![choice], None).to_string()).await.is_err() {
                 return;
             }
         }
@@ -116,23 +151,27 @@ impl Completion {
                 tokens += ends.iter().map(|end| end.num_tokens).sum::<usize>();
             }
             for choice in self.choices_of(message) {
-                if parts.send(self.heading.part(vec![choice], None).to_string()).is_err() {
+                if parts.send(self.heading.part(vec![choice], None).to_string()).await.is_err() {
                     return;
                 }
             }
             if left == 0 {
                 break;
             }
-            message = match self.next().await {
+            let next = tokio::select! {
+                next = self.next() => next,
+                () = parts.closed() => return,
+            };
+            message = match next {
                 Ok(message) => message,
-                Err(error) => return drop(parts.send(error.body().to_string())),
+                Err(error) => return drop(parts.send(error.body().to_string()).await),
             };
         }
         if self.asked.include_usage {
             let usage = self.heading.part(Vec::new(), Some(self.usage(tokens)));
-            drop(parts.send(usage.to_string()));
+            drop(parts.send(usage.to_string()).await);
         }
-        drop(parts.send("[DONE]".to_owned()));
+        drop(parts.send("[DONE]".to_owned()).await);
     }
 
     /// Response chunks of one engine message.
@@ -141,7 +180,7 @@ impl Completion {
         match message {
             Message::Piece(piece) if piece.text.is_empty() && !self.log_probs => Vec::new(),
             Message::Piece(piece) => {
-                let log_probs = self.log_probs_of(std::slice::from_ref(&piece));
+                let log_probs = self.log_probs_of(&[piece.token]);
                 vec![kind.delta(first + piece.answer, &piece.text, log_probs, None)]
             }
             Message::Done(ends) => {
@@ -154,9 +193,9 @@ impl Completion {
         }
     }
 
-    fn log_probs_of(&self, pieces: &[Piece]) -> Value {
+    fn log_probs_of(&self, tokens: &[(u32, f32)]) -> Value {
         if self.log_probs {
-            self.heading.kind.log_probs(self.state.model().tokenizer(), pieces)
+            self.heading.kind.log_probs(self.state.model().tokenizer(), tokens)
         } else {
             Value::Null
         }

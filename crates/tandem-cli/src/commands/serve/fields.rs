@@ -3,23 +3,32 @@
 use serde_json::{Map, Value};
 use tandem_data::record::Message;
 
-use super::error::ApiError;
+use super::error::{ApiError, clip};
+use super::json::{self, Prompt};
 use crate::generation::loaded::message;
 
-pub(crate) struct Fields(Map<String, Value>);
+/// Roles of OpenAI's interface. Templates pass over others, or write them as they are.
+const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
+
+pub(crate) struct Fields {
+    prompt: Option<Vec<Prompt>>,
+    rest: Map<String, Value>,
+}
 
 impl Fields {
-    pub(crate) fn read(body: &[u8]) -> Result<Self, ApiError> {
-        match serde_json::from_slice(body) {
-            Ok(Value::Object(fields)) => Ok(Self(fields)),
-            Ok(_) => Err(ApiError::invalid(None, "the request body is not a JSON object")),
-            Err(error) => Err(ApiError::invalid(None, format!("the request body is not JSON: {error}"))),
-        }
+    pub(crate) fn read(body: &[u8], max_prompts: usize) -> Result<Self, ApiError> {
+        let json::Body { prompt, fields } = json::read(body, max_prompts)?;
+        Ok(Self { prompt, rest: fields })
     }
 
     /// Takes a field; `None` if it is missing or null.
     pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
-        self.0.remove(name).filter(|value| !value.is_null())
+        self.rest.remove(name).filter(|value| !value.is_null())
+    }
+
+    /// Takes the prompts of a text completion.
+    pub(crate) fn prompts(&mut self) -> Result<Vec<Prompt>, ApiError> {
+        self.prompt.take().ok_or_else(|| ApiError::invalid(Some("prompt"), "`prompt` is missing"))
     }
 
     pub(crate) fn number(&mut self, name: &str, least: f64, most: f64) -> Result<Option<f64>, ApiError> {
@@ -48,6 +57,15 @@ impl Fields {
         }
     }
 
+    /// Takes a string.
+    pub(crate) fn text(&mut self, name: &str) -> Result<Option<String>, ApiError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(value) => Err(wrong(name, &value, "a string")),
+        }
+    }
+
     /// Takes a string or a list of strings.
     pub(crate) fn texts(&mut self, name: &str) -> Result<Vec<String>, ApiError> {
         let texts = match self.take(name) {
@@ -63,6 +81,7 @@ impl Fields {
         })
     }
 
+    /// Takes the messages of a conversation.
     pub(crate) fn messages(&mut self) -> Result<Vec<Message>, ApiError> {
         let invalid = |what: String| ApiError::invalid(Some("messages"), what);
         let Some(Value::Array(messages)) = self.take("messages") else {
@@ -71,16 +90,8 @@ impl Fields {
         if messages.is_empty() {
             return Err(invalid("`messages` is empty".to_owned()));
         }
-        let read = |(index, value): (usize, &Value)| {
-            let text = value.get("content").and_then(content);
-            match (value.get("role").and_then(Value::as_str), text) {
-                (Some(role), Some(text)) => Ok(message(role, &text)),
-                (None, _) => Err(invalid(format!("message {index} has no `role`"))),
-                (_, None) => Err(invalid(format!(
-                    "message {index} has no text as its `content`: text alone is supported"
-                ))),
-            }
-        };
+        let read =
+            |(index, value)| read_message(value).map_err(|why| invalid(format!("message {index} {why}")));
         messages.iter().enumerate().map(read).collect()
     }
 
@@ -88,39 +99,79 @@ impl Fields {
     pub(crate) fn end(mut self) -> Result<(), ApiError> {
         for ignored in ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"]
         {
-            self.0.remove(ignored);
+            self.rest.remove(ignored);
         }
         let is_default = |name: &str, value: &Value| match name {
             "frequency_penalty" | "presence_penalty" => value.as_f64() == Some(0.0),
             "response_format" => value["type"] == "text",
             "tools" | "functions" => value.as_array().is_some_and(Vec::is_empty),
+            "logit_bias" => value.as_object().is_some_and(Map::is_empty),
             "tool_choice" | "function_call" => value == "none",
             "modalities" => *value == serde_json::json!(["text"]),
             "parallel_tool_calls" => true,
             "best_of" => value.as_u64() == Some(1),
             "echo" => *value == Value::Bool(false),
             "top_logprobs" => value.as_u64() == Some(0),
-            _ => value.is_null(),
+            _ => false,
         };
-        match self.0.iter().find(|(name, value)| !is_default(name, value)) {
+        let unknown = self.rest.iter().find(|(name, value)| !value.is_null() && !is_default(name, value));
+        let unknown = unknown.map(|(name, _)| name.as_str()).or(self.prompt.as_ref().map(|_| "prompt"));
+        match unknown {
             None => Ok(()),
-            Some((name, _)) => Err(ApiError::invalid(
+            Some(name) => Err(ApiError::invalid(
                 Some(name),
-                format!("`{name}` is not supported, or not with this value: remove it"),
+                format!("`{}` is not supported, or not with this value: remove it", clip(name)),
             )),
         }
     }
 }
 
 fn wrong(name: &str, value: &Value, expected: &str) -> ApiError {
+    let value = clip(&value.to_string());
     ApiError::invalid(Some(name), format!("`{name}` is {value}, expected {expected}"))
+}
+
+/// Reads a message; the error continues "message 3 …".
+fn read_message(value: &Value) -> Result<Message, String> {
+    let Value::Object(fields) = value else {
+        return Err(format!("is {}, expected an object", clip(&value.to_string())));
+    };
+    let role = match fields.get("role") {
+        None | Some(Value::Null) => return Err("has no `role`".to_owned()),
+        Some(Value::String(role)) if ROLES.contains(&role.as_str()) => role,
+        Some(other) => {
+            return Err(format!(
+                "has the role {}, expected one of {}",
+                clip(&other.to_string()),
+                ROLES.join(", ")
+            ));
+        }
+    };
+    let Some(text) = fields.get("content").and_then(content) else {
+        return Err("has no text as its `content`: text alone is supported".to_owned());
+    };
+    let mut message = message(role, &text);
+    for (name, value) in fields {
+        match (name.as_str(), value) {
+            ("role" | "content", _) | (_, Value::Null) => {}
+            // Answers are sent back as they came.
+            (_, Value::Array(list)) if list.is_empty() => {}
+            ("name", Value::String(_)) => drop(message.insert(name.clone(), value.clone())),
+            _ => return Err(format!("has a field {:?}, which is not supported: remove it", clip(name))),
+        }
+    }
+    Ok(message)
 }
 
 /// Text content, whole or in parts.
 fn content(value: &Value) -> Option<String> {
+    let part = |part: &Value| {
+        let text = part.get("text")?.as_str()?;
+        part.get("type").is_none_or(|kind| kind == "text").then(|| text.to_owned())
+    };
     match value {
         Value::String(text) => Some(text.clone()),
-        Value::Array(parts) => parts.iter().map(|part| part.get("text")?.as_str()).collect(),
+        Value::Array(parts) if !parts.is_empty() => parts.iter().map(part).collect(),
         _ => None,
     }
 }

@@ -3,8 +3,6 @@
 use serde_json::{Value, json};
 use tandem_data::tokenizer::Tokenizer;
 
-use crate::generation::engine::Piece;
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// `/v1/chat/completions`
@@ -85,13 +83,13 @@ impl Kind {
         }
     }
 
-    pub(crate) fn log_probs(self, tokenizer: &Tokenizer, pieces: &[Piece]) -> Value {
+    pub(crate) fn log_probs(self, tokenizer: &Tokenizer, tokens: &[(u32, f32)]) -> Value {
         let text = |id: u32| tokenizer.decode(&[id], false).unwrap_or_default();
         match self {
             Self::Chat => {
-                let content: Vec<Value> = pieces
+                let content: Vec<Value> = tokens
                     .iter()
-                    .map(|Piece { token: (id, log_prob), .. }| {
+                    .map(|(id, log_prob)| {
                         let text = text(*id);
                         json!({ "token": text, "logprob": log_prob, "bytes": text.as_bytes(), "top_logprobs": [] })
                     })
@@ -99,15 +97,15 @@ impl Kind {
                 json!({ "content": content, "refusal": null })
             }
             Self::Text => {
-                let (mut tokens, mut offsets, mut offset) = (Vec::new(), Vec::new(), 0);
-                for piece in pieces {
-                    let token = text(piece.token.0);
+                let (mut texts, mut offsets, mut offset) = (Vec::new(), Vec::new(), 0);
+                for (id, _) in tokens {
+                    let token = text(*id);
                     offsets.push(offset);
                     offset += token.chars().count();
-                    tokens.push(token);
+                    texts.push(token);
                 }
-                let log_probs: Vec<f32> = pieces.iter().map(|piece| piece.token.1).collect();
-                json!({ "tokens": tokens, "token_logprobs": log_probs, "top_logprobs": null, "text_offset": offsets })
+                let log_probs: Vec<f32> = tokens.iter().map(|(_, log_prob)| *log_prob).collect();
+                json!({ "tokens": texts, "token_logprobs": log_probs, "top_logprobs": null, "text_offset": offsets })
             }
         }
     }

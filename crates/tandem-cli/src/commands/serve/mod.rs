@@ -1,44 +1,45 @@
 //! `tandem serve`: a model behind OpenAI's HTTP interface.
 //!
 //! One thread generates for all requests (`generation/engine.rs`). Handlers convert JSON to its
-//! jobs and back.
+//! jobs and back. Clients are not trusted: `limits.rs` bounds what they send, hold and wait for.
 
 mod asked;
+mod body;
 mod completion;
+mod connections;
 mod error;
 mod fields;
+mod json;
 mod kind;
+pub(crate) mod limits;
+mod metrics;
+mod prepare;
+mod routes;
 mod state;
+mod stream;
+mod ticket;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
-use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, State as Shared};
-use axum::http::HeaderMap;
-use axum::response::Response;
-use axum::routing::{get, post};
-use axum::{Json, Router};
-use serde_json::{Value, json};
 use tandem_data::tokenizer::Tokenizer;
-use tandem_train::chain;
 use tokio::sync::oneshot;
 
-use self::asked::CompletionRequest;
-use self::completion::Completion;
-use self::error::ApiError;
-use self::kind::Kind;
-use self::state::State;
+use self::connections::Connections;
+use self::state::{PREPARED_AT_ONCE, State};
 use crate::args::ServeArguments;
 use crate::exit::{Exit, mistake};
-use crate::generation::loaded::{encode_chat, positions_of};
+use crate::generation::loaded::positions_of;
 use crate::generation::{GenerationLimits, Loaded, engine};
 use crate::hub;
 use crate::signals;
 
-const MOST_BYTES: usize = 16 << 20;
+/// Time of threads that prepare a request when the server ends.
+const END_OF_THREADS: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(arguments: &ServeArguments) -> anyhow::Result<Exit> {
     let key = match &arguments.key_env {
@@ -54,6 +55,7 @@ pub(crate) fn run(arguments: &ServeArguments) -> anyhow::Result<Exit> {
             arguments.host
         );
     }
+    arguments.limits.allow_connections()?;
     let weights = &hub::weights(&arguments.weights)?;
     let tokenizer = Tokenizer::from_folder(&weights.model)?;
     let positions = positions_of(&weights.model, arguments.context)?;
@@ -77,12 +79,14 @@ pub(crate) fn run(arguments: &ServeArguments) -> anyhow::Result<Exit> {
         move || drop(ended.send(engine::run(&model, &waiting)))
     });
     let engine = engine.context("cannot start a thread")?;
-    let state = Arc::new(State::new(model, name, key, jobs));
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    let runtime = runtime.context("cannot start threads")?;
-    runtime.block_on(serve(state, SocketAddr::new(arguments.host, arguments.port), end))?;
-    // Open streams end with their tasks, and the engine with the last of them.
-    drop(runtime);
+    let state = Arc::new(State::new(model, name, key.as_deref(), jobs, arguments.limits.clone()));
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    runtime.worker_threads(2).max_blocking_threads(PREPARED_AT_ONCE + 1).enable_all();
+    let runtime = runtime.build().context("cannot start threads")?;
+    let served = runtime.block_on(serve(state, SocketAddr::new(arguments.host, arguments.port), end));
+    // Requests that are left end with their tasks, and the engine with the last of them.
+    runtime.shutdown_timeout(END_OF_THREADS);
+    served?;
     engine.join().map_err(|_| anyhow::anyhow!("the engine has panicked"))?;
     Ok(Exit::Done)
 }
@@ -93,106 +97,59 @@ fn name_of(folder: &std::path::Path) -> String {
     whole.file_name().unwrap_or(whole.as_os_str()).to_string_lossy().into_owned()
 }
 
+/// Serves until a signal or the engine's end.
 async fn serve(
     state: Arc<State>,
     address: SocketAddr,
-    engine: oneshot::Receiver<tandem_model::Result<()>>,
+    mut engine: oneshot::Receiver<tandem_model::Result<()>>,
 ) -> anyhow::Result<()> {
-    let (name, _) = state.name();
-    let name = name.to_owned();
-    let app = Router::new()
-        .route("/v1/models", get(models))
-        .route("/v1/chat/completions", post(chat_completions))
-        .route("/v1/completions", post(completions))
-        .route("/health", get(|| async { "ok" }))
-        .fallback(|| async {
-            ApiError::invalid(
-                None,
-                "there is no such address here: /v1/models, /v1/chat/completions, /v1/completions",
-            )
-        })
-        .layer(DefaultBodyLimit::max(MOST_BYTES))
-        .with_state(state);
     let listener = tokio::net::TcpListener::bind(address).await;
     let listener = listener.map_err(|error| {
         mistake(format!("cannot listen at {address}: {error}; --host and --port choose another address"))
     })?;
     let address = listener.local_addr().context("cannot listen")?;
-    tracing::info!("{name} answers at http://{address}/v1; Ctrl-C ends it");
     let stop = signals::stop_flag().context("cannot catch signals")?;
+    tracing::info!("{} answers at http://{address}/v1; Ctrl-C ends it", state.name().0);
     let stopped = async move {
-        while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        while !stop.load(Ordering::Relaxed) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    // Requests in progress are dropped: a stopping server does not wait for long texts.
-    tokio::select! {
-        served = axum::serve(listener, app).into_future() => served.context("cannot serve"),
-        () = stopped => Ok(()),
-        ended = engine => {
-            if let Ok(Err(error)) = ended {
-                return Err(error.into());
-            }
-            // Unreachable while clients can still send jobs.
-            bail!("the engine has ended")
+    let mut stopped = std::pin::pin!(stopped);
+    let mut connections = Connections::new(Arc::clone(&state), routes::router(Arc::clone(&state)));
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => connections.add(accepted.map(|(stream, _)| stream)).await,
+            () = connections.reap() => {}
+            () = &mut stopped => break,
+            ended = &mut engine => return engine_ended(ended),
         }
+    }
+    drop(listener);
+    let time = state.limits().drain_timeout;
+    let under_way = state.metrics().under_way();
+    if under_way > 0 {
+        tracing::info!(
+            "stopping: {under_way} in progress may take {} s more; a second signal ends at once",
+            time.as_secs()
+        );
+    }
+    state.draining().send_replace(true);
+    tokio::select! {
+        drained = tokio::time::timeout(time, connections.ended()) => {
+            if drained.is_err() {
+                tracing::warn!("{} requests were cut off (--drain-timeout)", state.metrics().under_way());
+            }
+            Ok(())
+        }
+        ended = &mut engine => engine_ended(ended),
     }
 }
 
-async fn models(Shared(state): Shared<Arc<State>>, headers: HeaderMap) -> Result<Json<Value>, ApiError> {
-    state.check_key(&headers)?;
-    let (name, created) = state.name();
-    let model = json!({ "id": name, "object": "model", "created": created, "owned_by": "tandem" });
-    Ok(Json(json!({ "object": "list", "data": [model] })))
-}
-
-async fn chat_completions(
-    Shared(state): Shared<Arc<State>>,
-    headers: HeaderMap,
-    body: Bytes,
-) -> Result<Response, ApiError> {
-    let (heading, mut fields) = state.open(Kind::Chat, &headers, &body)?;
-    let messages = fields.messages()?;
-    let asked = CompletionRequest::take(&mut fields)?;
-    let log_probs = fields.switch("logprobs")?;
-    fields.end()?;
-    let prompt = encode_chat(state.model().tokenizer(), &messages)
-        .map_err(|error| ApiError::invalid(Some("messages"), chain(&error)))?;
-    Completion::begin(state, heading, asked, log_probs, vec![prompt])?.respond().await
-}
-
-async fn completions(
-    Shared(state): Shared<Arc<State>>,
-    headers: HeaderMap,
-    body: Bytes,
-) -> Result<Response, ApiError> {
-    let (heading, mut fields) = state.open(Kind::Text, &headers, &body)?;
-    let prompts = prompts(state.model().tokenizer(), fields.take("prompt"))?;
-    let asked = CompletionRequest::take(&mut fields)?;
-    // Log-probability of the sampled token; those of other tokens are not computed.
-    let log_probs = fields.count("logprobs", 0, 1)?.is_some();
-    fields.end()?;
-    Completion::begin(state, heading, asked, log_probs, prompts)?.respond().await
-}
-
-/// A text, token ids, or a list of either.
-fn prompts(tokenizer: &Tokenizer, prompt: Option<Value>) -> Result<Vec<Vec<u32>>, ApiError> {
-    let invalid = |why: String| ApiError::invalid(Some("prompt"), why);
-    let tokens = |list: &[Value]| -> Option<Vec<u32>> {
-        list.iter().map(|token| u32::try_from(token.as_u64()?).ok()).collect()
-    };
-    let one = |value: &Value| match value {
-        Value::String(text) => tokenizer.encode(text).map_err(|error| invalid(chain(&error))),
-        Value::Array(list) if !list.is_empty() => {
-            tokens(list).ok_or_else(|| invalid("`prompt` must be text, tokens, or a list of them".to_owned()))
-        }
-        _ => Err(invalid("`prompt` must be text, tokens, or a list of them".to_owned())),
-    };
-    match prompt {
-        Some(Value::Array(list)) if list.first().is_some_and(|first| !first.is_number()) => {
-            list.iter().map(one).collect()
-        }
-        Some(value) => Ok(vec![one(&value)?]),
-        None => Err(invalid("`prompt` is missing".to_owned())),
+/// Returns the error that ended the engine while clients could still send jobs.
+fn engine_ended(ended: Result<tandem_model::Result<()>, oneshot::error::RecvError>) -> anyhow::Result<()> {
+    match ended {
+        Ok(Err(error)) => Err(error.into()),
+        Ok(Ok(())) | Err(_) => bail!("the engine has ended"),
     }
 }

@@ -1,13 +1,17 @@
 //! `tandem serve` and `tandem chat`: over HTTP, with OpenAI's client where there is one, and through a pipe.
 
+mod crowd;
+mod draining;
+mod fields;
+mod limits;
 mod server;
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
 use crate::workshop::{Workshop, skip};
 use serde_json::{Value, json};
-use server::Server;
+use server::{Reply, Server};
 
 fn chat(extra: Value) -> Value {
     let messages = json!([{ "role": "user", "content": "the quick" }]);
@@ -105,7 +109,6 @@ fn requests_that_cannot_be_answered_are_refused() {
     );
     refused(options(json!(true)), 400, "`stream_options` is true, expected an object");
     refused(json!([]), 400, "the request body is not a JSON object");
-    assert_eq!(server.get("/v2").0, 400);
     // What is the default may be said.
     let polite =
         json!({ "frequency_penalty": 0, "user": "me", "response_format": { "type": "text" }, "tools": [] });
@@ -154,6 +157,99 @@ fn a_key_is_asked_for_if_there_is_one() {
     let stranger = server.seen_with("another");
     let (status, answer) = stranger.get("/v1/models");
     assert_eq!((status, &answer["error"]["type"]), (401, &json!("authentication_error")));
+    let asks = |header: &str| {
+        let text = format!("GET /v1/models HTTP/1.1\r\nHost: me\r\n{header}Connection: close\r\n\r\n");
+        server.send_bytes(text.as_bytes()).expect("an answer")
+    };
+    for right in ["bearer a key", "BEARER  a key"] {
+        assert_eq!(asks(&format!("Authorization: {right}\r\n")).status, 200, "{right}");
+    }
+    for wrong in ["Bearer a ke", "Bearer a keyy", "Basic a key", "Bearer", "a key", "Bearer \u{fe}"] {
+        let reply = asks(&format!("Authorization: {wrong}\r\n"));
+        reply.refused(401, "a key is needed");
+        assert!(reply.head.contains("www-authenticate: bearer"), "{reply:?}");
+    }
+    asks("").refused(401, "a key is needed");
+    // Nothing is asked of whoever looks whether it lives.
+    assert_eq!(Reply::read(stranger.send("GET", "/health", "")).map(|reply| reply.status), Some(200));
+    assert_eq!(stranger.metric("tandem_rejected_total{reason=\"key\"}"), 8.0);
+}
+
+/// A stranger who announces a body and sends none gets no time for it.
+#[test]
+fn the_key_is_checked_before_the_body() {
+    let shop = Workshop::new();
+    let server = Server::with_key(&shop, "a key");
+    let head =
+        "POST /v1/completions HTTP/1.1\r\nHost: me\r\nContent-Length: 1000000\r\nConnection: close\r\n\r\n";
+    server.send_bytes(head.as_bytes()).expect("an answer").refused(401, "a key is needed");
+    assert_eq!(server.metric("tandem_rejected_total{reason=\"slow_body\"}"), 0.0);
+}
+
+#[test]
+fn paths_and_methods_that_are_not_there_are_named() {
+    let shop = Workshop::new();
+    let server = Server::start(&shop, &[]);
+    let ask = |method: &str, path: &str| Reply::read(server.send(method, path, "")).expect("an answer");
+    for path in
+        ["/", "/v2", "/v1", "/v1/models/", "/v1/completion", "/%00", "/v1/../v1/models", "/../../etc/passwd"]
+    {
+        ask("GET", path).refused(404, "/v1/chat/completions");
+    }
+    for (method, path) in
+        [("GET", "/v1/completions"), ("DELETE", "/v1/models"), ("POST", "/metrics"), ("X", "/health")]
+    {
+        let reply = ask(method, path);
+        reply.refused(405, &format!("{method} is not allowed for {path}"));
+        assert!(reply.head.contains("\r\nallow: "), "{reply:?}");
+    }
+    let long = ask("GET", &format!("/{}", "x".repeat(5000)));
+    long.refused(404, "…");
+    assert!(long.body.len() < 1000, "{long:?}");
+    assert_eq!(server.metric("tandem_requests_total{path=\"other\",status=\"404\"}"), 9.0);
+}
+
+#[test]
+fn metrics_count_what_happens() {
+    let shop = Workshop::new();
+    let server = Server::start(&shop, &[]);
+    let (_, whole) = server.post(CHAT, &chat(json!({ "n": 2 })));
+    server.stream(CHAT, &chat(json!({ "stream": true })));
+    server.post(CHAT, &chat(json!({ "n": 0 })));
+    let usage = &whole["usage"];
+    let prompt = usage["prompt_tokens"].as_f64().unwrap();
+    assert_eq!(server.metric("tandem_prompt_tokens_total"), 2.0 * prompt);
+    let completion = usage["completion_tokens"].as_f64().unwrap();
+    let counted = server.metric("tandem_completion_tokens_total");
+    assert!(counted > completion && counted <= completion + 8.0, "{counted}: {usage}");
+    let responses =
+        |status: u16| server.metric(&format!("tandem_requests_total{{path=\"{CHAT}\",status=\"{status}\"}}"));
+    assert_eq!((responses(200), responses(400)), (2.0, 1.0));
+    assert_eq!(server.metric("tandem_rejected_total{reason=\"invalid\"}"), 1.0);
+    assert_eq!(server.metric("tandem_time_to_first_token_seconds_count"), 2.0);
+    server.wait_for_metric("tandem_request_duration_seconds_count", 3.0);
+    server.wait_for_metric("tandem_requests_running", 0.0);
+    assert_eq!(server.metric("tandem_requests_queued"), 0.0);
+    // This one's.
+    server.wait_for_metric("tandem_connections", 1.0);
+}
+
+/// With room for one completion at a time, a client with many must not keep another's single one waiting until
+/// all of its own are done.
+#[test]
+fn clients_take_turns() {
+    let shop = Workshop::new();
+    let server = Server::start(&shop, &["--max-batch", "1"]);
+    let many =
+        server.send("POST", CHAT, &chat(json!({ "stream": true, "max_tokens": 200, "n": 128 })).to_string());
+    let mut many = BufReader::new(many).lines();
+    // The first of its completions has begun, and the others wait.
+    while !many.next().expect("a part").unwrap().contains("\"delta\":{\"content\"") {}
+    assert_eq!(server.post(CHAT, &chat(json!({}))).0, 200);
+    let ended = many.by_ref().map_while(Result::ok).take_while(|line| !line.contains("[DONE]"));
+    // What is printed after the answer would be behind it in the stream.
+    assert_eq!(server.metric("tandem_requests_running"), 1.0, "the client with many is served still");
+    assert!(ended.count() > 0);
 }
 
 #[test]

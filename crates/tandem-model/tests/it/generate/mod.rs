@@ -196,6 +196,46 @@ fn requests_come_and_go_while_others_are_under_way() {
 }
 
 /// Generation records the log-probabilities that a training pass computes: both use one model.
+/// Completions of a client with many begin between those of the others, with room for one at a time. Models
+/// with recurrent states have as many slots as that takes.
+#[test]
+fn clients_take_turns_and_get_the_same_text() {
+    for name in ["llama", "qwen3-5"] {
+        let (golden, device, weights) = Golden::loaded(name);
+        let asked: Vec<Request> = (0..)
+            .zip([5, 1, 2, 1])
+            .map(|(number, num_answers)| Request {
+                number,
+                num_answers,
+                ..requests(prompts(&golden), sampling()).remove(number as usize % 3)
+            })
+            .collect();
+        let options = GeneratorOptions { max_batch: 1, ..OPTIONS };
+        let mut generator = Generator::new(&golden.decoder, &device, DType::F32, options).unwrap();
+        let mut source = ResidentWeights::new(&golden.decoder, &weights, None);
+        let expected = generator.generate(&mut source, asked.clone(), &mut |_| Flow::Continue).unwrap();
+        let first = generator.submit_for(10, asked[0].clone()).unwrap();
+        for (client, request) in [(11, &asked[1]), (12, &asked[2]), (11, &asked[3])] {
+            generator.submit_for(client, request.clone()).unwrap();
+        }
+        let (mut begun, mut found) = (Vec::new(), Vec::new());
+        while !generator.is_idle() {
+            let mut note = |new: NewToken| {
+                if new.index == 0 {
+                    begun.push((new.request - first, new.answer));
+                }
+                Flow::Continue
+            };
+            found.extend(generator.step(&mut source, &mut note).unwrap());
+        }
+        let turns = [(0, 0), (1, 0), (2, 0), (0, 1), (3, 0), (2, 1), (0, 2), (0, 3), (0, 4)];
+        assert_eq!(begun, turns, "{name}");
+        found.iter_mut().for_each(|answer| answer.request -= first);
+        found.sort_by_key(|answer| (answer.request, answer.answer));
+        assert_eq!(found, expected, "{name}");
+    }
+}
+
 #[test]
 fn log_probs_are_those_of_a_training_pass() {
     for &name in all() {
