@@ -19,5 +19,6 @@ mod plan;
 mod processes;
 mod scaled;
 mod serve;
+mod verify;
 mod watch;
 mod workshop;
