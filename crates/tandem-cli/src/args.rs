@@ -64,6 +64,8 @@ pub(crate) enum Command {
     Export(ExportArguments),
     /// Make a model's or an adapter's folder of a checkpoint.
     Checkpoint(CheckpointArguments),
+    /// Compute steps of a run again, on any ranks, and tell whether they give the same bits.
+    Verify(VerifyArguments),
     /// Write the first run.toml: from answers, or from another program's settings.
     Init(InitArguments),
     /// Create a model of random weights from a config.json.
@@ -609,6 +611,63 @@ pub(crate) enum CheckpointCommand {
         #[arg(long, value_name = "RUN.TOML")]
         config: Option<PathBuf>,
     },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VerifyArguments {
+    /// Folder of the run. Nothing is written there.
+    #[arg(value_name = "RUN")]
+    pub run: PathBuf,
+    /// Steps to compute again: from a checkpoint, or 0 for the start, to a checkpoint. Either end may be left
+    /// out. Default: from the start to the newest checkpoint.
+    #[arg(long, value_name = "A..B")]
+    pub steps: Option<Steps>,
+    /// Devices to compute on: short for --set compute.devices=cpu:2. Default: as many ranks as the run had.
+    #[arg(long, value_name = "DEVICES")]
+    pub devices: Option<String>,
+    /// Sharding: short for --set compute.sharding=zero3. Default: that of the run.
+    #[arg(long, value_name = "SHARDING")]
+    pub sharding: Option<String>,
+    /// Threads of each rank: short for --set compute.threads=1. Default: all cores, divided among the ranks.
+    #[arg(long, value_name = "THREADS")]
+    pub threads: Option<usize>,
+    /// Change a key of the configuration that leaves the bits as they are, such as a path: for example --set
+    /// model=FOLDER, where the model is elsewhere on this machine. May be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub overrides: Vec<String>,
+    /// Compute although this machine's arithmetic gives other bits.
+    #[arg(long)]
+    pub force: bool,
+    /// Start the programs that the run had as judges or environment. They run with your rights.
+    #[arg(long)]
+    pub run_commands: bool,
+    /// Folder to create for the recomputed run, which is kept. Default: a temporary one, in which
+    /// each checkpoint is deleted when it was compared.
+    #[arg(long, value_name = "FOLDER")]
+    pub out: Option<PathBuf>,
+}
+
+/// A stretch of steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Steps {
+    /// Steps done before it.
+    pub from: Option<u64>,
+    /// Steps done after it.
+    pub to: Option<u64>,
+}
+
+impl FromStr for Steps {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let expected = "expected A..B with the numbers of steps, as in 20..40, ..40 or 20..";
+        let (from, to) = text.split_once("..").ok_or(expected)?;
+        let number = |text: &str| match text {
+            "" => Ok(None),
+            text => text.parse().map(Some).map_err(|_| expected),
+        };
+        Ok(Self { from: number(from)?, to: number(to)? })
+    }
 }
 
 #[derive(Debug, Args)]

@@ -3,8 +3,8 @@
 //! | code | meaning |
 //! |---|---|
 //! | 0 | done |
-//! | 1 | a fault of Tandem's own, or of the machine (a full disk, no memory) |
-//! | 2 | a mistake in the command, the configuration, the model or the data |
+//! | 1 | a fault of Tandem's own, or of the machine (a full disk, no memory); of `verify`: other bits |
+//! | 2 | a mistake in the command, the configuration, the model or the data; of `verify`: any failure |
 //! | 75 | a peer was lost (`EX_TEMPFAIL`: starting again with `--resume` is the remedy) |
 //! | 130 | stopped by Ctrl-C after saving (128 + SIGINT) |
 //! | 143 | stopped by SIGTERM after saving (128 + SIGTERM, what schedulers expect of a preempted job) |
@@ -26,6 +26,8 @@ pub(crate) const PEER_LOST: u8 = 75;
 pub(crate) enum Exit {
     /// Done.
     Done,
+    /// Done, with the finding that bits differ.
+    Different,
     /// Failed by a fault that is not in the user's files.
     OwnFault,
     /// Failed by a mistake that the user can mend.
@@ -86,7 +88,7 @@ impl Exit {
     fn code(self) -> u8 {
         match self {
             Self::Done => 0,
-            Self::OwnFault => 1,
+            Self::Different | Self::OwnFault => 1,
             Self::UserMistake => 2,
             Self::PeerLost => PEER_LOST,
             Self::Interrupted if signals::was_ctrl_c() => 130,

@@ -60,6 +60,7 @@ fn run(arguments: Arguments) -> anyhow::Result<Exit> {
         Command::Merge(arguments) => commands::merge::run(&arguments),
         Command::Export(arguments) => commands::export::run(&arguments),
         Command::Checkpoint(arguments) => commands::checkpoint::run(&arguments),
+        Command::Verify(arguments) => Ok(commands::verify::run(&arguments)),
         Command::Init(arguments) => commands::init::run(&arguments),
         Command::InitWeights(arguments) => commands::init_weights::run(&arguments),
         Command::Launch(launch) => commands::launch::run(&launch, arguments.log),

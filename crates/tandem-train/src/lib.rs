@@ -19,6 +19,7 @@
 //! | a loss of your own | [`objective::register`], [`objective::PairLoss`] |
 //! | a reward of your own | [`judges::register`] |
 //! | a checkpoint as a model | [`checkpoint::export`] |
+//! | a run computed again, and compared | [`run::verify::RecordedRun`] |
 //! | held-out metrics of a model | [`run::evaluation::evaluate`] |
 //! | memory and time beforehand | [`Plan`], [`plan`] |
 //! | errors and exit codes | [`TrainError`], [`Fault`] |

@@ -20,6 +20,7 @@ pub(crate) mod report;
 pub(crate) mod runs;
 pub(crate) mod serve;
 pub(crate) mod train;
+pub(crate) mod verify;
 pub(crate) mod watch;
 
 use tandem_comm::Launch;

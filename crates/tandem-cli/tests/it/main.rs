@@ -20,5 +20,6 @@ mod plan;
 mod processes;
 mod scaled;
 mod serve;
+mod verify;
 mod watch;
 mod workshop;

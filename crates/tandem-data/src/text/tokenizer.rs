@@ -12,7 +12,7 @@ use crate::source::record::Message;
 use crate::text::chat_template::{ChatTemplate, RenderOptions};
 use crate::text::folder::TokenizerFolder;
 use crate::text::special_tokens::TokenFiles;
-use crate::text::tokenizer_budget::{check_size, check_growth};
+use crate::text::tokenizer_budget::{check_growth, check_size};
 
 /// A tokenizer with its special tokens and chat template.
 pub struct Tokenizer {

@@ -22,6 +22,7 @@
 //! a full disk leaves the older ones intact. [`Checkpoints::latest`] verifies every byte before it
 //! returns one.
 
+mod compare;
 mod cursor;
 mod export;
 mod folder;
@@ -33,14 +34,18 @@ mod saver;
 mod shard;
 pub(crate) mod snapshot;
 pub(crate) mod state;
+pub(crate) mod state_hash;
 
+pub use compare::{Comparison, ElementDifference, compare};
 pub use cursor::{BestEvaluation, Cursor};
 pub use export::export;
 pub use folder::{Checkpoints, Latest};
 pub use load::Checkpoint;
 pub use online::{Answer, Batch, CompletedPrompt, JudgeScore, Message, OnlineState, Turn};
 pub use save::Part;
+pub(crate) use saver::STATES;
 pub use saver::Saver;
+pub(crate) use state_hash::read_states;
 
 use std::ops::Range;
 

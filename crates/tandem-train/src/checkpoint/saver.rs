@@ -7,7 +7,8 @@
 //!  ⋮ steps    at the end of each, ranks tell
 //!             one another who is done
 //! seal        all are: sizes and checksums
-//!             go to the first rank         →    the first: manifest, rename, remove the oldest
+//!             go to the first rank         →    the first: manifest, rename, remove the oldest,
+//!                                               hash all state
 //!  ⋮ steps
 //! published   the first rank tells of it
 //! ```
@@ -27,14 +28,20 @@ use tandem_model::Decoder;
 
 use crate::checkpoint::snapshot::{CheckpointShard, Snapshot};
 use crate::checkpoint::state::CheckpointState;
-use crate::checkpoint::{Checkpoints, Cursor, Part};
+use crate::checkpoint::state_hash;
+use crate::checkpoint::{Checkpoint, Checkpoints, Cursor, Part};
 use crate::config::Config;
 use crate::parallel::DeviceMesh;
 use crate::{Result, TrainError};
 
+/// File in the run folder with the hash of all state at each checkpoint, those that are deleted included.
+pub(crate) const STATES: &str = "states.jsonl";
+
 /// One rank's side of saving.
 pub struct Saver {
     checkpoints: Checkpoints,
+    /// File of the hashes of all states.
+    states: PathBuf,
     keep: Option<usize>,
     rank: usize,
     num_ranks: usize,
@@ -74,6 +81,7 @@ impl Saver {
         let (rank, num_ranks) = (mesh.world().rank(), mesh.world().size());
         Self {
             checkpoints: Checkpoints::for_run(&config.output),
+            states: config.output.join(STATES),
             keep: config.train.keep,
             rank,
             num_ranks,
@@ -162,11 +170,15 @@ impl Saver {
         let (records, _) = records.as_chunks();
         let parts: Vec<Part> = records.iter().map(Part::from_record).collect();
         let (checkpoints, keep) = (self.checkpoints.clone(), self.keep);
+        let (states, give_up) = (self.states.clone(), self.give_up.clone());
         let thread = spawn(move || {
             let path = checkpoints.publish(&cursor, &parts)?;
             tracing::debug!("complete and durable: {}", path.display());
             if let Some(keep) = keep {
                 checkpoints.prune(keep, cursor.step, cursor.best.as_ref().map(|best| best.step))?;
+            }
+            if let Some(hash) = Checkpoint::open_checked(&path)?.state_hash(&give_up)? {
+                state_hash::append(&states, cursor.step, hash)?;
             }
             Ok(path)
         })?;

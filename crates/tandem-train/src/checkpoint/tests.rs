@@ -599,3 +599,92 @@ proptest! {
         }
     }
 }
+
+fn state_of(checkpoint: &Checkpoint) -> blake3::Hash {
+    checkpoint.state_hash(&AtomicBool::new(false)).expect("readable").expect("nobody gives up")
+}
+
+/// Changes a byte of the last element of a checkpoint of one rank.
+fn change_last_element(path: &Path) {
+    let part = path.join("state-00001-of-00001.safetensors");
+    let mut bytes = fs::read(&part).expect("a part");
+    *bytes.last_mut().expect("a byte") ^= 1;
+    fs::write(&part, bytes).expect("written");
+}
+
+#[test]
+fn the_hash_of_a_state_depends_on_its_bits_and_not_on_the_ranks_that_wrote_it() {
+    let mut hashes = Vec::new();
+    for num_ranks in [1, 2, 3, 5] {
+        let (_folder, checkpoints) = setup(&[]);
+        let path = save_as(&checkpoints, 7, num_ranks).expect("saved");
+        hashes.push(state_of(&Checkpoint::open(&path).expect("complete")));
+    }
+    assert!(hashes.iter().all(|hash| *hash == hashes[0]), "{hashes:?}");
+    let (_folder, checkpoints) = setup(&[]);
+    let path = save_as(&checkpoints, 7, 1).expect("saved");
+    let found = Checkpoint::open(&path).expect("complete");
+    assert_eq!(found.state_hash(&AtomicBool::new(true)).expect("readable"), None, "asked to give up");
+    change_last_element(&path);
+    assert_ne!(state_of(&Checkpoint::open_checked(&path).expect("readable")), hashes[0]);
+    let path = save_as(&checkpoints, 8, 1).expect("saved");
+    assert_ne!(state_of(&Checkpoint::open(&path).expect("complete")), hashes[0]);
+}
+
+/// The clock and evaluations do not enter the hash of a state; all else of the cursor does.
+#[test]
+fn the_hash_of_a_state_knows_the_cursor_without_clock_and_evaluations() {
+    let hash_of = |cursor: &Cursor| {
+        let (_folder, checkpoints) = setup(&[]);
+        checkpoints.begin(cursor.step).expect("begun");
+        let values = values(3);
+        let give_up = AtomicBool::new(false);
+        let part = checkpoints.write_part(cursor.step, 0, 1, &tensors(&values), &give_up).expect("written");
+        state_of(&Checkpoint::open(&checkpoints.publish(cursor, &[part]).expect("saved")).expect("complete"))
+    };
+    let hash = hash_of(&cursor(3));
+    let other = Cursor { seconds: 1e9, best: None, is_evaluation_due: false, ..cursor(3) };
+    assert_eq!(hash_of(&other), hash);
+    for other in [
+        Cursor { updates: 9, ..cursor(3) },
+        Cursor { position: 9, ..cursor(3) },
+        Cursor { online: None, ..cursor(3) },
+        Cursor { learning_rate_factor: None, ..cursor(3) },
+    ] {
+        assert_ne!(hash_of(&other), hash, "{other:?}");
+    }
+}
+
+#[test]
+fn checkpoints_are_compared_bit_by_bit_whatever_their_parts() {
+    let (_one, checkpoints) = setup(&[]);
+    let (_three, others) = setup(&[]);
+    let path = save_as(&checkpoints, 7, 1).expect("saved");
+    let found = Checkpoint::open(&save_as(&others, 7, 3).expect("saved")).expect("complete");
+    let same = compare(&Checkpoint::open(&path).expect("complete"), &found).expect("readable");
+    assert!(same.is_same(), "{same:?}");
+    assert_eq!((same.num_tensors, same.num_elements), (3, 20));
+    change_last_element(&path);
+    let other = compare(&Checkpoint::open_checked(&path).expect("readable"), &found).expect("readable");
+    let element = other.element.clone().expect("a difference");
+    assert_eq!((element.tensor.name.as_str(), element.element), ("adamw.exp_avg.scalar", 0));
+    assert_ne!(element.recorded.to_bits(), element.found.to_bits());
+    assert_eq!((other.num_different, other.is_same()), (1, false));
+    let later = Checkpoint::open(&save_as(&checkpoints, 8, 1).expect("saved")).expect("complete");
+    let other = compare(&later, &found).expect("readable");
+    assert_eq!(other.cursor, Some(("step".to_owned(), "8".to_owned(), "7".to_owned())));
+}
+
+#[test]
+fn hashes_of_states_are_read_up_to_a_torn_line() {
+    let folder = TempDir::new().expect("a temporary folder");
+    let path = folder.path().join(STATES);
+    assert!(read_states(&path).expect("no file").is_empty());
+    let [first, second] = [b"a", b"b"].map(|bytes| blake3::hash(bytes));
+    for (step, hash) in [(2, first), (4, second), (4, first)] {
+        state_hash::append(&path, step, hash).expect("written");
+    }
+    let text = fs::read_to_string(&path).expect("text");
+    fs::write(&path, format!("{text}{{\"step\": 6, \"bl")).expect("written");
+    assert_eq!(read_states(&path).expect("text"), [(2, first), (4, first)].into());
+}

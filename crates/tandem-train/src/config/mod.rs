@@ -147,6 +147,14 @@ impl Config {
         Self::parse(&text, path, overrides, &Lookup::default())
     }
 
+    /// Reads the text of a resolved config; `path` is named in errors.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn from_text(text: &str, path: &Path) -> Result<Self> {
+        Self::parse::<&str>(text, path, &[], &Lookup::default())
+    }
+
     /// Returns this config with `overrides`, as [`Config::load`] takes them.
     ///
     /// # Errors

@@ -75,6 +75,13 @@ impl Config {
         self.flat().into_iter().map(|(key, written)| (key, written.value.to_string())).collect()
     }
 
+    /// Returns the keys that the numbers of a run depend on, with their values, by key.
+    pub(crate) fn altering_entries(&self) -> Vec<(String, String)> {
+        let alters = |(_, written): &(String, Written)| written.resume == Resume::Alters;
+        let entries = self.flat().into_iter().filter(alters);
+        entries.map(|(key, written)| (key, written.value.to_string())).collect()
+    }
+
     /// Returns every difference from the config of a saved run, by key.
     pub fn changes_since(&self, saved: &Self) -> Vec<Change> {
         let (old, new) = (saved.flat(), self.flat());

@@ -9,6 +9,6 @@ mod writer;
 
 pub use accumulator::{MetricSums, Sides};
 pub use advice::{Advice, Advisor, Trouble};
-pub use record::{Record, Split};
+pub use record::{MACHINE_METRICS, Record, Split};
 pub use sample::Sample;
 pub use writer::{MetricsFile, read_records};

@@ -21,6 +21,10 @@ impl Split {
     }
 }
 
+/// Metrics of the clock and the machine. All others have the same bits wherever a run computes.
+pub const MACHINE_METRICS: [&str; 6] =
+    ["time", "tokens_per_second", "memory", "arena", "time_generate", "time_judge"];
+
 /// Metrics of one step by TRL's names (no `eval_` prefix: `split` says it), in the order they were
 /// set.
 ///

@@ -7,19 +7,20 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tandem_comm::ProcessGroup;
 
+use super::provenance::{InputFile, weight_files};
 use super::run_dir::RunDir;
-use crate::config::{AdapterSection, AdapterStart, Config, Weights};
+use crate::config::Config;
 use crate::inputs::RunInputs;
 use crate::{Result, TrainError};
 
 /// Keys that may differ between ranks: a machine's own resources, and paths, whose contents are
 /// compared instead.
-const OWN_KEYS: [&str; 16] = [
+pub(super) const OWN_KEYS: [&str; 16] = [
     "model",
     "weights",
     "output",
@@ -99,10 +100,8 @@ pub(super) fn on_inputs(config: &Config, prepared: &RunInputs, group: &mut Proce
         let value = format!("{} rows, tokens with hash {}", cache.num_rows(), short(cache.content_hash()));
         facts.push(Fact::new(name, value));
     }
-    for (name, files) in model_files(config, prepared)? {
-        for file in files {
-            facts.push(fact_of(name, &file)?);
-        }
+    for InputFile { name, path } in weight_files(config, prepared)? {
+        facts.push(fact_of(&name, &path)?);
     }
     compare(&facts, group)
 }
@@ -193,51 +192,6 @@ fn first_difference(first: &[Fact], other: &[Fact]) -> (String, String, String) 
         }
     }
     ("order of the facts".to_owned(), "one".to_owned(), "another".to_owned())
-}
-
-/// Returns the files of each model of the run.
-fn model_files(config: &Config, prepared: &RunInputs) -> Result<Vec<(&'static str, Vec<PathBuf>)>> {
-    let mut all = vec![("model", vec![prepared.folder.config().path().to_path_buf()])];
-    if config.weights != Weights::Random {
-        all.push(("model", prepared.folder.weight_file().map_or(Ok(Vec::new()), |file| with_shards(&file))?));
-    }
-    let mut folders = vec![("reference.model", config.reference.model.as_ref())];
-    folders.push(("reference.adapter", config.reference.adapter.as_ref()));
-    if let Some(AdapterSection { start: AdapterStart::Folder(path), .. }) = &config.adapter {
-        folders.push(("adapter.start", Some(path)));
-    }
-    for (name, path) in folders {
-        if let Some(path) = path {
-            all.push((name, files_of(path)?));
-        }
-    }
-    Ok(all)
-}
-
-/// Returns a weight file, or all shards that its index lists.
-fn with_shards(file: &Path) -> Result<Vec<PathBuf>> {
-    match file.parent() {
-        Some(folder) if file.extension().is_some_and(|extension| extension == "json") => files_of(folder),
-        _ => Ok(vec![file.to_path_buf()]),
-    }
-}
-
-/// Returns the files of a folder that describe or hold weights, in the order of their names.
-fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
-    if path.is_file() {
-        return Ok(vec![path.to_path_buf()]);
-    }
-    let is_wanted = |path: &PathBuf| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        ["config.json", "adapter_config.json"].contains(&&*name)
-            || [".safetensors", ".pt", ".bin", ".gguf"].iter().any(|end| name.ends_with(end))
-    };
-    let listed = fs::read_dir(path).map_err(TrainError::io("list", path))?;
-    let listed: std::io::Result<Vec<_>> = listed.map(|entry| entry.map(|entry| entry.path())).collect();
-    let mut files = listed.map_err(TrainError::io("list", path))?;
-    files.retain(|path| path.is_file() && is_wanted(path));
-    files.sort();
-    Ok(files)
 }
 
 fn fact_of(name: &str, file: &Path) -> Result<Fact> {

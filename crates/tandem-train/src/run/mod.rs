@@ -3,9 +3,11 @@
 mod agreement;
 pub mod evaluation;
 mod model_card;
+mod provenance;
 mod resume;
 pub mod run_dir;
 pub mod spawn;
 mod trainer;
+pub mod verify;
 
 pub use trainer::{Options, Outcome, Trainer};

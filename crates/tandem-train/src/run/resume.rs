@@ -8,6 +8,7 @@ use crate::checkpoint::{Checkpoint, snapshot};
 use crate::config::Config;
 use crate::events::{Event, Observer};
 use crate::optimizer::EvaluationWeights;
+use crate::run::provenance::{Provenance, Start, arithmetic_in_words};
 use crate::run::run_dir::{RunDir, RunDirPolicy};
 use crate::step::TrainStep;
 use crate::{Result, TrainError};
@@ -85,4 +86,31 @@ pub(crate) fn warn_of_changes(config: &Config, earlier: Option<&Config>, observe
             )));
         }
     }
+}
+
+/// Reads the record of a run that continues, and warns where the bits of its arithmetic are others from
+/// here on. One that cannot be read is no reason not to go on: the record then begins here.
+pub(crate) fn provenance(
+    run_dir: &RunDir,
+    continues: bool,
+    start: &Start,
+    observer: &mut dyn Observer,
+) -> Option<Provenance> {
+    let read = if continues { Provenance::read(run_dir.path()) } else { Ok(None) };
+    let recorded = read.unwrap_or_else(|error| {
+        let reason = crate::chain(&error);
+        observer
+            .event(&Event::Warning(&format!("{reason}; the record begins anew after step {}", start.step)));
+        None
+    })?;
+    let earlier = recorded.starts.iter().rfind(|earlier| earlier.step < start.step);
+    if let Some(earlier) = earlier.filter(|earlier| earlier.arithmetic != start.arithmetic) {
+        observer.event(&Event::Warning(&format!(
+            "the run was made with {} until now, and goes on with {}: from here on its bits are not those of a run that \
+             was never stopped",
+            arithmetic_in_words(&earlier.arithmetic),
+            arithmetic_in_words(&start.arithmetic)
+        )));
+    }
+    Some(recorded)
 }

@@ -4,6 +4,7 @@
 //! runs/first/
 //!   config.toml      resolved
 //!   plan.json        what was planned
+//!   provenance.json  program, arithmetic, config and inputs by hash
 //!   metrics.jsonl    one line per step and per evaluation
 //!   log.txt          the lines that the run has shown
 //!   trackers.json    with `[logging]`: names of the run at its trackers
@@ -11,6 +12,7 @@
 //!   tensorboard/     with `logging.tensorboard = true`: event files
 //!   rows.jsonl       with `train.record_rows`: the rows of each step
 //!   checkpoints/     see `checkpoint`
+//!   states.jsonl     the hash of all state at each checkpoint
 //!   samples.jsonl    answers of the model while it trained
 //!   final/           the trained model, an ordinary HF folder, with a README.md about it
 //!   .lock            held while a run is going; empty or stale ones mean nothing
@@ -22,11 +24,12 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::checkpoint::Checkpoints;
+use crate::checkpoint::{Checkpoints, STATES};
 use crate::config::Config;
 use crate::disk::replace;
 use crate::error::{Result, TrainError};
 use crate::run::model_card;
+use crate::run::provenance::PROVENANCE;
 use crate::{profile, trackers};
 
 /// First line of every `config.toml` written here: tells it from one that a person put into the
@@ -40,7 +43,8 @@ const MODEL_CARD: &str = "README.md";
 pub const LOG: &str = "log.txt";
 
 /// Files of a run beside those in folders.
-const FILES: [&str; 8] = [CONFIG, PLAN, METRICS, LOG, ROWS, SAMPLES, trackers::STATE, trackers::OUTPUT];
+const FILES: [&str; 10] =
+    [CONFIG, PLAN, PROVENANCE, METRICS, STATES, LOG, ROWS, SAMPLES, trackers::STATE, trackers::OUTPUT];
 
 const CONFIG: &str = "config.toml";
 const PLAN: &str = "plan.json";
@@ -150,6 +154,11 @@ impl RunDir {
     /// `samples.jsonl`.
     pub fn samples_path(&self) -> PathBuf {
         self.path.join(SAMPLES)
+    }
+
+    /// `states.jsonl`.
+    pub(crate) fn states_path(&self) -> PathBuf {
+        self.path.join(STATES)
     }
 
     /// `final/`.
@@ -359,7 +368,17 @@ mod tests {
 
     #[test]
     fn every_file_of_a_run_makes_a_folder_used() {
-        let ours = ["plan.json", "metrics.jsonl", LOG, "rows.jsonl", "samples.jsonl", "checkpoints", "final"];
+        let ours = [
+            "plan.json",
+            PROVENANCE,
+            STATES,
+            "metrics.jsonl",
+            LOG,
+            "rows.jsonl",
+            "samples.jsonl",
+            "checkpoints",
+            "final",
+        ];
         for name in ours.into_iter().chain([trackers::STATE, trackers::OUTPUT, trackers::EVENTS]) {
             let folder = tempfile::tempdir().expect("a temporary folder");
             fs::write(folder.path().join(name), "").expect("written");

@@ -45,6 +45,7 @@ pages_that_run! {
     one_to_eight: "docs/tutorials/one-to-eight.md",
     online: "docs/tutorials/online.md",
     own_data: "docs/tutorials/own-data.md",
+    verify: "docs/verify.md",
     watch: "docs/watch.md",
 }
 

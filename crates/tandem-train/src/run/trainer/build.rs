@@ -26,6 +26,7 @@ use crate::parallel::{DeviceMesh, Partition};
 use crate::placement::MemoryPlacement;
 use crate::plan::Plan;
 use crate::profile::Profiler;
+use crate::run::provenance::{ProvenanceWriter, Start, input_files};
 use crate::run::run_dir::{RunDir, RunDirPolicy};
 use crate::run::{agreement, resume};
 use crate::samples::Sampler;
@@ -52,7 +53,7 @@ impl Trainer {
         mut group: ProcessGroup,
         observer: &mut dyn Observer,
     ) -> Result<Self> {
-        let Options { start, profile } = options.into();
+        let Options { start, profile, until } = options.into();
         agreement::on_config(&config, &mut group)?;
         if group.rank() == 0 {
             trackers::check(&config)?;
@@ -98,6 +99,7 @@ impl Trainer {
             schedule: config.train.schedule(total_steps),
             sampler: Sampler::new(&config, &prepared),
             first_step: cursor.step,
+            until,
             is_stopping: false,
             saved: resumed_from.clone().map(|path| (cursor.step, Some(path))),
             seconds_before: cursor.seconds,
@@ -184,6 +186,7 @@ impl TrainerBuilder<'_> {
             resumed_from = Some(checkpoint.path().to_path_buf());
             resume::warn_of_changes(config, earlier.as_ref(), observer);
         }
+        let begun = Start::new(config, prepared, &scorer.placement.device, cursor.step, mesh.world())?;
         // Only now: a run that is refused leaves the folder, and the config to compare the next
         // attempt with, as it was.
         let mut samples = None;
@@ -196,6 +199,11 @@ impl TrainerBuilder<'_> {
                     None => MetricsFile::create(path),
                 };
                 let metrics = open(&run_dir.metrics_path())?;
+                // The writer of checkpoints appends to it.
+                drop(open(&run_dir.states_path())?);
+                let inputs = input_files(config, prepared)?;
+                let recorded = resume::provenance(&run_dir, resumed_from.is_some(), &begun, observer);
+                let provenance = ProvenanceWriter::begin(run_dir.path(), recorded, begun, inputs)?;
                 let rows = config.train.record_rows.then(|| open(&run_dir.rows_path())).transpose()?;
                 let is_sampled = match &config.online {
                     Some(online) => online.samples_every.is_some(),
@@ -213,7 +221,7 @@ impl TrainerBuilder<'_> {
                 }
                 let step = (start == RunDirPolicy::Resume).then_some(cursor.step);
                 let trackers = Trackers::start(config, run_dir.path(), step, earlier);
-                Some(Files { trackers, run_dir, metrics, rows, samples: file, advisor })
+                Some(Files { trackers, provenance, run_dir, metrics, rows, samples: file, advisor })
             }
         };
         let saver = Saver::new(config, decoder, mesh, learner.snapshot.take());

@@ -31,6 +31,7 @@ use crate::placement::MemoryPlacement;
 use crate::profile::Profiler;
 use crate::recipe::MicroBatcher;
 use crate::run::model_card::model_card;
+use crate::run::provenance::{PROVENANCE, ProvenanceWriter};
 use crate::run::run_dir::{self, RunDir, RunDirPolicy};
 use crate::samples::Sampler;
 use crate::step::{TrainState, TrainStep};
@@ -55,6 +56,8 @@ pub struct Trainer {
     sampler: Option<Sampler>,
     /// Steps done when this process began.
     first_step: u64,
+    /// Step after which this process stops.
+    until: Option<u64>,
     /// Whether a rank was asked to stop.
     is_stopping: bool,
     schedule: Schedule,
@@ -76,17 +79,21 @@ pub struct Options {
     pub start: RunDirPolicy,
     /// Whether to profile some steps.
     pub profile: bool,
+    /// Step after which the run saves and stops, as if it was asked to.
+    pub until: Option<u64>,
 }
 
 impl From<RunDirPolicy> for Options {
     fn from(start: RunDirPolicy) -> Self {
-        Self { start, profile: false }
+        Self { start, profile: false, until: None }
     }
 }
 
 /// Files that rank 0 writes besides checkpoints.
 struct Files {
     trackers: Trackers,
+    /// Dropped before the run folder, whose lock is held until all writes have ended.
+    provenance: ProvenanceWriter,
     run_dir: RunDir,
     metrics: MetricsFile,
     rows: Option<MetricsFile>,
@@ -151,7 +158,8 @@ impl Trainer {
         if is_new {
             self.sample(observer)?;
         }
-        while self.waited_enough().is_none() && self.step(observer, stop)? {
+        let until = self.until.unwrap_or(u64::MAX);
+        while self.cursor.step < until && self.waited_enough().is_none() && self.step(observer, stop)? {
             let due = |every: Option<u64>| every.is_some_and(|n| self.cursor.step.is_multiple_of(n));
             let (evaluate, save) = (due(self.config.train.eval_every), due(self.config.train.save_every));
             let is_last = self.cursor.step == steps;
@@ -165,6 +173,7 @@ impl Trainer {
                 self.save(observer, stop)?;
             }
         }
+        self.is_stopping |= self.cursor.step >= until;
         self.finish(observer, stop)
     }
 
@@ -244,7 +253,18 @@ impl Trainer {
             self.sample(observer)?;
         }
         self.take_model(observer)?;
+        self.finish_provenance(observer);
         self.write_model(observer)
+    }
+
+    /// Waits until all inputs are hashed. The model is worth more than its record.
+    fn finish_provenance(&mut self, observer: &mut dyn Observer) {
+        if let Some(Err(error)) = self.files.as_mut().map(|files| files.provenance.finish()) {
+            observer.event(&Event::Warning(&format!(
+                "{PROVENANCE} lacks the hashes of the inputs' files: {}",
+                crate::chain(&error)
+            )));
+        }
     }
 
     /// Steps done, those of earlier processes of the run included.

@@ -43,4 +43,5 @@ mod tensor;
 mod tensor_families;
 mod trackers;
 mod trackers_real;
+mod verify;
 mod vllm;
