@@ -321,8 +321,11 @@ fn scored_prompts_are_sequences_of_their_own() {
     }
 }
 
+/// A prompt, what its responses do not see of it, and the responses.
+type AnyPair = (Vec<u32>, [usize; 2], [Vec<u32>; 2]);
+
 /// Rows of a batch: prompt, tokens that truncation hid of one prompt, chosen and rejected.
-fn any_pairs() -> impl Strategy<Value = Vec<(Vec<u32>, [usize; 2], [Vec<u32>; 2])>> {
+fn any_pairs() -> impl Strategy<Value = Vec<AnyPair>> {
     // Two tokens, so that texts begin alike often.
     let ids = |longest| prop::collection::vec(0..2_u32, 0..=longest);
     let pair =

@@ -1,6 +1,6 @@
 //! Named tensors in memory-mapped files: pages are read when they are needed.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
@@ -67,7 +67,7 @@ pub(crate) fn map(path: &Path) -> Result<Map> {
 #[derive(Deserialize)]
 struct Index {
     /// File of each tensor.
-    weight_map: HashMap<String, String>,
+    weight_map: BTreeMap<String, String>,
 }
 
 /// Named tensors in the files of a model or an adapter.
@@ -139,7 +139,7 @@ impl TensorArchive {
         for (name, shard) in &map {
             let found = archive.tensors.get(name).map(|entry| shards[entry.file]);
             if found != Some(shard) {
-                let reason = format!("names {shard} as the file of {name}, which is not in it");
+                let reason = format!("names {shard:?} as the file of {name}, which is not in it");
                 return Err(ModelError::format(index, reason));
             }
         }

@@ -157,8 +157,10 @@ fn files_that_cannot_be_read_are_named() {
                     break;
                 }
                 let said = &outcome.stderr;
-                assert_eq!(outcome.code, Some(1), "{fault:?}: {said}");
                 assert!(said.contains(folder) && said.contains("os error 5"), "{fault:?}: {said}");
+                // The record of what went into a run is no part of the result: its lack is told.
+                let is_record = said.contains("warning: provenance.json lacks the hashes");
+                assert_eq!(outcome.code, Some(if is_record { 0 } else { 1 }), "{fault:?}: {said}");
             }
         }
     }
@@ -172,7 +174,7 @@ fn a_clock_that_jumps_changes_nothing() {
         [(86_400 * 365, "cpu:1"), (-86_400 * 365, "cpu:1"), (-7200, "cpu:2"), (7200, "cpu:2")]
     {
         let devices = format!("compute.devices={ranks}");
-        for at in [1, 40] {
+        for at in [1, 8] {
             let fault = Fault { call: "clock", at, count: 1_000_000, error: seconds };
             let (outcome, jumps) =
                 lab.run(&["train", "dpo.toml", "--overwrite", "--set", &devices], "run", fault);
@@ -189,7 +191,7 @@ fn memory_that_is_refused_ends_a_run_with_a_message() {
     let lab = Lab::new();
     let tandem = env!("CARGO_BIN_EXE_tandem");
     let (mut refused, mut done) = (0, 0);
-    for mib in (32..=400).step_by(8).chain([1_000, 5_000, 20_000]) {
+    for mib in (40..=400).step_by(10).chain([1_000, 5_000, 20_000]) {
         let limited = format!("ulimit -v {}; exec {tandem} train dpo.toml --overwrite", mib * 1024);
         let output = lab.shop.program("sh").args(["-c", &limited]).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
@@ -198,8 +200,8 @@ fn memory_that_is_refused_ends_a_run_with_a_message() {
                 done += 1;
                 assert!(lab.shop.bytes("run/final/model.safetensors") == lab.weights, "{mib} MiB");
             }
-            // The loader itself needs some.
-            Some(127) => {}
+            // The loader needs some for the program itself.
+            None | Some(127) if mib < 100 => {}
             Some(1 | 2) => {
                 refused += 1;
                 assert!(said.contains("error: ") && !said.contains("panicked"), "{mib} MiB: {said}");
