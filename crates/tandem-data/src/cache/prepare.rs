@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 
@@ -302,9 +302,14 @@ impl<'a> Builder<'a> {
         self.options.max_rows.is_some_and(|max| writer.rows.len() >= max)
     }
 
-    /// Parses and tokenises a portion in parallel; results are in file order.
+    /// Parses and tokenises a portion in parallel; results are in file order. Rows after one that fails are
+    /// left out, for nobody looks at them: a template may take seconds for each.
     fn tokenise(&self, source: &Source, index: u64, rows: Vec<RawRow>) -> Vec<Tokenised> {
+        let first_failed = AtomicUsize::new(usize::MAX);
         let one = |(i, raw): (usize, RawRow)| -> Tokenised {
+            if i > first_failed.load(Ordering::Relaxed) {
+                return (raw.line, 0, Ok(Made::default()));
+            }
             let copies = source.copies(index + i as u64);
             let place = Place { path: source.path.clone(), line: raw.line };
             let work = || -> Result<Made, DataError> {
@@ -324,7 +329,11 @@ impl<'a> Builder<'a> {
                 let outcomes = parsed.records.into_iter().map(one).collect::<Result<_, DataError>>()?;
                 Ok(Made { columns, outcomes })
             };
-            (raw.line, copies, work())
+            let made = work();
+            if made.is_err() {
+                first_failed.fetch_min(i, Ordering::Relaxed);
+            }
+            (raw.line, copies, made)
         };
         rows.into_par_iter().enumerate().with_min_len(16).map(one).collect()
     }

@@ -174,7 +174,7 @@ fn a_clock_that_jumps_changes_nothing() {
         [(86_400 * 365, "cpu:1"), (-86_400 * 365, "cpu:1"), (-7200, "cpu:2"), (7200, "cpu:2")]
     {
         let devices = format!("compute.devices={ranks}");
-        for at in [1, 8] {
+        for at in [1, 3] {
             let fault = Fault { call: "clock", at, count: 1_000_000, error: seconds };
             let (outcome, jumps) =
                 lab.run(&["train", "dpo.toml", "--overwrite", "--set", &devices], "run", fault);
