@@ -58,16 +58,11 @@ impl Exit {
         }
     }
 
-    /// A missing, forbidden or unfit path is the user's mistake; a full or failing disk is not.
+    /// A path of the command line that exists already is the user's mistake too.
     fn from_io(error: &io::Error) -> Self {
-        use io::ErrorKind::{
-            AlreadyExists, InvalidData, InvalidFilename, InvalidInput, IsADirectory, NotADirectory, NotFound,
-            PermissionDenied,
-        };
         match error.kind() {
-            AlreadyExists | InvalidData | InvalidFilename | InvalidInput | IsADirectory | NotADirectory
-            | NotFound | PermissionDenied => Self::UserMistake,
-            _ => Self::OwnFault,
+            io::ErrorKind::AlreadyExists => Self::UserMistake,
+            _ => Fault::of_io(error).into(),
         }
     }
 }

@@ -9,8 +9,7 @@ static ALLOCATOR: Allocator = Allocator;
 
 /// The system's allocator, which does not return without memory.
 ///
-/// What the program asks for in large pieces (the arena, maps of files) does not come from here, and its absence is
-/// an error as any other.
+/// Large pieces (the arena, maps of files) do not come from here; their absence is an error as any other.
 struct Allocator;
 
 impl Allocator {

@@ -237,6 +237,21 @@ pub enum Fault {
 }
 
 impl Fault {
+    /// Returns whose fault an I/O error is: a path that is not there, not ours or unfit is an input mistake; a
+    /// full or failing disk is not.
+    pub fn of_io(error: &io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::NotFound
+            | io::ErrorKind::PermissionDenied
+            | io::ErrorKind::NotADirectory
+            | io::ErrorKind::IsADirectory
+            | io::ErrorKind::InvalidFilename
+            | io::ErrorKind::InvalidInput
+            | io::ErrorKind::InvalidData => Self::User,
+            _ => Self::Own,
+        }
+    }
+
     /// The process exit code.
     pub const fn exit_code(self) -> u8 {
         match self {
@@ -269,7 +284,7 @@ impl TrainError {
             | Self::NotFinite { .. } => Fault::User,
             Self::Io { source, .. }
             | Self::Model(ModelError::Io { source, .. })
-            | Self::Data(DataError::Io { source, .. }) => Self::io_fault(source),
+            | Self::Data(DataError::Io { source, .. }) => Fault::of_io(source),
             Self::Comm(error) => Self::comm_fault(error),
             Self::OnRank { error, .. } | Self::OutOfMemory { error, .. } => error.fault(),
             Self::Model(ModelError::Store(error)) if error.is::<CommError>() => {
@@ -322,23 +337,9 @@ impl TrainError {
     fn judge_fault(error: &JudgeError) -> Fault {
         match error {
             JudgeError::Stopped => Fault::Preempted,
-            JudgeError::Cache { source, .. } => Self::io_fault(source),
+            JudgeError::Cache { source, .. } => Fault::of_io(source),
             JudgeError::Model { source, .. } => source.downcast_ref().map_or(Fault::Own, Self::fault),
             _ => Fault::User,
-        }
-    }
-
-    /// A path that is not there or not ours is an input mistake; a full or failing disk is not.
-    fn io_fault(source: &io::Error) -> Fault {
-        match source.kind() {
-            io::ErrorKind::NotFound
-            | io::ErrorKind::PermissionDenied
-            | io::ErrorKind::NotADirectory
-            | io::ErrorKind::IsADirectory
-            | io::ErrorKind::InvalidFilename
-            | io::ErrorKind::InvalidInput
-            | io::ErrorKind::InvalidData => Fault::User,
-            _ => Fault::Own,
         }
     }
 

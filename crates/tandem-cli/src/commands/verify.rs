@@ -9,7 +9,7 @@ use tandem_train::run::verify::{CheckpointVerdict, RecordedRun, Request, Start, 
 
 use crate::args::{Steps, VerifyArguments};
 use crate::exit::{self, Exit, mistake};
-use crate::output::print_lines;
+use crate::output::{print_lines, printable};
 use crate::watcher::Watcher;
 use crate::{hub, signals};
 
@@ -58,7 +58,7 @@ fn verify(arguments: &VerifyArguments) -> anyhow::Result<Exit> {
         return Ok(Exit::Interrupted);
     };
     let lines = lines(&run, start, stretch, &verdict, arguments.out.as_ref());
-    print_lines(&lines.iter().map(|line| printable(line)).collect::<Vec<_>>())?;
+    print_lines(&lines.iter().map(|line| printable(line).into_owned()).collect::<Vec<_>>())?;
     Ok(if verdict.is_same() { Exit::Done } else { Exit::Different })
 }
 
@@ -180,9 +180,4 @@ fn of_checkpoint(checkpoint: &CheckpointVerdict) -> Vec<String> {
 
 fn short(hash: &str) -> &str {
     hash.get(..SHORT).unwrap_or(hash)
-}
-
-/// A line without what a terminal would obey: names come from a folder of somebody else's.
-fn printable(line: &str) -> String {
-    line.chars().map(|c| if c.is_control() { '·' } else { c }).collect()
 }

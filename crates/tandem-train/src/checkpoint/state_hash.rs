@@ -81,7 +81,7 @@ pub(super) fn append(path: &Path, step: u64, hash: Hash) -> Result<()> {
 
 /// Reads the hashes of states by step, up to a line that is none. A missing file has none.
 pub(crate) fn read_states(path: &Path) -> Result<BTreeMap<u64, Hash>> {
-    let text = match std::fs::read_to_string(path) {
+    let text = match tandem_files::read_text(path, tandem_files::MAX_TABLE) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeMap::new()),
         read => read.map_err(TrainError::io("read", path))?,
     };

@@ -48,7 +48,7 @@ const FILES: [&str; 10] =
 
 const CONFIG: &str = "config.toml";
 const PLAN: &str = "plan.json";
-const METRICS: &str = "metrics.jsonl";
+pub(super) const METRICS: &str = "metrics.jsonl";
 const ROWS: &str = "rows.jsonl";
 const SAMPLES: &str = "samples.jsonl";
 

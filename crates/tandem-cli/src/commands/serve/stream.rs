@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep};
 
-/// What a connection waits for.
+/// Event that a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waits {
     /// The first byte of a request, since this time.
@@ -27,9 +27,9 @@ enum Waits {
 /// Deadline of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Deadline {
-    /// Of the next request's first byte.
+    /// Latest time of the next request's first byte.
     Idle(Instant),
-    /// Of a header's end.
+    /// Latest time of a header's end.
     Header(Instant),
 }
 

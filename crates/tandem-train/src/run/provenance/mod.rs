@@ -201,7 +201,7 @@ impl Provenance {
     /// The file cannot be read, or is of another version.
     pub(super) fn read(run: &Path) -> Result<Option<Self>> {
         let path = run.join(PROVENANCE);
-        let text = match std::fs::read_to_string(&path) {
+        let text = match tandem_files::read_text(&path, tandem_files::MAX_TABLE) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             read => read.map_err(TrainError::io("read", &path))?,
         };

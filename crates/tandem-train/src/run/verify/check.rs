@@ -1,4 +1,4 @@
-//! What must be equal before a stretch is computed again.
+//! Checks before a stretch is computed again: parts that must be equal to the run's.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -25,7 +25,7 @@ use crate::config::Config;
 use crate::events::Observer;
 use crate::metrics::{Record, read_records};
 use crate::run::provenance::{PROVENANCE, Provenance};
-use crate::run::run_dir::RunDirPolicy;
+use crate::run::run_dir::{METRICS, RunDirPolicy};
 use crate::run::{Options, spawn};
 use crate::{Result, TrainError};
 
@@ -33,9 +33,6 @@ pub use crate::run::provenance::{ConfigRecord, HashedInput, Program, Start};
 pub use verdict::{CheckpointVerdict, MetricDifference, Verdict};
 
 use replay::Replay;
-
-/// Name of the metrics in the run folder.
-const METRICS: &str = "metrics.jsonl";
 
 /// A run's folder, opened to be read.
 #[derive(Debug)]
@@ -59,7 +56,7 @@ pub struct Stretch {
     pub to: u64,
 }
 
-/// What to do where a run cannot simply be repeated.
+/// Choices where a run cannot simply be repeated.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// New folder for the recomputed run.
