@@ -14,6 +14,7 @@ mod chat;
 mod gguf;
 pub mod mutate;
 mod plans;
+mod requests;
 mod rows;
 mod scratch;
 mod stores;
@@ -32,7 +33,7 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 14] = [
     Target { name: "safetensors", run: weights::safetensors, rounds: 4000 },
     Target { name: "policy_pt", run: weights::policy_pt, rounds: 4000 },
     Target { name: "gguf", run: gguf::gguf, rounds: 2000 },
@@ -44,6 +45,7 @@ pub const TARGETS: [Target; 13] = [
     Target { name: "rows_columns", run: rows::columns, rounds: 600 },
     Target { name: "tokenizer", run: chat::tokenizer, rounds: 600 },
     Target { name: "chat_template", run: chat::template, rounds: 2000 },
+    Target { name: "request", run: requests::body, rounds: 4000 },
     Target { name: "store_server", run: stores::server, rounds: 400 },
     Target { name: "store_client", run: stores::client, rounds: 400 },
 ];

@@ -172,6 +172,7 @@ targets! {
     rows_columns
     tokenizer
     chat_template
+    request
     store_server
     store_client
 }

@@ -76,6 +76,7 @@ pub use resolved::{Change, RESOLVED_HEADER};
 pub use schedule::{DecayType, Shape, Span};
 pub use schema::json_schema;
 pub use server::{ServerConfig, ServerKind, ServerRatio, unservable};
+pub(crate) use train::MAX_STEPS;
 pub use train::{Length, MicroBatchSize, TrainConfig};
 pub use types::{Offload, ShardedState, Sharding, SumForm};
 
@@ -291,7 +292,7 @@ impl Config {
         let steps = self.train.length.total_steps(num_rows, self.train.batch_size);
         match self.train.length {
             Length::Steps(_) => steps,
-            Length::Epochs(_) => steps * self.steps_per_batch(),
+            Length::Epochs(_) => steps.saturating_mul(self.steps_per_batch()),
         }
     }
 

@@ -5,7 +5,7 @@ use tandem_kernels::StateForm;
 use super::Method;
 use super::error::Result;
 use super::evaluation::EvaluationConfig;
-use super::form::{AT_LEAST_ONE, COUNT, POSITIVE, boolean, choice, integer, number};
+use super::form::{COUNT, POSITIVE, boolean, choice, integer, number};
 use super::groups::{self, ParameterGroup};
 use super::keys::{Keys, group, keys};
 use super::optimizer::Optimizer;
@@ -125,6 +125,9 @@ impl From<MicroBatchSize> for tandem_data::order::MicroBatchSize {
     }
 }
 
+/// Most steps of a run. The plan looks at the rows of each.
+pub(crate) const MAX_STEPS: u64 = 10_000_000;
+
 /// Length of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Length {
@@ -139,7 +142,7 @@ impl Length {
         let is_epochs = keys.has_second("steps", "epochs")?;
         keys! { let keys, now;
             /// Optimiser steps.
-            steps = integer(AT_LEAST_ONE)
+            steps = integer(1..=MAX_STEPS)
                 .optional()
                 .required_if(!is_epochs, "`steps` or `epochs`: how long to train")
                 .shown("*this or* `epochs`"),

@@ -16,7 +16,8 @@ use tandem_model::adapter::PeftFolder;
 use tandem_model::{Adapter, AdapterConfig, Decoder, ModelFolder, ParamKind};
 
 use crate::config::{
-    self, AdapterSection, AdapterStart, Config, DataConfig, DataSource, Method, TemplateSource, Weights,
+    self, AdapterSection, AdapterStart, Config, DataConfig, DataSource, Length, MAX_STEPS, Method,
+    TemplateSource, Weights,
 };
 use crate::events::{Event, Observer};
 use crate::metrics::Split;
@@ -186,6 +187,7 @@ impl RunInputs {
         };
         let columns = eval.iter().chain([&train]).flat_map(|cache| cache.report().columns.iter().cloned());
         check_ignored(config, &columns.collect())?;
+        check_length(config, train.num_rows())?;
         recipe.check_rows(config, &train)?;
         if let Some(eval) = eval.as_ref().filter(|_| config.method.generates()) {
             recipe.check_rows(config, eval)?;
@@ -213,7 +215,9 @@ impl RunInputs {
         let decoder = Decoder::new(spec, longest.max(whole).max(1))?;
         if has_environment && decoder.rotates_by_length() {
             let reason = format!(
-                "the positions of {} depend on the length of a text beyond its first training, and the turns of a                  conversation with an environment have lengths of their own; lower data.max_length = {whole} to the                  model's original length, or remove [online.environment]",
+                "the positions of {} depend on the length of a text beyond its first training, and the turns of a conversation \
+                 with an environment have lengths of their own; lower data.max_length = {whole} to the model's original length, or \
+                 remove [online.environment]",
                 config.model.display()
             );
             return Err(TrainError::Mismatch { reason });
@@ -285,6 +289,23 @@ fn check_ignored(config: &Config, columns: &BTreeSet<String>) -> Result<()> {
         reason: format!(
             "data.ignore_columns names `{name}`, and no row has that column; the rows have {}",
             columns.join(", ")
+        ),
+    })
+}
+
+/// Refuses a run of more steps than one may have.
+fn check_length(config: &Config, num_rows: usize) -> Result<()> {
+    let (Length::Epochs(epochs), steps) = (config.train.length, config.total_steps(num_rows)) else {
+        return Ok(());
+    };
+    if steps <= MAX_STEPS {
+        return Ok(());
+    }
+    Err(TrainError::Mismatch {
+        reason: format!(
+            "train.epochs = {epochs:e} of {num_rows} rows is {steps} steps; a run has at most {MAX_STEPS}: lower it, or raise \
+             train.batch_size = {}",
+            config.train.batch_size
         ),
     })
 }

@@ -81,9 +81,16 @@ impl CompletionRequest {
         ))
     }
 
+    /// Creates the engine's requests for all prompts.
+    pub(crate) fn requests(&self, model: &Loaded, prompts: Vec<Vec<u32>>) -> Result<Vec<Request>, ApiError> {
+        let shortest = prompts.iter().map(Vec::len).min().unwrap_or(0);
+        self.check_total(prompts.len(), model.room().positions.saturating_sub(shortest))?;
+        (0..).zip(prompts).map(|(number, prompt)| self.request(model, number, prompt)).collect()
+    }
+
     /// Creates the engine's request for a prompt. Without a limit a completion may use all
     /// remaining positions.
-    pub(crate) fn request(&self, model: &Loaded, number: u64, prompt: Vec<u32>) -> Result<Request, ApiError> {
+    fn request(&self, model: &Loaded, number: u64, prompt: Vec<u32>) -> Result<Request, ApiError> {
         let (tokens, positions) = (prompt.len(), model.room().positions);
         if tokens == 0 {
             return Err(ApiError::invalid(

@@ -56,13 +56,7 @@ impl Completion {
             prompts.push(state.prepare(move || input.encode(&own)).await?);
         }
         let lengths: Vec<usize> = prompts.iter().map(Vec::len).collect();
-        let positions = state.model().room().positions;
-        let shortest = lengths.iter().min().copied().unwrap_or(0);
-        asked.check_total(prompts.len(), positions.saturating_sub(shortest))?;
-        let numbered = (0..).zip(prompts);
-        let requests: Vec<_> = numbered
-            .map(|(number, prompt)| asked.request(state.model(), number, prompt))
-            .collect::<Result<_, _>>()?;
+        let requests = asked.requests(state.model(), prompts)?;
         state.metrics().prompt_tokens.fetch_add(lengths.iter().sum::<usize>() as u64, Ordering::Relaxed);
         let (sender, messages) = channel(MESSAGES);
         for (index, request) in requests.into_iter().enumerate() {

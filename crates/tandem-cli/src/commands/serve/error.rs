@@ -141,6 +141,11 @@ impl ApiError {
         Self { status, kind, field: None, message: message.into(), rejection: None }
     }
 
+    /// Status of the response.
+    pub(crate) fn status(&self) -> StatusCode {
+        self.status
+    }
+
     /// JSON body.
     pub(crate) fn body(&self) -> Value {
         let message = clip_to(&self.message, MOST_MESSAGE);

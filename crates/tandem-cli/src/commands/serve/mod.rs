@@ -14,6 +14,7 @@ mod kind;
 pub(crate) mod limits;
 mod metrics;
 mod prepare;
+mod requests;
 mod routes;
 mod state;
 mod stream;
@@ -30,6 +31,7 @@ use tandem_data::tokenizer::Tokenizer;
 use tokio::sync::oneshot;
 
 use self::connections::Connections;
+pub use self::requests::Requests;
 use self::state::{PREPARED_AT_ONCE, State};
 use crate::args::ServeArguments;
 use crate::exit::{Exit, mistake};
@@ -42,13 +44,7 @@ use crate::signals;
 const END_OF_THREADS: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(arguments: &ServeArguments) -> anyhow::Result<Exit> {
-    let key = match &arguments.key_env {
-        None => None,
-        Some(name) => match std::env::var(name) {
-            Ok(key) if !key.is_empty() => Some(key),
-            _ => return Err(mistake(format!("--key-env: the environment has no variable {name}"))),
-        },
-    };
+    let key = key(arguments)?;
     if key.is_none() && !arguments.host.is_loopback() {
         tracing::info!(
             "warning: whoever reaches {} can use this server: --key-env NAME asks for a key",
@@ -56,21 +52,7 @@ pub(crate) fn run(arguments: &ServeArguments) -> anyhow::Result<Exit> {
         );
     }
     arguments.limits.allow_connections()?;
-    let weights = &hub::weights(&arguments.weights)?;
-    let tokenizer = Tokenizer::from_folder(&weights.model)?;
-    let positions = positions_of(&weights.model, arguments.context)?;
-    let cache_tokens = arguments.cache_tokens.unwrap_or(4 * positions);
-    if cache_tokens < positions {
-        return Err(mistake(format!(
-            "--cache-tokens {cache_tokens} holds no text of {positions} tokens, which --context allows: raise the one or lower \
-             the other"
-        )));
-    }
-    let room = GenerationLimits { positions, cache_tokens, max_batch: arguments.max_batch, log_probs: true };
-    let model = Arc::new(Loaded::open(weights, tokenizer, room, &arguments.compute)?);
-    let name = arguments.name.clone().unwrap_or_else(|| {
-        hub::repository(&arguments.weights.model).unwrap_or_else(|| name_of(&weights.model))
-    });
+    let (model, name) = open(arguments)?;
     let (jobs, waiting) = channel();
     let (ended, end) = oneshot::channel();
     let engine = std::thread::Builder::new().name("engine".to_owned()).spawn({
@@ -89,6 +71,35 @@ pub(crate) fn run(arguments: &ServeArguments) -> anyhow::Result<Exit> {
     served?;
     engine.join().map_err(|_| anyhow::anyhow!("the engine has panicked"))?;
     Ok(Exit::Done)
+}
+
+/// Returns the key that requests must send.
+fn key(arguments: &ServeArguments) -> anyhow::Result<Option<String>> {
+    let Some(name) = &arguments.key_env else { return Ok(None) };
+    match std::env::var(name) {
+        Ok(key) if !key.is_empty() => Ok(Some(key)),
+        _ => Err(mistake(format!("--key-env: the environment has no variable {name}"))),
+    }
+}
+
+/// Loads the model, and returns it with its name in requests.
+fn open(arguments: &ServeArguments) -> anyhow::Result<(Arc<Loaded>, String)> {
+    let weights = &hub::weights(&arguments.weights)?;
+    let tokenizer = Tokenizer::from_folder(&weights.model)?;
+    let positions = positions_of(&weights.model, arguments.context)?;
+    let cache_tokens = arguments.cache_tokens.unwrap_or(4 * positions);
+    if cache_tokens < positions {
+        return Err(mistake(format!(
+            "--cache-tokens {cache_tokens} holds no text of {positions} tokens, which --context allows: raise the one or lower \
+             the other"
+        )));
+    }
+    let room = GenerationLimits { positions, cache_tokens, max_batch: arguments.max_batch, log_probs: true };
+    let model = Arc::new(Loaded::open(weights, tokenizer, room, &arguments.compute)?);
+    let name = arguments.name.clone().unwrap_or_else(|| {
+        hub::repository(&arguments.weights.model).unwrap_or_else(|| name_of(&weights.model))
+    });
+    Ok((model, name))
 }
 
 /// Last component of a path.

@@ -174,6 +174,21 @@ fn numbers_of_a_run() {
     ] {
         shop.refuses(set, &["train", "dpo.toml", "--set", set], &[]);
     }
+    // The plan looks at every step.
+    for set in ["train.steps=10000001", "train.steps=1000000000000", "train.steps=9223372036854775807"] {
+        shop.refuses(set, &["train", "dpo.toml", "--set", set], &["train.steps"]);
+    }
+    let epochs = good.replace("steps = 6", "epochs = 1");
+    for value in ["1e308", "4294967296", "1e9"] {
+        let text = epochs.replace("epochs = 1", &format!("epochs = {value}"));
+        shop.refuses_with(
+            value,
+            "dpo.toml",
+            text.as_bytes(),
+            &["train", "dpo.toml"],
+            &["train.epochs", "steps"],
+        );
+    }
 }
 
 #[test]

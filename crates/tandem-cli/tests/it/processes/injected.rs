@@ -8,6 +8,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
+use super::configure_divisible;
 use crate::workshop::{Outcome, Workshop};
 
 const ENOSPC: i64 = 28;
@@ -28,13 +29,20 @@ struct Fault {
 /// A shop with the library and a run that was not disturbed.
 struct Lab {
     shop: Workshop,
+    config: String,
     library: PathBuf,
     weights: Vec<u8>,
 }
 
 impl Lab {
     fn new() -> Self {
+        Self::of(|_| "dpo.toml".to_owned())
+    }
+
+    /// A lab for the config that `write` names.
+    fn of(write: impl FnOnce(&Workshop) -> String) -> Self {
         let shop = Workshop::new();
+        let config = write(&shop);
         let library = shop.path("injected.so");
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/processes/injected.c");
         let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
@@ -44,9 +52,9 @@ impl Lab {
             .arg(&library)
             .args([source, "-ldl"]);
         assert!(compile.status().expect("a C compiler").success());
-        shop.run(&["train", "dpo.toml", "--set", "output=whole"]).expect(0);
+        shop.run(&["train", &config, "--set", "output=whole"]).expect(0);
         let weights = shop.bytes("whole/final/model.safetensors");
-        Self { shop, library, weights }
+        Self { shop, config, library, weights }
     }
 
     /// Runs a command in which a call under `folder` fails; returns also how many failed.
@@ -72,7 +80,7 @@ impl Lab {
         for at in 1.. {
             let fault = Fault { call, at, count, error };
             let _ = fs::remove_dir_all(self.shop.path("run"));
-            let train = [&["train", "dpo.toml"][..], more].concat();
+            let train = [&["train", &self.config][..], more].concat();
             let (outcome, failed) = self.run(&train, "run", fault);
             let said = &outcome.stderr;
             assert!(!said.contains("panicked"), "{fault:?}: {said}");
@@ -130,13 +138,35 @@ fn a_run_survives_a_disk_that_is_full_at_each_write() {
     lab.each("write", 1_000_000, ENOSPC, "os error 28", &[]);
 }
 
+/// Meshes of two ranks.
+const MESHES: [&str; 6] = [
+    "compute.sharding=ddp",
+    "compute.sharding=zero1",
+    "compute.sharding=zero2",
+    "compute.sharding=zero3",
+    "compute.pipeline=2",
+    "compute.tensor=2",
+];
+
 #[test]
 #[ignore = "long: runs in .ci/nightly"]
 fn ranks_survive_a_disk_that_is_full_at_each_write() {
-    let lab = Lab::new();
-    for mesh in ["compute.sharding=zero3", "compute.pipeline=2"] {
+    let lab = Lab::of(|shop| configure_divisible(shop, "run", 6));
+    for mesh in MESHES {
         let more = ["--set", "compute.devices=cpu:2", "--set", mesh];
         lab.each("write", 1_000_000, ENOSPC, "os error 28", &more);
+    }
+}
+
+#[test]
+#[ignore = "long: runs in .ci/nightly"]
+fn ranks_survive_each_file_and_name_that_fails() {
+    let lab = Lab::of(|shop| configure_divisible(shop, "run", 6));
+    for mesh in MESHES {
+        let more = ["--set", "compute.devices=cpu:2", "--set", mesh];
+        lab.each("open", 1, ENOSPC, "os error 28", &more);
+        lab.each("rename", 1, EIO, "os error 5", &more);
+        lab.each("fsync", 1, EIO, "os error 5", &more);
     }
 }
 
