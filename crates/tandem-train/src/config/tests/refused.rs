@@ -179,7 +179,7 @@ fn a_wrong_type_is_refused_with_key_expected_and_found() {
 fn values_out_of_range_are_refused() {
     let cases = [
         ("train.batch_size=0", "an integer from 1 to 16777216, found the integer 0"),
-        ("train.steps=-1", "an integer of at least 1, found the integer -1"),
+        ("train.steps=-1", "an integer from 1 to 10000000, found the integer -1"),
         ("train.epochs=0.0", "a positive number, found the number 0.0"),
         ("train.learning_rate=nan", "a number of at least 0, found the number NaN"),
         ("train.learning_rate=inf", "a number of at least 0, found the number inf"),
