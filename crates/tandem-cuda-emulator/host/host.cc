@@ -9,6 +9,16 @@
 #include <memory>
 #include <vector>
 
+#if __SANITIZE_THREAD__
+#include <sanitizer/tsan_interface.h>
+extern "C" void __tsan_read_range(void *at, unsigned long bytes);
+extern "C" void __tsan_write_range(void *at, unsigned long bytes);
+// Of functions that run on both sides of a switch, or leave one fiber's stack for another's.
+#define UNWATCHED __attribute__((noinline, no_sanitize("thread")))
+#else
+#define UNWATCHED
+#endif
+
 namespace tandem_host {
 
 thread_local Thread *current = nullptr;
@@ -16,7 +26,12 @@ const Kernel *kernels = nullptr;
 
 namespace {
 
+#if __SANITIZE_THREAD__
+// Instrumented frames are larger.
+constexpr size_t STACK = size_t(512) << 10;
+#else
 constexpr size_t STACK = size_t(128) << 10;
+#endif
 constexpr unsigned WARP = 32;
 constexpr unsigned LIMIT = 1024;
 
@@ -28,9 +43,45 @@ struct Copy {
     unsigned valid;
 };
 
+// Order of accesses as ThreadSanitizer sees it: what a fiber did before `give` comes before what
+// another does after `take` of the same place.
+#if __SANITIZE_THREAD__
+typedef void *Known;
+Known known_fiber() { return __tsan_create_fiber(0); }
+void forget(Known fiber) {
+    if (fiber) __tsan_destroy_fiber(fiber);
+}
+UNWATCHED void switch_known(Known to) { __tsan_switch_to_fiber(to, __tsan_switch_to_fiber_no_sync); }
+Known known_now() { return __tsan_get_current_fiber(); }
+void give(char *place) { __tsan_release(place); }
+void take(char *place) { __tsan_acquire(place); }
+void touch(const Copy &copy) {
+    __tsan_write_range(copy.to, 16);
+    if (copy.valid) __tsan_read_range(const_cast<void *>(copy.from), copy.valid);
+}
+#else
+typedef char Known;
+Known known_fiber() { return 1; }
+void forget(Known) {}
+void switch_known(Known) {}
+Known known_now() { return 1; }
+void give(char *) {}
+void take(char *) {}
+void touch(const Copy &) {}
+#endif
+
+// Places of a barrier. They take turns: some threads give at the next barrier before others have
+// taken at this one, and these must not see what came between.
+struct Barrier {
+    char places[2];
+};
+
 struct Fiber {
     Thread thread;
     State state;
+    Known known{};
+    // Turns of the barriers of the block and of the warp.
+    unsigned block_turn, warp_turn;
 #if defined(__x86_64__)
     void *stack_pointer;
 #else
@@ -56,6 +107,13 @@ struct Machine {
     std::map<const void *, std::vector<char>> shared;
     std::vector<char> dynamic;
     char slots[2][LIMIT / WARP][64 * WARP];
+    Known known{};
+    char begun, ended;
+    Barrier of_block, of_warps[LIMIT / WARP];
+
+    ~Machine() {
+        for (Fiber &fiber : fibers) forget(fiber.known);
+    }
 };
 
 Machine &machine() {
@@ -103,9 +161,10 @@ tandem_switch:
 
 namespace {
 
-void to_scheduler(State state) {
+UNWATCHED void to_scheduler(State state) {
     Fiber *fiber = on->running;
     fiber->state = state;
+    switch_known(on->known);
 #if defined(__x86_64__)
     tandem_switch(&fiber->stack_pointer, on->scheduler);
 #else
@@ -113,8 +172,10 @@ void to_scheduler(State state) {
 #endif
 }
 
-void body() {
+UNWATCHED void body() {
+    take(&on->begun);
     on->kernel->call(on->kernel->function, on->arguments);
+    give(&on->ended);
     // Copies that nobody waited for have not arrived.
     to_scheduler(State::Done);
 }
@@ -122,6 +183,8 @@ void body() {
 void begin(Fiber &fiber, unsigned index) {
     char *stack = on->stacks + index * STACK;
     fiber.state = State::Ready;
+    if (!fiber.known) fiber.known = known_fiber();
+    fiber.block_turn = fiber.warp_turn = 0;
     fiber.parity = 0;
     fiber.groups.clear();
     fiber.next.clear();
@@ -142,9 +205,10 @@ void begin(Fiber &fiber, unsigned index) {
 #endif
 }
 
-void resume(Fiber &fiber) {
+UNWATCHED void resume(Fiber &fiber) {
     on->running = &fiber;
     current = &fiber.thread;
+    switch_known(fiber.known);
 #if defined(__x86_64__)
     tandem_switch(&on->scheduler, fiber.stack_pointer);
 #else
@@ -174,6 +238,7 @@ void run_block(unsigned threads) {
     for (auto &entry : on->shared) std::memset(entry.second.data(), 0xff, entry.second.size());
     std::memset(on->dynamic.data(), 0xff, on->dynamic.size());
     for (unsigned t = 0; t < threads; t++) begin(on->fibers[t], t);
+    give(&on->begun);
     while (true) {
         unsigned done = 0;
         for (unsigned first = 0; first < threads; first += WARP) {
@@ -184,22 +249,39 @@ void run_block(unsigned threads) {
             if (fiber.state == State::Done) done++;
             else fiber.state = State::Ready;
         }
-        if (done == threads) return;
+        if (done == threads) {
+            take(&on->ended);
+            return;
+        }
     }
+}
+
+// Waits, and orders the accesses of all that wait at the barrier.
+void wait_at(Barrier &barrier, unsigned &turn, State state) {
+    char *const place = &barrier.places[turn];
+    turn ^= 1;
+    give(place);
+    to_scheduler(state);
+    take(place);
 }
 
 } // namespace
 
-void block_barrier() { to_scheduler(State::AtBlock); }
-void warp_barrier() { to_scheduler(State::AtWarp); }
+void block_barrier() { wait_at(on->of_block, on->running->block_turn, State::AtBlock); }
+void warp_barrier() {
+    Fiber *fiber = on->running;
+    wait_at(on->of_warps[fiber->thread.index.x / WARP], fiber->warp_turn, State::AtWarp);
+}
+void meet_warp() { to_scheduler(State::AtWarp); }
 
-char *warp_slots() {
+UNWATCHED char *warp_slots() {
     Fiber *fiber = on->running;
     fiber->parity ^= 1;
     return on->slots[fiber->parity][fiber->thread.index.x / WARP];
 }
 
 void *shared(const void *place, size_t bytes) {
+    const Unwatched unwatched;
     std::vector<char> &memory = on->shared[place];
     if (memory.size() < bytes) {
         if (!memory.empty()) fail("shared memory of one name has two sizes");
@@ -212,6 +294,8 @@ void *dynamic_shared() { return on->dynamic.data(); }
 
 void copy_later(void *to, const void *from, unsigned valid) {
     if (reinterpret_cast<uintptr_t>(to) % 16 || (valid && reinterpret_cast<uintptr_t>(from) % 16)) fail("a copy of 16 bytes is not aligned");
+    // A GPU may copy at any time from here until the wait: the accesses are both here and there.
+    touch({to, from, valid});
     on->running->next.push_back({to, from, valid});
 }
 
@@ -263,6 +347,7 @@ extern "C" void tandem_launch(const Kernel *kernel, const unsigned *blocks, unsi
     here.arguments = arguments;
     here.shared.clear();
     here.dynamic.assign(shared_bytes, char(0xff));
+    here.known = known_now();
     for (unsigned z = 0; z < blocks[2]; z++)
         for (unsigned y = 0; y < blocks[1]; y++)
             for (unsigned x = 0; x < blocks[0]; x++) {

@@ -5,6 +5,10 @@
 // Blocks run one after another. So results are those of a GPU up to its own functions' roundings,
 // every barrier that is missing on one path is found as a deadlock, and shared memory holds
 // not-a-number until it is written.
+//
+// Under ThreadSanitizer each CUDA thread is a fiber that it knows. Switches between fibers order
+// nothing for it: only `__syncthreads` and `__syncwarp` do, and atomics are atomic. So it reports
+// two accesses of a block that no barrier keeps apart (`tools/gpu/races`).
 #pragma once
 
 #include <cmath>
@@ -33,7 +37,27 @@ static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
 static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
+#if __SANITIZE_THREAD__
+extern "C" {
+void AnnotateIgnoreReadsBegin(const char *file, int line);
+void AnnotateIgnoreReadsEnd(const char *file, int line);
+void AnnotateIgnoreWritesBegin(const char *file, int line);
+void AnnotateIgnoreWritesEnd(const char *file, int line);
+}
+#endif
+
 namespace tandem_host {
+
+// Scope whose accesses are the emulator's own: ThreadSanitizer ignores them.
+struct Unwatched {
+#if __SANITIZE_THREAD__
+    Unwatched() { AnnotateIgnoreReadsBegin(__FILE__, __LINE__), AnnotateIgnoreWritesBegin(__FILE__, __LINE__); }
+    ~Unwatched() { AnnotateIgnoreWritesEnd(__FILE__, __LINE__), AnnotateIgnoreReadsEnd(__FILE__, __LINE__); }
+#else
+    Unwatched() {}
+#endif
+    Unwatched(const Unwatched &) = delete;
+};
 
 // The thread that runs, and its block.
 struct Thread {
@@ -43,8 +67,10 @@ extern thread_local Thread *current;
 
 // Waits for all threads of the block that have not ended.
 void block_barrier();
-// Waits for the other threads of the warp.
+// Waits for the other threads of the warp. Accesses before it come before those after it.
 void warp_barrier();
+// Waits for the other threads of the warp, as a shuffle does: it orders no accesses.
+void meet_warp();
 // Shared memory of the block: the same for every thread that names the same place of the source.
 void *shared(const void *place, size_t bytes);
 void *dynamic_shared();
@@ -60,11 +86,15 @@ void wait_copies(unsigned groups_left);
 template <typename T> static inline const char *gather(const T &value) {
     static_assert(sizeof(T) <= 64, "a slot has 64 bytes");
     char *slots = warp_slots();
-    std::memcpy(slots + 64 * (current->index.x % 32), &value, sizeof(T));
-    warp_barrier();
+    {
+        const Unwatched unwatched;
+        std::memcpy(slots + 64 * (current->index.x % 32), &value, sizeof(T));
+    }
+    meet_warp();
     return slots;
 }
 template <typename T> static inline T given(const char *slots, unsigned lane) {
+    const Unwatched unwatched;
     T value;
     std::memcpy(&value, slots + 64 * lane, sizeof(T));
     return value;
@@ -148,8 +178,8 @@ static inline unsigned __ballot_sync(unsigned, int yes) {
     for (unsigned lane = 0; lane < 32; lane++) ballot |= unsigned(tandem_host::given<int>(slots, lane) != 0) << lane;
     return ballot;
 }
-static inline unsigned atomicOr(unsigned *at, unsigned bits) { unsigned old = *at; *at |= bits; return old; }
-static inline unsigned atomicAdd(unsigned *at, unsigned more) { unsigned old = *at; *at += more; return old; }
+static inline unsigned atomicOr(unsigned *at, unsigned bits) { return __atomic_fetch_or(at, bits, __ATOMIC_RELAXED); }
+static inline unsigned atomicAdd(unsigned *at, unsigned more) { return __atomic_fetch_add(at, more, __ATOMIC_RELAXED); }
 
 static inline unsigned __float_as_uint(float x) { unsigned u; std::memcpy(&u, &x, 4); return u; }
 static inline float __uint_as_float(unsigned u) { float x; std::memcpy(&x, &u, 4); return x; }

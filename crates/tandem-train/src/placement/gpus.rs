@@ -87,7 +87,7 @@ pub(crate) fn ordinals(devices: Devices) -> Vec<usize> {
 /// Chooses the engine between GPU ranks that are threads: NCCL where available or requested.
 ///
 /// # Errors
-/// NCCL is requested and missing, or fails to start.
+/// NCCL is requested and missing or too old, or fails to start.
 pub fn carried(compute: &ComputeConfig, group: ProcessGroup, deadline: Duration) -> Result<ProcessGroup> {
     let ordinals = ordinals(compute.devices);
     if ordinals.len() < 2 {
@@ -107,7 +107,7 @@ pub(crate) fn carried_on(
     if engine == Engine::Threads || cuda::is_stand_in() {
         return Ok(group);
     }
-    match Libraries::open() {
+    match Libraries::open().and_then(Libraries::for_ranks_of_one_process) {
         Ok(nccl) => Ok(nccl.group(group, Some(ordinal), deadline)?),
         Err(error) if engine == Engine::Nccl => Err(error.into()),
         Err(_) => Ok(group),

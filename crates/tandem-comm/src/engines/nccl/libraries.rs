@@ -6,12 +6,15 @@ use std::sync::Arc;
 use tandem_dlopen::{FOLDERS, Folders, Found, Library, text};
 
 use super::raw::{
-    CUDA_NO_DEVICE, CUDA_SUCCESS, CudaFunctions, IN_PROGRESS, NcclFunctions, OLDEST, RawCommunicator, SUCCESS,
+    ASKS_FOR_ACCESS, CUDA_NO_DEVICE, CUDA_SUCCESS, CudaFunctions, IN_PROGRESS, NcclFunctions, OLDEST,
+    RawCommunicator, SUCCESS,
 };
 use crate::error::CommError;
 
 /// Variable that names NCCL's file if the loader does not find it.
 const PATH: &str = "TANDEM_NCCL";
+/// NCCL's own variable: no direct writes between GPUs of a process.
+const DIRECT_DISABLE: &str = "NCCL_P2P_DIRECT_DISABLE";
 const NCCL: &str = "libnccl.so.2";
 const CUDA: &str = "libcuda.so.1";
 /// Sources of NCCL.
@@ -46,12 +49,22 @@ impl Libraries {
         found.map(|(_, _, found)| found).map_err(|reason| CommError::Engine { reason })
     }
 
+    /// Returns the libraries if several ranks of this process may use them.
+    ///
+    /// # Errors
+    /// NCCL is older than 2.23 and may write into memory of another GPU that is not open to it:
+    /// what to do.
+    pub fn for_ranks_of_one_process(self) -> crate::Result<Self> {
+        let disable = std::env::var(DIRECT_DISABLE).ok();
+        match check_one_process(self.0.version(), disable.as_deref()) {
+            Ok(()) => Ok(self),
+            Err(reason) => Err(CommError::Engine { reason }),
+        }
+    }
+
     /// Returns NCCL's version.
     pub fn version(&self) -> String {
-        let mut version = 0;
-        // SAFETY: NCCL writes the version to a valid address, and did so before.
-        unsafe { (self.0.nccl.get_version)(&raw mut version) };
-        version_text(version)
+        version_text(self.0.version())
     }
 
     fn open_at(path: Option<&str>) -> Result<Self, String> {
@@ -113,7 +126,29 @@ fn no_device() -> String {
         .to_owned()
 }
 
+/// Refuses several ranks in this process over an NCCL that may write into GPU memory that is not open to it. The variable
+/// turns that off.
+fn check_one_process(version: c_int, direct_disable: Option<&str>) -> Result<(), String> {
+    if version >= ASKS_FOR_ACCESS || direct_disable == Some("1") {
+        return Ok(());
+    }
+    Err(format!(
+        "NCCL {} may write from one GPU into memory of another that is not open to it, where both are in one process: take NCCL {} \
+         or later, start a process for each GPU (tandem launch), or set {DIRECT_DISABLE}=1",
+        version_text(version),
+        version_text(ASKS_FOR_ACCESS)
+    ))
+}
+
 impl Functions {
+    /// Returns NCCL's version, in its own notation.
+    fn version(&self) -> c_int {
+        let mut version = 0;
+        // SAFETY: NCCL writes the version to a valid address, and did so before.
+        unsafe { (self.nccl.get_version)(&raw mut version) };
+        version
+    }
+
     /// Returns the number of GPUs that this process may use.
     pub(super) fn num_devices(&self) -> Result<usize, String> {
         // SAFETY: this is the first call of the driver.
@@ -204,6 +239,25 @@ mod tests {
             Ok(_) => println!("NCCL {name}, a driver and a GPU"),
             Err(error) => assert!(error.contains(CUDA) || error.contains("no GPU"), "{error}"),
         }
+    }
+
+    #[test]
+    fn an_old_nccl_is_refused_several_ranks_of_a_process() {
+        for version in [21805, 22200] {
+            let error = check_one_process(version, None).unwrap_err();
+            let own = version_text(version);
+            assert!(
+                error.starts_with(&format!("NCCL {own} may write")) && error.contains("2.23.0"),
+                "{error}"
+            );
+            assert!(
+                error.contains("tandem launch") && error.contains("NCCL_P2P_DIRECT_DISABLE=1"),
+                "{error}"
+            );
+            assert!(check_one_process(version, Some("0")).is_err());
+            check_one_process(version, Some("1")).unwrap();
+        }
+        check_one_process(22304, None).unwrap();
     }
 
     #[test]

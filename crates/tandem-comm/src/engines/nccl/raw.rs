@@ -11,6 +11,8 @@ use crate::collective::element::{ElementKind, Reduction};
 /// Oldest supported NCCL, in its own notation. It has non-blocking communicators that can be
 /// aborted at any point, and this layout of [`Config`].
 pub(super) const OLDEST: c_int = 21800;
+/// First version that asks whether a GPU may touch the buffer of another rank of the process, before it writes there.
+pub(super) const ASKS_FOR_ACCESS: c_int = 22300;
 
 /// `ncclResult_t`: success.
 pub(super) const SUCCESS: c_int = 0;

@@ -201,6 +201,7 @@ backward_keys(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, in
             rows[step % 2 * ROWS + threadIdx.x] = is_there ? int(query + axis.row) : -1;
             if (is_windowed) positions[step % 4 * ROWS + threadIdx.x] = is_there ? int(query + axis.position) : 0;
         }
+        // As in `KeyRows::find`.
         __syncwarp();
         found += per_tile;
         // Read again, for a register that would be kept spills.
@@ -215,6 +216,8 @@ backward_keys(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, in
             const int head = first_head + pack.head(threadIdx.x);
             next_less = log_sum_exp[row * lse_stride + head] * LOG2E, next_mean = delta[row * heads + head];
         }
+        // Lanes without a row meet the others again: products follow, which need a whole warp.
+        __syncwarp();
     };
     const auto put = [&] {
         if (int(threadIdx.x) < ROWS) less[threadIdx.x] = next_less, mean[threadIdx.x] = next_mean;

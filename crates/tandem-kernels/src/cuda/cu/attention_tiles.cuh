@@ -58,6 +58,8 @@ __device__ __forceinline__ void load_tile(bf16 *tile, const bf16 *from, int stri
         uint4 *to = reinterpret_cast<uint4 *>(tile + Tile<WIDTH>::place(row, part));
         *to = make_uint4(words[0], words[1], words[2], words[3]);
     }
+    // Lanes part at rows that are not there, and products follow without a barrier.
+    __syncwarp();
 }
 
 // A warp's numbers, times a factor for each row, into `16 · M` rows of a tile that no other warp

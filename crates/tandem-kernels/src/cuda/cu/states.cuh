@@ -246,6 +246,8 @@ template <int FORM> struct States {
         const float largest = highest >= lowest ? highest : -lowest;
         // The smallest code times a scale is always a normal number.
         const bool is_zero = fabsf(largest) < 0x1p-100f;
+        // All lanes have read the old scale. The shuffles above order no accesses.
+        __syncwarp();
         if (threadIdx.x % WARP == 0) scales[range.start / STATE_BLOCK] = is_zero ? 0.0f : largest;
         const float inverse = __fdiv_rn(1.0f, largest);
 #pragma unroll

@@ -70,6 +70,18 @@ impl Cuda {
         Ok(can != 0)
     }
 
+    /// Returns the other GPUs that have peer access to a GPU's memory.
+    pub(super) fn reaching(&self, device: DeviceHandle) -> Result<Vec<DeviceHandle>> {
+        let mut found = Vec::new();
+        for ordinal in 0..self.count()? {
+            let other = self.handle(ordinal)?;
+            if other != device && self.can_access(other, device)? {
+                found.push(other);
+            }
+        }
+        Ok(found)
+    }
+
     /// Returns the PCI address of a GPU.
     fn place(&self, device: DeviceHandle) -> Result<CString> {
         let mut place: [c_char; 32] = [0; 32];

@@ -19,6 +19,8 @@ pub(super) struct Memory {
     reserved: usize,
     /// Granularity of mappings.
     step: usize,
+    /// This GPU, and those that reach it: NCCL may have them write here directly.
+    access: Vec<AccessDescription>,
     mapped: AtomicUsize,
     pieces: Mutex<Vec<Piece>>,
 }
@@ -40,13 +42,15 @@ impl Memory {
             (cuda.granularity)(&raw mut granularity, &raw const properties, GRANULARITY_RECOMMENDED)
         })?;
         let step = granularity.max(STEP);
+        let others = context.cuda.reaching(context.device)?;
+        let access = std::iter::once(context.device).chain(others).map(AccessDescription::new).collect();
         let reserved = capacity.max(1).next_multiple_of(step);
         let what = format!("reserving {reserved} bytes of a GPU's address space");
         // SAFETY: the address is written to where it is; it is given back when the region is
         // dropped.
         context.call(&what, |cuda| unsafe { (cuda.reserve_addresses)(&raw mut base, reserved, 0, 0, 0) })?;
         let (mapped, pieces) = (AtomicUsize::new(0), Mutex::default());
-        Ok(Self { context: context.clone(), base, reserved, step, mapped, pieces })
+        Ok(Self { context: context.clone(), base, reserved, step, access, mapped, pieces })
     }
 
     /// Maps new memory to the unmapped range.
@@ -67,10 +71,9 @@ impl Memory {
             unsafe { (context.cuda.0.release_memory)(handle) };
             return Err(error);
         }
-        let access = AccessDescription::new(context.device);
-        // SAFETY: the range was just mapped, and one description is read.
+        // SAFETY: the range was just mapped, and the descriptions are read.
         let outcome = context.call("opening memory of a GPU", |cuda| unsafe {
-            (cuda.set_access)(at, bytes, &raw const access, 1)
+            (cuda.set_access)(at, bytes, self.access.as_ptr(), self.access.len())
         });
         match outcome {
             Ok(()) => Ok(piece),

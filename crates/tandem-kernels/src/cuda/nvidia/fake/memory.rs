@@ -159,10 +159,14 @@ pub(super) unsafe extern "C" fn set_access(
     count: usize,
 ) -> c_int {
     // SAFETY: as in CUDA.
-    let access = unsafe { *access.cast::<[c_int; 3]>() };
+    let access = unsafe { std::slice::from_raw_parts(access.cast::<[c_int; 3]>(), count) };
+    let is_for_gpus = access.iter().all(|access| access[0] == 1 && access[2] == 3);
+    let devices: Vec<usize> = access.iter().map(|access| (access[1] - 100) as usize).collect();
+    let is_own = devices.first().copied() == super::CURRENT.get();
     on_gpu(|gpu| match gpu.mapped.get_mut(&at) {
-        Some(mapped) if mapped.0 == bytes && count == 1 && access[0] == 1 && access[2] == 3 => {
+        Some(mapped) if mapped.0 == bytes && is_for_gpus && is_own => {
             mapped.2 = true;
+            gpu.opened_to = devices;
             // SAFETY: the range lies inside a mapping of `reserve`. Nobody may rely on what new
             // memory holds.
             unsafe {

@@ -70,6 +70,8 @@ pub(super) struct Gpu {
     allocated: HashMap<u64, usize>,
     /// Memory by where it is mapped: bytes, handle, and whether it may be touched.
     mapped: BTreeMap<u64, (usize, u64, bool)>,
+    /// GPUs that may touch what was opened last, by ordinal.
+    opened_to: Vec<usize>,
     /// Host memory by its start.
     registered: BTreeMap<u64, usize>,
     streams: Vec<u64>,
@@ -158,6 +160,11 @@ impl Fake {
     /// Returns the calls since the last query.
     pub(super) fn calls(&self) -> Vec<String> {
         std::mem::take(&mut gpus().get_mut(&self.ordinal).unwrap().calls)
+    }
+
+    /// Returns the GPUs that may touch what was opened last.
+    pub(super) fn opened_to(&self) -> Vec<usize> {
+        gpus()[&self.ordinal].opened_to.clone()
     }
 
     /// Whatever is still held: contexts, address space, memory, mappings, pinned host memory,

@@ -39,6 +39,20 @@ fn a_region_grows_in_pages_and_gives_everything_back_when_nothing_runs() {
     assert_eq!(driver.free_memory().unwrap(), 1 << 30);
 }
 
+/// NCCL may have ranks of one process write into each other's buffers.
+#[test]
+fn memory_is_open_to_gpus_that_reach_it_and_to_no_others() {
+    let own = Fake::new(Kind { board: 71, ..Kind::default() });
+    let near = [(); 2].map(|()| Fake::new(Kind { board: 71, ..Kind::default() }));
+    let _far = Fake::new(Kind { board: 72, ..Kind::default() });
+    let region = own.open().reserve(4 * MIB).unwrap();
+    region.grow(1).unwrap();
+    let expected = [&own, &near[0], &near[1]].map(|gpu| gpu.ordinal);
+    assert_eq!(own.opened_to(), expected);
+    region.grow(4 * MIB).unwrap();
+    assert_eq!(own.opened_to(), expected);
+}
+
 #[test]
 fn the_context_stays_until_the_last_region_is_gone() {
     let (fake, driver, stream) = Fake::opened();
