@@ -170,6 +170,20 @@ fn ranks_survive_each_file_and_name_that_fails() {
     }
 }
 
+/// While it generates, judges and writes samples.
+#[test]
+#[ignore = "long: runs in .ci/nightly"]
+fn an_online_run_survives_each_write_name_and_sync_that_fails() {
+    let lab = Lab::of(|shop| {
+        shop.write_online("run");
+        "online.toml".to_owned()
+    });
+    lab.each("write", 1_000_000, ENOSPC, "os error 28", &[]);
+    lab.each("open", 1, ENOSPC, "os error 28", &[]);
+    lab.each("rename", 1, EIO, "os error 5", &[]);
+    lab.each("fsync", 1, EIO, "os error 5", &[]);
+}
+
 /// A read that fails is no excuse for other data.
 #[test]
 fn files_that_cannot_be_read_are_named() {
