@@ -295,9 +295,9 @@ fn check_ignored(config: &Config, columns: &BTreeSet<String>) -> Result<()> {
 
 /// Refuses a run of more steps than one may have.
 fn check_length(config: &Config, num_rows: usize) -> Result<()> {
-    let (Length::Epochs(epochs), steps) = (config.train.length, config.total_steps(num_rows)) else {
-        return Ok(());
-    };
+    // `train.steps` has its range.
+    let Length::Epochs(epochs) = config.train.length else { return Ok(()) };
+    let steps = config.total_steps(num_rows);
     if steps <= MAX_STEPS {
         return Ok(());
     }

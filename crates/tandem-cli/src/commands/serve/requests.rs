@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::path::Path;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::channel;
 
 use clap::Parser;
 
@@ -11,14 +11,9 @@ use super::kind::Kind;
 use super::prepare::{Parsed, parse};
 use super::state::State;
 use crate::args::ServeArguments;
-use crate::generation::engine::Job;
 
 /// Reader of the requests of a server with its default limits.
-pub struct Requests {
-    state: State,
-    /// Open end of the engine's channel.
-    _waiting: Receiver<Job>,
-}
+pub struct Requests(State);
 
 /// `tandem serve` on its own.
 #[derive(Parser)]
@@ -37,8 +32,9 @@ impl Requests {
         let Arguments { serve } =
             Arguments::try_parse_from([model.as_os_str(), OsStr::new("--threads"), OsStr::new("1")])?;
         let (model, name) = super::open(&serve)?;
-        let (jobs, waiting) = channel();
-        Ok(Self { state: State::new(model, name, None, jobs, serve.limits), _waiting: waiting })
+        // Nothing is sent to an engine.
+        let (jobs, _) = channel();
+        Ok(Self(State::new(model, name, None, jobs, serve.limits)))
     }
 
     /// Reads the body of a request, of chat completions or of text completions, up to what the engine would get.
@@ -52,8 +48,8 @@ impl Requests {
     }
 
     fn accept(&self, kind: Kind, body: &[u8]) -> Result<usize, ApiError> {
-        let Parsed { asked, inputs, .. } = parse(&self.state, kind, body)?;
-        let prompts = inputs.into_iter().map(|input| input.encode(&self.state)).collect::<Result<_, _>>()?;
-        Ok(asked.requests(self.state.model(), prompts)?.len())
+        let Parsed { asked, inputs, .. } = parse(&self.0, kind, body)?;
+        let prompts = inputs.into_iter().map(|input| input.encode(&self.0)).collect::<Result<_, _>>()?;
+        Ok(asked.requests(self.0.model(), prompts)?.len())
     }
 }

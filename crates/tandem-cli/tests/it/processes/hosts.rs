@@ -89,6 +89,18 @@ fn expect_success(shop: &Workshop, nodes: [Child; 2]) {
     }
 }
 
+/// Waits until the ranks have ended, which a lost rank must have caused. Each says who and where it is.
+fn expect_lost(shop: &Workshop, nodes: [Child; 2]) {
+    for (node, mut child) in nodes.into_iter().enumerate() {
+        let (code, text) = (child.wait().unwrap().code(), shop.read(&format!("node{node}.txt")));
+        assert_eq!(code, Some(75), "node {node}: {text}");
+        assert!(
+            text.contains(&format!("rank {node} on ")) && text.contains(", at step "),
+            "node {node}: {text}"
+        );
+    }
+}
+
 /// Waits for a step of `run`.
 fn await_step(shop: &Workshop, step: u64) {
     let began = Instant::now();
@@ -116,18 +128,11 @@ fn two_hosts_are_one_job_and_a_cut_cable_ends_it_on_both() {
     same_runs(&shop, "run", "whole");
 
     let more = ["train", &config, "--resume", "--set", "train.steps=100000", "--set", "compute.deadline=6"];
-    let mut nodes = [0, 1].map(|node| hosts.start(&shop, node, &more));
+    let nodes = [0, 1].map(|node| hosts.start(&shop, node, &more));
     await_step(&shop, 20);
     await_beats();
     hosts.cable("down");
-    for (node, child) in nodes.iter_mut().enumerate() {
-        let (code, text) = (child.wait().unwrap().code(), shop.read(&format!("node{node}.txt")));
-        assert_eq!(code, Some(75), "node {node}: {text}");
-        assert!(
-            text.contains(&format!("rank {node} on ")) && text.contains(", at step "),
-            "node {node}: {text}"
-        );
-    }
+    expect_lost(&shop, nodes);
     // The store is on the first host, and tells of the other.
     let text = shop.read("node0.txt");
     assert!(text.contains("peer lost: rank 1 on ") && text.contains("last seen at step "), "{text}");
@@ -165,14 +170,10 @@ fn a_link_too_slow_for_the_deadline_ends_the_run_and_it_resumes() {
     if !hosts.narrow("2mbit") {
         return;
     }
-    let mut nodes = [0, 1].map(|node| hosts.start(&shop, node, &train));
+    let nodes = [0, 1].map(|node| hosts.start(&shop, node, &train));
     await_step(&shop, 2);
     assert!(hosts.narrow("16kbit"));
-    for (node, child) in nodes.iter_mut().enumerate() {
-        let (code, text) = (child.wait().unwrap().code(), shop.read(&format!("node{node}.txt")));
-        assert_eq!(code, Some(75), "node {node}: {text}");
-        assert!(text.contains(", at step ") && text.contains("rank "), "node {node}: {text}");
-    }
+    expect_lost(&shop, nodes);
     assert!(newest_step(&shop, "run") < 6);
     assert!(hosts.narrow("100mbit"));
     let resume = [&train[..], &["--resume"]].concat();

@@ -14,6 +14,16 @@ use crate::workshop::{Outcome, Workshop};
 const ENOSPC: i64 = 28;
 const EIO: i64 = 5;
 
+/// Meshes of two ranks.
+const MESHES: [&str; 6] = [
+    "compute.sharding=ddp",
+    "compute.sharding=zero1",
+    "compute.sharding=zero2",
+    "compute.sharding=zero3",
+    "compute.pipeline=2",
+    "compute.tensor=2",
+];
+
 /// Calls of an operation that fail.
 #[derive(Clone, Copy, Debug)]
 struct Fault {
@@ -57,6 +67,15 @@ impl Lab {
         Self { shop, config, library, weights }
     }
 
+    /// [`Lab::each`] of these operations, under every mesh of two ranks.
+    fn each_on_meshes(&self, calls: &[&'static str]) {
+        for mesh in MESHES {
+            for call in calls {
+                self.each(call, &["--set", "compute.devices=cpu:2", "--set", mesh]);
+            }
+        }
+    }
+
     /// Runs a command in which a call under `folder` fails; returns also how many failed.
     fn run(&self, arguments: &[&str], folder: &str, fault: Fault) -> (Outcome, usize) {
         let Fault { call, at, count, error } = fault;
@@ -74,9 +93,14 @@ impl Lab {
     }
 
     /// Has each call of an operation fail in a run of its own, until there is none left. All must end well or with
-    /// a message of the machine, and go on to the same bits.
-    fn each(&self, call: &'static str, count: usize, error: i64, says: &str, more: &[&str]) {
-        let mut num_failed = 0;
+    /// a message of the machine, and go on to the same bits. A disk that is full at a write stays full.
+    fn each(&self, call: &'static str, more: &[&str]) {
+        let (count, error) = match call {
+            "write" => (1_000_000, ENOSPC),
+            "open" | "mkdir" => (1, ENOSPC),
+            _ => (1, EIO),
+        };
+        let (says, mut num_failed) = (format!("os error {error}"), 0);
         for at in 1.. {
             let fault = Fault { call, at, count, error };
             let _ = fs::remove_dir_all(self.shop.path("run"));
@@ -93,7 +117,7 @@ impl Lab {
                 Some(0) => {}
                 Some(1) => {
                     num_failed += 1;
-                    assert!(said.contains(says) && said.contains("run"), "{fault:?}: no {says:?} in {said}");
+                    assert!(said.contains(&says) && said.contains("run"), "{fault:?}: no {says:?} in {said}");
                     let has_state = self.shop.path("run/checkpoints").exists();
                     let resume = [&train[..], &[if has_state { "--resume" } else { "--overwrite" }]].concat();
                     let again = self.shop.run(&resume);
@@ -113,61 +137,42 @@ impl Lab {
 #[test]
 fn a_run_survives_each_rename_that_fails() {
     let lab = Lab::new();
-    lab.each("rename", 1, EIO, "os error 5", &[]);
+    lab.each("rename", &[]);
 }
 
 #[test]
 fn a_run_survives_each_folder_and_file_that_cannot_be_made() {
     let lab = Lab::new();
-    lab.each("mkdir", 1, ENOSPC, "os error 28", &[]);
-    lab.each("open", 1, ENOSPC, "os error 28", &[]);
+    lab.each("mkdir", &[]);
+    lab.each("open", &[]);
 }
 
 #[test]
 #[ignore = "long: runs in .ci/nightly"]
 fn a_run_survives_each_sync_that_fails() {
     let lab = Lab::new();
-    lab.each("fsync", 1, EIO, "os error 5", &[]);
+    lab.each("fsync", &[]);
 }
 
-/// A disk stays full.
 #[test]
 #[ignore = "long: runs in .ci/nightly"]
 fn a_run_survives_a_disk_that_is_full_at_each_write() {
     let lab = Lab::new();
-    lab.each("write", 1_000_000, ENOSPC, "os error 28", &[]);
+    lab.each("write", &[]);
 }
-
-/// Meshes of two ranks.
-const MESHES: [&str; 6] = [
-    "compute.sharding=ddp",
-    "compute.sharding=zero1",
-    "compute.sharding=zero2",
-    "compute.sharding=zero3",
-    "compute.pipeline=2",
-    "compute.tensor=2",
-];
 
 #[test]
 #[ignore = "long: runs in .ci/nightly"]
 fn ranks_survive_a_disk_that_is_full_at_each_write() {
     let lab = Lab::of(|shop| configure_divisible(shop, "run", 6));
-    for mesh in MESHES {
-        let more = ["--set", "compute.devices=cpu:2", "--set", mesh];
-        lab.each("write", 1_000_000, ENOSPC, "os error 28", &more);
-    }
+    lab.each_on_meshes(&["write"]);
 }
 
 #[test]
 #[ignore = "long: runs in .ci/nightly"]
 fn ranks_survive_each_file_and_name_that_fails() {
     let lab = Lab::of(|shop| configure_divisible(shop, "run", 6));
-    for mesh in MESHES {
-        let more = ["--set", "compute.devices=cpu:2", "--set", mesh];
-        lab.each("open", 1, ENOSPC, "os error 28", &more);
-        lab.each("rename", 1, EIO, "os error 5", &more);
-        lab.each("fsync", 1, EIO, "os error 5", &more);
-    }
+    lab.each_on_meshes(&["open", "rename", "fsync"]);
 }
 
 /// While it generates, judges and writes samples.
@@ -178,10 +183,9 @@ fn an_online_run_survives_each_write_name_and_sync_that_fails() {
         shop.write_online("run");
         "online.toml".to_owned()
     });
-    lab.each("write", 1_000_000, ENOSPC, "os error 28", &[]);
-    lab.each("open", 1, ENOSPC, "os error 28", &[]);
-    lab.each("rename", 1, EIO, "os error 5", &[]);
-    lab.each("fsync", 1, EIO, "os error 5", &[]);
+    for call in ["write", "open", "rename", "fsync"] {
+        lab.each(call, &[]);
+    }
 }
 
 /// A read that fails is no excuse for other data.
