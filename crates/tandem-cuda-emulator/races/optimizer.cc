@@ -17,7 +17,7 @@ void step(const std::string &rule, const std::vector<std::string> &forms) {
         std::string kernel = rule;
         const float *grad = is_exact ? nullptr : numbers<float>(N);
         const int64_t *sums = is_exact ? zeros<int64_t>(N) : nullptr;
-        std::vector<Args> parts = {{grad, sums, 1.0f, numbers<float>(N), is_exact ? zeros<float>(N) : (float *)nullptr,
+        std::vector<Args> parts = {{grad, sums, int(!is_exact), 1.0f, numbers<float>(N), is_exact ? zeros<float>(N) : (float *)nullptr,
                                     is_exact ? (bf16 *)nullptr : zeros<bf16>(N)}};
         for (const std::string &form : forms) kernel += "_" + form, parts.push_back(states(form));
         parts.push_back({0.9f, 0.1f, 0.9f, 0.1f, 1.0f, 1e-3f, 0.1f, 0.1f, 0.1f, N});
@@ -34,8 +34,8 @@ void drive() {
     }
     for (const char *rule : {"decayed_update", "scaled_gradient", "sgd"}) step(rule, {});
     const long long n = 16384 + 77;
-    launch("block_squares", {{2, 1, 1}, 256}, {{(const float *)numbers<float>(n), (const int64_t *)nullptr, zeros<long long>(8), n}});
-    launch("block_squares", {{2, 1, 1}, 256}, {{(const float *)nullptr, (const int64_t *)zeros<int64_t>(n), zeros<long long>(8), n}});
+    launch("block_squares", {{2, 1, 1}, 256}, {{(const float *)numbers<float>(n), (const int64_t *)nullptr, 1, zeros<long long>(8), n}});
+    launch("block_squares", {{2, 1, 1}, 256}, {{(const float *)nullptr, (const int64_t *)zeros<int64_t>(n), 0, zeros<long long>(8), n}});
 }
 
 } // namespace races

@@ -23,6 +23,13 @@ pub(crate) fn exact_merge(cuda: &Cuda, other: ExactView, sums: &ExactViewMut, ad
     unsafe { cuda.launch(&SOURCE, "exact_merge", grid(other.len()), args) }
 }
 
+/// Sets the device's flag if a term is out of range.
+pub(crate) fn check_terms(cuda: &Cuda, terms: View, limit: f32) -> Result<()> {
+    let args = args![terms, terms.len(), limit, cuda.out_of_range()];
+    // SAFETY: the operands are those of the kernel, and the word is the device's own.
+    unsafe { cuda.launch(&SOURCE, "check_terms", grid(terms.len()), args) }
+}
+
 /// Adds terms; a term out of range sets the device's flag.
 pub(crate) fn exact_sum(cuda: &Cuda, terms: View, sums: &ExactViewMut, add: bool, limit: f32) -> Result<()> {
     let args = args![terms, sums.view(), terms.len(), add, limit, cuda.out_of_range()];

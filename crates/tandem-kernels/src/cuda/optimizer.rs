@@ -81,8 +81,8 @@ pub(crate) fn block_squares(
     let Some(sums) = sums.filter(|_| !blocks.is_empty()) else { return Ok(()) };
     let mut at = sums.address();
     for &x in parts.iter().filter(|x| !x.is_empty()) {
-        let (count, [f32s, exact]) = (x.len().div_ceil(SQUARES_BLOCK), gradient(x));
-        let args = [f32s, exact, Arg::address(at), x.len().into()];
+        let (count, [f32s, exact, are_terms]) = (x.len().div_ceil(SQUARES_BLOCK), gradient(x));
+        let args = [f32s, exact, are_terms, Arg::address(at), x.len().into()];
         // SAFETY: the operands are those of the kernel; there are four numbers for each of its blocks,
         // which are those of the host.
         unsafe { cuda.launch(&SOURCE, "block_squares", Grid::new(count, THREADS), &args)? };
@@ -102,12 +102,12 @@ fn grid(len: usize) -> Grid {
     Grid::new(len.div_ceil(BLOCK), THREADS)
 }
 
-/// Returns the pointer of one representation, and null for the other.
-fn gradient(grad: Gradient) -> [Arg; 2] {
+/// Returns the pointer of one representation, null for the other, and whether f32 numbers are terms.
+fn gradient(grad: Gradient) -> [Arg; 3] {
     match grad {
-        Gradient::F32(view) => [view.into(), Arg::address(0)],
-        Gradient::Exact(sums) => [Arg::address(0), sums.into()],
-        Gradient::Terms(_) => unreachable!("operations refuse terms on a GPU"),
+        Gradient::F32(view) => [view.into(), Arg::address(0), false.into()],
+        Gradient::Exact(sums) => [Arg::address(0), sums.into(), false.into()],
+        Gradient::Terms(view) => [view.into(), Arg::address(0), true.into()],
     }
 }
 

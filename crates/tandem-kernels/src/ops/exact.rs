@@ -32,7 +32,7 @@ pub fn exact_merge(device: &Device, other: ExactView, sums: ExactViewMut, add: b
 /// [`Device::take_in_range`] reports it.
 pub fn exact_sum(device: &Device, terms: View, sums: ExactViewMut, add: bool, limit: f32) -> Result<()> {
     const OP: &str = "exact_sum";
-    check_terms(OP, &terms, Some(&sums))?;
+    check_shape(OP, &terms, Some(&sums))?;
     let moved = terms.num_bytes() * if add { 5 } else { 3 };
     let work = check::work(OP, &terms, 2.0 * terms.len() as f64, moved as f64);
     launch!(device, work, {
@@ -43,6 +43,22 @@ pub fn exact_sum(device: &Device, terms: View, sums: ExactViewMut, add: bool, li
             }
         },
         cuda => cuda::exact::exact_sum(cuda, terms, &sums, add, limit)
+    })
+}
+
+/// Checks terms that stay the only ones of their sums ([`Gradient::Terms`](super::Gradient::Terms)): each
+/// must be finite and below `limit`, as [`exact_sum`] says.
+pub fn check_terms(device: &Device, terms: View, limit: f32) -> Result<()> {
+    const OP: &str = "check_terms";
+    check_shape(OP, &terms, None)?;
+    let work = check::work(OP, &terms, terms.len() as f64, terms.num_bytes() as f64);
+    launch!(device, work, {
+        cpu => {
+            if !cpu.exact_sum(terms, None, false, limit, None) {
+                cpu.see_out_of_range();
+            }
+        },
+        cuda => cuda::exact::check_terms(cuda, terms, limit)
     })
 }
 
@@ -60,7 +76,7 @@ pub fn exact_sum_squares(
     limit: f32,
 ) -> Result<SquareSum> {
     const OP: &str = "exact_sum_squares";
-    check_terms(OP, &terms, sums.as_ref())?;
+    check_shape(OP, &terms, sums.as_ref())?;
     if device.backend() == Backend::Cuda {
         return Err(KernelError::invalid(OP, "a GPU adds and squares in two operations"));
     }
@@ -87,7 +103,7 @@ pub fn exact_sum_squares(
     Ok(SquareSum::of_blocks(&blocks))
 }
 
-fn check_terms(op: &'static str, terms: &View, sums: Option<&ExactViewMut>) -> Result<()> {
+fn check_shape(op: &'static str, terms: &View, sums: Option<&ExactViewMut>) -> Result<()> {
     check::is_f32(op, "terms", terms)?;
     check::contiguous(op, "terms", terms.is_contiguous())?;
     match sums {

@@ -189,8 +189,39 @@ fn the_last_terms_are_added_and_squared_in_one_pass() {
     let x = vector(&gpu, &[1.0]);
     let refused = ops::exact_sum_squares(&gpu, x.view(), None, false, 1.0).unwrap_err().to_string();
     assert!(refused.contains("in two operations"), "{refused}");
-    let refused = ops::block_squares(&gpu, &[Gradient::Terms(x.view())]).unwrap_err().to_string();
-    assert!(refused.contains("must be sums on a GPU"), "{refused}");
+}
+
+/// The only terms of sums are read as sums of them would be: by every optimizer's kernel and by norms.
+#[test]
+fn the_only_terms_are_read_as_their_sums() {
+    let len = ops::SQUARES_BLOCK + 1031;
+    for (isa, device) in devices(2) {
+        for terms in [terms(len, 1).remove(0), numbers(7, len).iter().map(|x| x * 1e-13).collect()] {
+            let sums = sum_of(&device, std::slice::from_ref(&terms));
+            let plain = vector(&device, &terms);
+            let squares = |x: Gradient| ops::block_squares(&device, &[x]).unwrap();
+            assert_eq!(squares(Gradient::Terms(plain.view())), squares(sums.view().into()), "{}", isa.name());
+            let updated = |grad: Gradient| {
+                let [mut w, mut m, mut v] = [1, 2, 3].map(|seed| {
+                    vector(&device, &numbers(seed, len).iter().map(|x| x.abs()).collect::<Vec<_>>())
+                });
+                let update = ops::Update::new(grad, 0.5, w.view_mut(), None);
+                ops::adamw(&device, &ADAMW, update, m.view_mut(), v.view_mut()).unwrap();
+                let update = ops::Update::new(grad, 0.5, w.view_mut(), None);
+                ops::rmsprop(&device, &RMSPROP, update, v.view_mut()).unwrap();
+                [w, m, v].map(|x| x.read(&device))
+            };
+            assert!(updated(Gradient::Terms(plain.view())) == updated(sums.view().into()), "{}", isa.name());
+            ops::check_terms(&device, plain.view(), limit(1)).unwrap();
+            assert!(device.take_in_range().unwrap(), "{}", isa.name());
+        }
+        for bad in [f32::NAN, f32::NEG_INFINITY, 16_500.0] {
+            let mut terms = numbers(8, len);
+            terms[len - 2] = bad;
+            ops::check_terms(&device, vector(&device, &terms).view(), limit(1)).unwrap();
+            assert!(!device.take_in_range().unwrap(), "{bad} {}", isa.name());
+        }
+    }
 }
 
 /// Addresses of terms and sums do not change results.

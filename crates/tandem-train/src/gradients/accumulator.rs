@@ -5,9 +5,9 @@
 //! the division into ranks nor the engine changes a bit. `fast`: gradients are added in f32 in
 //! place, with half the memory and traffic, but the last bits depend on the division.
 //!
-//! On a CPU, a rank that has all sums to itself squares them for the norm while it adds the last
-//! micro-batch's gradient. If that is the only one, the gradient forms in the memory of the sums and stays
-//! f32; the optimizer rounds it as a sum of one term.
+//! If the step's only micro-batch belongs to a rank that has all sums to itself, the gradient forms in the
+//! memory of the sums and stays f32; the optimizer rounds it as a sum of one term. With several, such a rank
+//! squares the sums for the norm while it adds the last gradient, on a CPU.
 //!
 //! Layers travel in buckets ([`Partition`]), and reductions overlap backward. Where a rank holds its
 //! part of the sums, the gradient of every micro-batch is reduced, and added when the next bucket
@@ -64,7 +64,7 @@ pub struct Accumulator {
     counted: Vec<Vec<Range<usize>>>,
     /// Per layer: whether some elements are frozen.
     has_frozen: Vec<bool>,
-    /// True if nobody changes the sums after this rank's last micro-batch, on the CPU that computes.
+    /// True if nobody changes the sums after this rank's last micro-batch, on the device that computes.
     is_alone: bool,
     /// True if this step's only micro-batch is this rank's, which is alone.
     is_single: bool,
@@ -130,7 +130,6 @@ impl Accumulator {
             && of_sums.is_none()
             && decoder.stage().count == 1
             && decoder.slice().count == 1
-            && device.backend() == Backend::Cpu
             && !placement.is_offloaded();
         Ok(Self {
             is_alone,
@@ -462,12 +461,18 @@ impl GradientSink for Accumulator {
         if let Some(buffer) = buffer {
             let terms = buffer.view().col_range(0..partition.len(index));
             let (place, add) = (partition.place(index), self.begun[index]);
+            let squares_at_once = home.backend() == Backend::Cpu;
             self.squares[index] = match held(sums, partition.bucket_of(index)) {
                 Buffer::Fixed(sums) if is_term => {
                     let terms = sums.view().range(place).terms();
-                    Some(ops::exact_sum_squares(home, terms, None, false, *limit)?)
+                    if squares_at_once {
+                        Some(ops::exact_sum_squares(home, terms, None, false, *limit)?)
+                    } else {
+                        ops::check_terms(home, terms, *limit)?;
+                        None
+                    }
                 }
-                Buffer::Fixed(sums) if self.is_alone && is_complete => {
+                Buffer::Fixed(sums) if self.is_alone && is_complete && squares_at_once => {
                     let sums = Some(sums.view_mut().range(place));
                     Some(ops::exact_sum_squares(home, terms, sums, add, *limit)?)
                 }

@@ -2,7 +2,7 @@
 //
 // Threads: blocks of 256; a thread takes 2 vectors of four elements, and the vectors of a block lie
 // side by side.
-// Bytes per element: a term 4 read and 8 written (8 more read where it adds); a merge 16 (24).
+// Bytes per element: a term 4 read and 8 written (8 more read where it adds); a merge 16 (24); a check 4.
 #include "common.cuh"
 
 namespace {
@@ -94,6 +94,21 @@ KERNEL_BOUNDS(exact_sum, THREADS, 4, const float *terms, int64_t *sums, long lon
             values[i] = plus(old[index][i], fixed(x[index][i]));
         }
         write(sums, run_of(index, n), values);
+    }
+    if (!good) atomicOr(out_of_range, 1u);
+}
+
+// As `exact_sum`, of terms that stay the only ones of their sums.
+KERNEL_BOUNDS(check_terms, THREADS, 4, const float *terms, long long n, float limit, unsigned *out_of_range) {
+    const bool wide = is_aligned<RUN>(terms);
+    float x[RUNS][RUN];
+#pragma unroll
+    for (int index = 0; index < RUNS; index++) read(terms, run_of(index, n), wide, x[index]);
+    bool good = true;
+#pragma unroll
+    for (int index = 0; index < RUNS; index++) {
+#pragma unroll
+        for (int i = 0; i < RUN; i++) good = good && fabsf(x[index][i]) < limit;
     }
     if (!good) atomicOr(out_of_range, 1u);
 }

@@ -5,7 +5,7 @@
 //
 // Threads: blocks of 256, 8 warps; a warp takes 256 consecutive elements (one block of 8-bit states),
 // a lane two vectors of four (`states.cuh`). `block_squares` has a block per 16384 elements.
-// Bytes per element: gradient 4 (8 as a fixed-point sum), master 8, copy 4 or 2, each state twice
+// Bytes per element: gradient 4 (8 as fixed-point sums of several terms), master 8, copy 4 or 2, each state twice
 // its size (8, 4 or 2 + 1/32). `block_squares` reads 4 or 8.
 #include "states.cuh"
 
@@ -29,9 +29,13 @@ __device__ __forceinline__ void read_sums(const int64_t *at, bool is_whole, int 
     }
 }
 
-// Reads the gradient from one representation; the other is null.
-__device__ __forceinline__ void read_gradient(const float *grad, const int64_t *sums, float scale, const LaneRange &range,
-                                              LaneValues &g) {
+// The f32 that a sum of one term is read as: whole multiples of its last place, which f32 holds.
+__device__ __forceinline__ float of_one_term(float term) { return __fmul_rn(truncf(__fmul_rn(term, 0x1p48f)), 0x1p-48f); }
+
+// Reads the gradient from one representation; the other is null. `are_terms` says that f32 numbers are the
+// only terms of sums.
+__device__ __forceinline__ void read_gradient(const float *grad, const int64_t *sums, bool are_terms, float scale,
+                                              const LaneRange &range, LaneValues &g) {
     if (sums) {
 #pragma unroll
         for (int vec = 0; vec < VECTORS; vec++) {
@@ -43,7 +47,9 @@ __device__ __forceinline__ void read_gradient(const float *grad, const int64_t *
 #pragma unroll
     for (int vec = 0; vec < VECTORS; vec++) {
 #pragma unroll
-        for (int i = 0; i < VECTOR; i++) g[vec][i] = __fmul_rn(g[vec][i], scale);
+        for (int i = 0; i < VECTOR; i++) {
+            g[vec][i] = __fmul_rn(are_terms ? of_one_term(g[vec][i]) : g[vec][i], scale);
+        }
     }
 }
 
@@ -153,7 +159,7 @@ struct ScaledGradient {
 
 // A step with states of two formats; `NONE` for those that the rule has not.
 template <typename Rule, int A, int B>
-__device__ __forceinline__ void update(const float *grad, const int64_t *sums, float grad_scale, const Weights &weights,
+__device__ __forceinline__ void update(const float *grad, const int64_t *sums, bool are_terms, float grad_scale, const Weights &weights,
                                        States<A> a_states, States<B> b_states, const Numbers &numbers, long long n) {
     SHARED(float, a_values, A == SIGNED || A == UNSIGNED ? 256 : 1);
     SHARED(float, b_values, B == SIGNED || B == UNSIGNED ? 256 : 1);
@@ -161,7 +167,7 @@ __device__ __forceinline__ void update(const float *grad, const int64_t *sums, f
     const bool wide = is_aligned<VECTOR>(grad) && is_aligned<2>(sums) && weights.is_wide() && a_states.is_wide() && b_states.is_wide();
     const LaneRange range = lane_range(wide, n);
     LaneValues g, w, a, b;
-    read_gradient(grad, sums, grad_scale, range, g);
+    read_gradient(grad, sums, are_terms, grad_scale, range, g);
     read(weights.master, range, w);
     load_map<A>(a_values);
     load_map<B>(b_values);
@@ -182,7 +188,7 @@ __device__ __forceinline__ void update(const float *grad, const int64_t *sums, f
 } // namespace
 
 #define UPDATE_PARAMETERS                                                                                               \
-    const float *grad, const int64_t *sums, float grad_scale, float *master, float *f32_copy, bf16 *bf16_copy
+    const float *grad, const int64_t *sums, int are_terms, float grad_scale, float *master, float *f32_copy, bf16 *bf16_copy
 #define STATE_PARAMETERS(s)                                                                                             \
     void *s, float *s##_scales, uint32_t s##_key, uint32_t s##_first, uint32_t s##_width, uint32_t s##_stride,          \
         uint32_t s##_skipped
@@ -194,17 +200,17 @@ __device__ __forceinline__ void update(const float *grad, const int64_t *sums, f
 #define WITHOUT_STATES(name, Rule)                                                                                      \
     KERNEL_BOUNDS(name, THREADS, 4, UPDATE_PARAMETERS, NUMBER_PARAMETERS) {                                             \
         const Numbers numbers = ALL_NUMBERS;                                                                            \
-        update<Rule, NONE, NONE>(grad, sums, grad_scale, {master, f32_copy, bf16_copy}, {}, {}, numbers, n);            \
+        update<Rule, NONE, NONE>(grad, sums, are_terms, grad_scale, {master, f32_copy, bf16_copy}, {}, {}, numbers, n);            \
     }
 #define WITH_STATE(name, Rule, A)                                                                                       \
     KERNEL_BOUNDS(name, THREADS, 4, UPDATE_PARAMETERS, STATE_PARAMETERS(a), NUMBER_PARAMETERS) {                        \
         const Numbers numbers = ALL_NUMBERS;                                                                            \
-        update<Rule, A, NONE>(grad, sums, grad_scale, {master, f32_copy, bf16_copy}, STATE(a), {}, numbers, n);         \
+        update<Rule, A, NONE>(grad, sums, are_terms, grad_scale, {master, f32_copy, bf16_copy}, STATE(a), {}, numbers, n);         \
     }
 #define WITH_STATES(name, Rule, A, B)                                                                                   \
     KERNEL_BOUNDS(name, THREADS, 4, UPDATE_PARAMETERS, STATE_PARAMETERS(a), STATE_PARAMETERS(b), NUMBER_PARAMETERS) {   \
         const Numbers numbers = ALL_NUMBERS;                                                                            \
-        update<Rule, A, B>(grad, sums, grad_scale, {master, f32_copy, bf16_copy}, STATE(a), STATE(b), numbers, n);      \
+        update<Rule, A, B>(grad, sums, are_terms, grad_scale, {master, f32_copy, bf16_copy}, STATE(a), STATE(b), numbers, n);      \
     }
 
 WITH_STATES(adamw_f32_f32, AdamW, F32, F32)
@@ -257,7 +263,7 @@ __device__ __forceinline__ double to_integer(double x, long long &sum) {
 // Σ x² of each 16384 elements: a block of threads for each. A square is cut into multiples of 2⁻¹⁰, 2⁻⁵⁰
 // and 2⁻⁹⁰, which are summed as integers; squares from 2³⁸ on, and NaN, are summed in f64. All products
 // below are exact.
-KERNEL_BOUNDS(block_squares, THREADS, 4, const float *x, const int64_t *sums, long long *squares, long long n) {
+KERNEL_BOUNDS(block_squares, THREADS, 4, const float *x, const int64_t *sums, int are_terms, long long *squares, long long n) {
     constexpr int SQUARES_BLOCK = 1 << 14;
     const bool wide = is_aligned<VECTOR>(x) && is_aligned<2>(sums);
     const size_t start = size_t(blockIdx.x) * SQUARES_BLOCK;
@@ -279,7 +285,8 @@ KERNEL_BOUNDS(block_squares, THREADS, 4, const float *x, const int64_t *sums, lo
         }
 #pragma unroll
         for (int i = 0; i < VECTOR; i++) {
-            const double square = double(values[i]) * double(values[i]);
+            const double value = are_terms ? of_one_term(values[i]) : values[i];
+            const double square = value * value;
             const bool is_small = square < 0x1p38;
             if (!is_small) large += square;
             const double small = is_small ? square : 0.0;

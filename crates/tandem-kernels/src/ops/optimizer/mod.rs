@@ -82,12 +82,9 @@ impl<'a> Gradient<'a> {
         }
     }
 
-    /// Checks that an f32 gradient is contiguous, and that terms are on a CPU.
-    fn check(&self, device: &Device, op: &'static str, name: &'static str) -> Result<()> {
+    /// Checks that an f32 gradient is contiguous.
+    fn check(&self, op: &'static str, name: &'static str) -> Result<()> {
         match self {
-            Self::Terms(_) if device.backend() == Backend::Cuda => {
-                Err(KernelError::invalid(op, format!("{name} must be sums on a GPU")))
-            }
             Self::F32(view) | Self::Terms(view) => {
                 check::is_f32(op, name, view)?;
                 check::contiguous(op, name, view.is_contiguous())
@@ -165,7 +162,7 @@ impl<'a> Update<'a> {
 fn step<R: Rule>(device: &Device, rule: &R, update: Update, states: Vec<StatesMut<'_>>) -> Result<()> {
     let of = |(state, &(name, moment)): (_, &(&'static str, AdamMoment))| (name, state, moment);
     let named: Vec<_> = states.iter().zip(R::STATES).map(of).collect();
-    check_flat(device, R::NAME, &update, &named)?;
+    check_flat(R::NAME, &update, &named)?;
     let work = update.work(R::NAME, R::FLOPS, states.iter().map(StatesMut::num_bytes).sum());
     let numbers = rule.numbers();
     launch!(device, work, {
@@ -187,7 +184,7 @@ pub fn sum_of_squares<'a>(device: &Device, x: impl Into<Gradient<'a>>) -> Result
 /// GPU once.
 pub fn block_squares(device: &Device, parts: &[Gradient]) -> Result<SquareSum> {
     const OP: &str = "block_squares";
-    parts.iter().try_for_each(|x| x.check(device, OP, "x"))?;
+    parts.iter().try_for_each(|x| x.check(OP, "x"))?;
     let num_blocks = parts.iter().map(|x| x.len().div_ceil(SQUARES_BLOCK)).sum();
     let mut blocks = vec![BlockSquares::default(); num_blocks];
     let mut sums = match device.backend() {
@@ -236,13 +233,12 @@ pub fn copy_states(device: &Device, src: StatesView, dst: StatesMut) -> Result<(
 /// Checks that all operands are contiguous, have the gradient's length, and that states are of the
 /// expected moment.
 fn check_flat(
-    device: &Device,
     op: &'static str,
     update: &Update,
     states: &[(&'static str, &StatesMut, AdamMoment)],
 ) -> Result<()> {
     let Update { grad, master, copy, .. } = update;
-    grad.check(device, op, "grad")?;
+    grad.check(op, "grad")?;
     let flat = |name, view: &ViewMut, dtype: Option<DType>| {
         if dtype == Some(DType::F32) {
             check::is_f32(op, name, view)?;
