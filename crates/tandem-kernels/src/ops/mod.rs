@@ -52,7 +52,7 @@ pub(crate) use dropout::Mask;
 pub use dropout::{dropout, dropout_backward_add};
 pub use elementwise::{divide, fill, lerp, lerp_of, mix, square_root, swap, weighted_sum};
 pub use embedding::{embedding, embedding_backward};
-pub use exact::{exact_merge, exact_sum, exact_sum_squares};
+pub use exact::{check_terms, exact_merge, exact_sum, exact_sum_squares};
 pub use head::{
     Head, HeadGradients, HeadScores, HeadShape, HeadWeights, KeptLogits, Targets, head, head_backward,
     head_keeping, head_part,
@@ -86,4 +86,4 @@ pub use optimizer::{
 pub(crate) use pack::rows_of_block;
 pub use pack::{pack, unpack};
 pub use rope::{RopePairs, RopeTable, rope};
-pub use sampling::{relative_weights, shape_logits};
+pub use sampling::{Draw, relative_weights, sample, shape_logits};

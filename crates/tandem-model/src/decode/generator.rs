@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use tandem_kernels::ops::{HeadScores, Targets};
-use tandem_kernels::{DType, Device, MemoryKind, Tensor, ops};
+use tandem_kernels::{Backend, DType, Device, MemoryKind, Tensor, ops};
 
 use super::batch::{NewPrompt, NextTokens, Prompts};
 use super::cache::CacheSize;
@@ -413,7 +413,56 @@ impl<'a> Generator<'a> {
         first: usize,
     ) -> Result<Vec<(u32, f32)>> {
         let LayerExecutor { device, decoder, .. } = self.models.policy.walk;
-        let shape = self.models.drawn_from(&logits, &mut self.logits)?;
+        let drawn = match self.sample_on_device(&logits, first)? {
+            Some(drawn) => drawn,
+            None => self.sample_on_host(&logits, first)?,
+        };
+        if !self.options.log_probs {
+            return Ok(drawn.into_iter().map(|token| (token, f32::NAN)).collect());
+        }
+        let rows: Vec<u32> = (0..drawn.len() as u32).collect();
+        let targets = Targets { rows: &rows, targets: &drawn };
+        let (logits, head) = (logits.policy.view_mut(), &decoder.spec().head.shape);
+        let blocks = decoder.whole().sum_blocks().vocabulary();
+        ops::score_logits(device, logits, targets, head, blocks, &mut self.scores)?;
+        Ok(drawn.into_iter().zip(self.scores.log_prob.iter().copied()).collect())
+    }
+
+    /// Samples on a GPU, without reading the logits, if they are one model's and no completion's options need
+    /// the host.
+    fn sample_on_device(
+        &self,
+        logits: &PolicyAndReferenceScores<Tensor>,
+        first: usize,
+    ) -> Result<Option<Vec<u32>>> {
+        let LayerExecutor { device, decoder, .. } = self.models.policy.walk;
+        if device.backend() == Backend::Cpu || logits.reference.is_some() {
+            return Ok(None);
+        }
+        let place = |text: &Text| {
+            let request = &self.requests[&text.request].request;
+            (&request.sampling, [request.number, text.answer as u64, text.tokens.len() as u64])
+        };
+        let texts = &self.texts[first..];
+        let draw = |text| {
+            let (sampling, place) = place(text);
+            sampling.whole_draw(self.models.vocabulary(), place)
+        };
+        let Some(draws) = texts.iter().map(draw).collect::<Option<Vec<_>>>() else { return Ok(None) };
+        let drawn = ops::sample(device, logits.policy.view(), &decoder.spec().head.shape, &draws)?;
+        let token = |(drawn, text): (Option<u32>, &Text)| {
+            drawn.ok_or(ModelError::NotFinite { token: text.tokens.len() as u64 })
+        };
+        drawn.into_iter().zip(texts).map(token).collect::<Result<_>>().map(Some)
+    }
+
+    fn sample_on_host(
+        &mut self,
+        logits: &PolicyAndReferenceScores<Tensor>,
+        first: usize,
+    ) -> Result<Vec<u32>> {
+        let device = self.models.policy.walk.device;
+        let shape = self.models.drawn_from(logits, &mut self.logits)?;
         let rows = self.logits.chunks_exact_mut(self.models.vocabulary());
         let rows: Vec<_> = rows.map(|row| Mutex::new((row, Ok(0)))).collect();
         device.each_on_host(rows.len(), |index| {
@@ -424,16 +473,7 @@ impl<'a> Generator<'a> {
             *drawn = sampling.draw(device, row, &shape, [prompt, &text.tokens], place);
         });
         let drawn = rows.into_iter().map(|row| row.into_inner().unwrap_or_else(PoisonError::into_inner).1);
-        let drawn = drawn.collect::<Result<Vec<u32>>>()?;
-        if !self.options.log_probs {
-            return Ok(drawn.into_iter().map(|token| (token, f32::NAN)).collect());
-        }
-        let rows: Vec<u32> = (0..drawn.len() as u32).collect();
-        let targets = Targets { rows: &rows, targets: &drawn };
-        let (logits, head) = (logits.policy.view_mut(), &decoder.spec().head.shape);
-        let blocks = decoder.whole().sum_blocks().vocabulary();
-        ops::score_logits(device, logits, targets, head, blocks, &mut self.scores)?;
-        Ok(drawn.into_iter().zip(self.scores.log_prob.iter().copied()).collect())
+        drawn.collect()
     }
 
     /// Frees the cache rows of a finished completion, and of its prompt after the last completion.

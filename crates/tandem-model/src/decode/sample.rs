@@ -1,6 +1,6 @@
 //! Sampling of a token from logits.
 
-use tandem_kernels::ops::HeadShape;
+use tandem_kernels::ops::{Draw, HeadShape};
 use tandem_kernels::{Device, ops};
 
 use crate::random::uniform;
@@ -83,13 +83,25 @@ impl Sampling {
         }
         ops::relative_weights(device, logits, self.temperature)?;
         let uniform = uniform(self.seed, place);
-        let is_whole = self.top_k.is_none_or(|k| k >= logits.len()) && self.top_p >= 1.0 && self.min_p == 0.0;
-        let picked = match is_whole {
+        let picked = match self.draws_from_all(logits.len()) {
             true => pick_of_all(logits, uniform),
             false => pick(self.candidates(logits).into_iter(), uniform),
         };
         // Without a pick every logit is −∞.
         picked.ok_or(ModelError::NotFinite { token: place[2] })
+    }
+
+    /// Returns the draw from all tokens that a GPU can make, as [`Sampling::draw`] would, if the options ask for
+    /// one. Sums of weights may differ in their last bits, and with them a token at a border.
+    pub(super) fn whole_draw(&self, vocabulary: usize, place: [u64; 3]) -> Option<Draw> {
+        let is_greedy = self.temperature == 0.0;
+        let is_whole = self.repetition_penalty == 1.0 && (is_greedy || self.draws_from_all(vocabulary));
+        is_whole.then(|| Draw { temperature: self.temperature, uniform: uniform(self.seed, place) })
+    }
+
+    /// Returns whether no option leaves a token out.
+    fn draws_from_all(&self, vocabulary: usize) -> bool {
+        self.top_k.is_none_or(|k| k >= vocabulary) && self.top_p >= 1.0 && self.min_p == 0.0
     }
 
     fn penalise(&self, logits: &mut [f32], seen: [&[u32]; 2]) {

@@ -12,3 +12,4 @@ mod head_gate;
 mod matrix;
 mod norm;
 mod rope;
+mod sampling;
