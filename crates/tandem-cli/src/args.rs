@@ -169,6 +169,10 @@ pub(crate) struct PlanArguments {
     /// Search for the fastest plans that fit, over shardings and memory-saving changes.
     #[arg(long)]
     pub search: bool,
+    /// Also list the operations of the slowest rank's step: calls, arithmetic, bytes, estimated time and
+    /// what bounds it. With --json it is the key "operations".
+    #[arg(long)]
+    pub operations: bool,
     /// Print the plan as JSON.
     #[arg(long, conflicts_with = "search")]
     pub json: bool,

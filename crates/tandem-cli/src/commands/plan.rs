@@ -122,7 +122,11 @@ fn show(
         fs::write(file, page).with_context(|| format!("cannot write {}", file.display()))?;
     }
     if arguments.json {
-        print_lines(&[format!("{:#}", plan.to_json())])?;
+        let mut json = plan.to_json();
+        if arguments.operations {
+            json["operations"] = plan.operations_to_json();
+        }
+        print_lines(&[format!("{json:#}")])?;
         return verdict(arguments, config, &plan);
     }
     let colour =
@@ -136,6 +140,9 @@ fn show(
     }
     lines.push(format!("{}\n", plan.picture(colour)));
     lines.push(plan.verdict());
+    if arguments.operations {
+        lines.push(format!("\n{}", plan.operations()));
+    }
     lines.extend(advice.map(|advice| format!("\n{advice}")));
     if let Some(found) = found {
         lines.push(match found.len() {

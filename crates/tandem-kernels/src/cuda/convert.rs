@@ -9,6 +9,7 @@ pub(super) static SOURCE: driver::Source = source!("convert.cu");
 /// Sets every element to zero.
 pub(crate) fn fill_zero(cuda: &Cuda, x: ViewMut) -> Result<()> {
     if x.is_contiguous() {
+        cuda.count_launch();
         // SAFETY: the view borrows these bytes.
         return unsafe { cuda.driver().clear(cuda.stream(), x.address(), x.num_bytes()) };
     }
@@ -32,6 +33,7 @@ fn copy(cuda: &Cuda, src: View, dst: ViewMut) -> Result<()> {
     if src.is_empty() {
         return Ok(());
     }
+    cuda.count_launch();
     if src.is_contiguous() && dst.is_contiguous() {
         // SAFETY: the views borrow as many bytes.
         return unsafe { driver.copy(stream, src.address(), dst.address(), src.num_bytes()) };

@@ -60,9 +60,13 @@ fn direct(cuda: &Cuda, product: Product) -> Result<()> {
     if is_prepared {
         add(cuda, [residual, None], bias, accumulate, c.reborrow())?;
     }
-    let added = if is_prepared || accumulate { Some(itself) } else { residual_at };
-    multiply(cuda, a, b, added, &mut c)?;
-    term.map_or(Ok(()), |Term { a, b }| multiply(cuda, a, b, Some(itself), &mut c))
+    let mut added = if is_prepared || accumulate { Some(itself) } else { residual_at };
+    // First: the other product, bound by arithmetic, then reads it at next to no cost.
+    if let Some(Term { a, b }) = term {
+        multiply(cuda, a, b, added, &mut c)?;
+        added = Some(itself);
+    }
+    multiply(cuda, a, b, added, &mut c)
 }
 
 /// Sums blocks of k in a tree, some rows at a time. Every partial sum is added by a kernel of its own,
@@ -144,6 +148,7 @@ fn multiply(cuda: &Cuda, a: Operand, b: Operand, added: Option<(u64, usize)>, c:
         d_type: c.dtype(),
         tf32: cuda.tf32(),
     };
+    cuda.count_launch();
     // SAFETY: views vouch for factors and result, whose shapes fit; the addend is the result, or of
     // its shape and type.
     unsafe { cuda.driver().matmul(cuda.stream(), &product) }

@@ -62,6 +62,7 @@ pub static SOURCES: &[&Source] = &[
     &super::pack::SOURCE,
     &super::gemm::SOURCE,
     &super::rope::SOURCE,
+    &super::sampling::SOURCE,
 ];
 
 /// Headers of the source files.
@@ -133,6 +134,7 @@ impl Cuda {
                 function
             }
         };
+        self.count_launch();
         // SAFETY: the caller's promise.
         unsafe { self.driver().launch(self.stream(), function, grid, args) }
     }

@@ -28,8 +28,10 @@ pub(crate) mod optimizer;
 pub(crate) mod pack;
 pub(crate) mod rope;
 mod rows;
+pub(crate) mod sampling;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 pub use discovery::{Gpus, install_emulator, is_stand_in, list, open};
@@ -63,6 +65,8 @@ struct Shared {
     /// Flags shared by all streams of the device.
     flags: Arc<dyn Region>,
     functions: Mutex<HashMap<&'static str, Function>>,
+    /// Kernels, matmuls, copies and clears so far.
+    launches: AtomicU64,
     tf32: bool,
     /// The last field: the others wait for the stream when they are dropped.
     stream: OwnStream,
@@ -109,8 +113,15 @@ impl Cuda {
     ) -> Result<Self> {
         let stream = OwnStream { stream: driver.new_stream()?, driver };
         let (tables, window) = (Tables::new(&stream.driver, stream.stream)?, Window::new(&stream.driver)?);
-        let shared =
-            Shared { tables, window, flags, functions: Mutex::default(), tf32: options.tf32, stream };
+        let shared = Shared {
+            tables,
+            window,
+            flags,
+            functions: Mutex::default(),
+            launches: AtomicU64::new(0),
+            tf32: options.tf32,
+            stream,
+        };
         Ok(Self { arena, shared: Arc::new(shared), profile: None })
     }
 
@@ -177,6 +188,16 @@ impl Cuda {
     /// Returns the driver.
     pub fn driver(&self) -> &dyn Driver {
         &*self.shared.stream.driver
+    }
+
+    /// Counts a launch.
+    pub(crate) fn count_launch(&self) {
+        self.shared.launches.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the number of kernels, matmuls, copies and clears that operations have put into the stream.
+    pub(crate) fn num_launches(&self) -> u64 {
+        self.shared.launches.load(Ordering::Relaxed)
     }
 
     /// Returns the stream.

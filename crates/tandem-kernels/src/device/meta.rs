@@ -4,21 +4,21 @@ use std::collections::BTreeMap;
 use std::fmt::{Arguments, Write};
 use std::sync::{Arc, Mutex};
 
-use crate::Backend;
 use crate::memory::free_list::{Cut, FreeList};
 use crate::memory::memory_use::{MemoryKind, MemoryUse};
+use crate::{Backend, DType, OpCost};
 
 /// Operation name of copies between a device and the memory or disk of its host.
 pub const TRANSFER: &str = "transfer";
 
-/// Cost of an operation.
+/// Cost of all calls of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
     /// Number of calls.
     pub calls: u64,
     /// Floating-point operations (a multiply-add counts two).
     pub flops: f64,
-    /// Bytes read and written at least once.
+    /// Bytes read and written, at least once for each call.
     pub bytes: f64,
 }
 
@@ -41,14 +41,16 @@ pub struct Ledger {
 #[derive(Debug)]
 struct LedgerState {
     memory: FreeList,
-    /// Number of calls by operation, bits of flops and bits of bytes.
-    calls: BTreeMap<(&'static str, u64, u64), u64>,
+    calls: BTreeMap<CallKey, u64>,
     /// Current place.
     place: String,
     peak: PeakLocation,
     /// Set until the first operation after the peak.
     at_peak: bool,
 }
+
+/// Calls that are counted together: operation, type, shape, bits of flops and bits of bytes.
+type CallKey = (&'static str, DType, [u32; 3], u64, u64);
 
 impl Ledger {
     /// Creates an empty record for a kind of device.
@@ -73,10 +75,11 @@ impl Ledger {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Adds one call of `op`.
-    pub fn record(&self, op: &'static str, flops: f64, bytes: f64) {
+    /// Adds one call.
+    pub fn record(&self, work: &OpCost) {
+        let OpCost { op, flops, bytes, dtype, shape } = *work;
         let mut state = self.lock();
-        *state.calls.entry((op, flops.to_bits(), bytes.to_bits())).or_default() += 1;
+        *state.calls.entry((op, dtype, shape, flops.to_bits(), bytes.to_bits())).or_default() += 1;
         if std::mem::take(&mut state.at_peak) {
             state.peak.operation = op;
         }
@@ -102,19 +105,20 @@ impl Ledger {
     /// Returns the cost so far by operation.
     pub fn costs(&self) -> BTreeMap<&'static str, Cost> {
         let mut costs: BTreeMap<_, Cost> = BTreeMap::new();
-        for (op, call) in self.calls() {
-            let cost = costs.entry(op).or_default();
-            cost.calls += call.calls;
-            cost.flops += call.calls as f64 * call.flops;
-            cost.bytes += call.calls as f64 * call.bytes;
+        for (work, calls) in self.calls() {
+            let cost = costs.entry(work.op).or_default();
+            cost.calls += calls;
+            cost.flops += calls as f64 * work.flops;
+            cost.bytes += calls as f64 * work.bytes;
         }
         costs
     }
 
-    /// Returns every operation so far with the cost of one call; calls of equal cost are merged.
-    pub fn calls(&self) -> Vec<(&'static str, Cost)> {
-        let call = |(&(op, flops, bytes), &calls): (&(_, u64, u64), &u64)| {
-            (op, Cost { calls, flops: f64::from_bits(flops), bytes: f64::from_bits(bytes) })
+    /// Returns every operation so far with its number of calls; calls of equal shape and cost are merged.
+    pub fn calls(&self) -> Vec<(OpCost, u64)> {
+        let call = |(&(op, dtype, shape, flops, bytes), &calls): (&CallKey, &u64)| {
+            let (flops, bytes) = (f64::from_bits(flops), f64::from_bits(bytes));
+            (OpCost { op, flops, bytes, dtype, shape }, calls)
         };
         self.lock().calls.iter().map(call).collect()
     }
@@ -178,25 +182,25 @@ mod tests {
         let device = Device::meta();
         let Device::Meta(ledger) = &device else { unreachable!() };
         let alloc = |cols| device.alloc(MemoryKind::Scratch, 1, cols, DType::F32).unwrap();
+        let record = |op, flops, bytes| ledger.record(&OpCost::new(op, (1, 1, DType::F32), flops, bytes));
         let kept = alloc(16);
-        ledger.record("first", 1.0, 2.0);
+        record("first", 1.0, 2.0);
         device.set_place(format_args!("layer {}", 7));
         let large = alloc(160);
-        ledger.record("second", 3.0, 4.0);
+        record("second", 3.0, 4.0);
         drop(large);
         device.set_place(format_args!("layer 8"));
         drop(alloc(32));
-        ledger.record("second", 3.0, 4.0);
+        record("second", 3.0, 4.0);
         let moment = |place: &str, operation| PeakLocation { place: place.to_owned(), operation };
         assert_eq!(ledger.moment(), moment("layer 7", "second"));
         assert_eq!(ledger.usage().peak, 64 + 640);
-        let second = Cost { calls: 2, flops: 3.0, bytes: 4.0 };
-        assert_eq!(ledger.calls()[1], ("second", second));
+        assert_eq!(ledger.calls()[1], (OpCost::new("second", (1, 1, DType::F32), 3.0, 4.0), 2));
         assert_eq!(ledger.costs()["second"], Cost { calls: 2, flops: 6.0, bytes: 8.0 });
 
         ledger.begin();
         assert!(ledger.calls().is_empty());
-        ledger.record("third", 0.0, 0.0);
+        record("third", 0.0, 0.0);
         assert_eq!(ledger.moment(), moment("layer 8", "third"));
         assert_eq!((ledger.usage().peak, ledger.high_water()), (64, 64 + 640));
         drop(kept);

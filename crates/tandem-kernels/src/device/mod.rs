@@ -207,22 +207,22 @@ impl Device {
         Ok(match self {
             Self::Cpu(cpu) => Some(match &cpu.profile {
                 None => kernel(On::Cpu(cpu))?,
-                Some(profile) => profile.launch(work, || kernel(On::Cpu(cpu)))?,
+                Some(profile) => profile.launch(work, || 0, || kernel(On::Cpu(cpu)))?,
             }),
             Self::Cuda(cuda) => Some(match &cuda.profile {
                 None => kernel(On::Cuda(cuda))?,
                 Some(profile) => {
                     cuda.synchronize()?;
-                    profile.launch(work, || {
+                    let run = || {
                         let result = kernel(On::Cuda(cuda))?;
                         cuda.synchronize()?;
                         Ok::<T, KernelError>(result)
-                    })?
+                    };
+                    profile.launch(work, || cuda.num_launches(), run)?
                 }
             }),
             Self::Meta(ledger) => {
-                let OpCost { op, flops, bytes, .. } = work();
-                ledger.record(op, flops, bytes);
+                ledger.record(&work());
                 None
             }
         })

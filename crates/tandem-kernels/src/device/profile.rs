@@ -51,6 +51,8 @@ pub struct Event {
     pub start: u64,
     /// End in nanoseconds from [`Profile::begin`].
     pub end: u64,
+    /// Kernels, matmuls, copies and clears that an operation put into a GPU's stream.
+    pub launches: u32,
 }
 
 /// Events between [`Profile::begin`] and [`Profile::end`].
@@ -153,22 +155,27 @@ impl Profile {
         }
     }
 
-    /// Times an operation.
-    pub(crate) fn launch<T>(&self, work: impl FnOnce() -> OpCost, kernel: impl FnOnce() -> T) -> T {
+    /// Times an operation. `launches` returns how many there have been so far.
+    pub(crate) fn launch<T>(
+        &self,
+        work: impl FnOnce() -> OpCost,
+        launches: impl Fn() -> u64,
+        kernel: impl FnOnce() -> T,
+    ) -> T {
         if !self.is_on() {
             return kernel();
         }
-        let work = work();
+        let (work, before) = (work(), launches());
         let began = Instant::now();
         let result = kernel();
-        self.record(EventKind::Operation(work), began);
+        self.record(EventKind::Operation(work), began, (launches() - before) as u32);
         result
     }
 
     /// Records host work of this thread from `began` until now.
     pub fn other(&self, name: &'static str, bytes: u64, began: Instant) {
         if self.is_on() {
-            self.record(EventKind::Other { name, bytes }, began);
+            self.record(EventKind::Other { name, bytes }, began, 0);
         }
     }
 
@@ -176,11 +183,11 @@ impl Profile {
         self.is_on.load(Ordering::Relaxed)
     }
 
-    fn record(&self, what: EventKind, began: Instant) {
+    fn record(&self, what: EventKind, began: Instant, launches: u32) {
         let now = Instant::now();
         let mut state = self.lock();
         let thread = state.thread();
-        state.push(what, thread, began, now);
+        state.push(what, (thread, launches), began, now);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -218,24 +225,24 @@ impl State {
     fn open_step(&mut self, step: Option<u64>, now: Instant) {
         self.open_phase(None, now);
         if let Some((step, began)) = std::mem::replace(&mut self.step, step.map(|step| (step, now))) {
-            self.push(EventKind::Step(step), 0, began, now);
+            self.push(EventKind::Step(step), (0, 0), began, now);
         }
     }
 
     fn open_phase(&mut self, phase: Option<&'static str>, now: Instant) {
         self.open_place(None, now);
         if let Some((phase, began)) = std::mem::replace(&mut self.phase, phase.map(|phase| (phase, now))) {
-            self.push(EventKind::Phase(phase), 0, began, now);
+            self.push(EventKind::Phase(phase), (0, 0), began, now);
         }
     }
 
     fn open_place(&mut self, place: Option<u32>, now: Instant) {
         if let Some((place, began)) = std::mem::replace(&mut self.place, place.map(|place| (place, now))) {
-            self.push(EventKind::Place(place), 0, began, now);
+            self.push(EventKind::Place(place), (0, 0), began, now);
         }
     }
 
-    fn push(&mut self, what: EventKind, thread: u32, began: Instant, ended: Instant) {
+    fn push(&mut self, what: EventKind, (thread, launches): (u32, u32), began: Instant, ended: Instant) {
         let Self { origin, recording: Recording { events, lost, .. }, .. } = self;
         if events.len() == MOST_EVENTS {
             *lost += 1;
@@ -243,7 +250,7 @@ impl State {
         }
         // An event that began before the recording is cut at its start.
         let since = |at: Instant| at.saturating_duration_since(*origin).as_nanos() as u64;
-        events.push(Event { what, thread, start: since(began), end: since(ended) });
+        events.push(Event { what, thread, start: since(began), end: since(ended), launches });
     }
 }
 
@@ -308,11 +315,11 @@ mod tests {
         let dry = Device::meta();
         product(&dry);
         let Device::Meta(ledger) = &dry else { unreachable!() };
-        let (op, cost) = ledger.calls()[0];
+        let (planned, calls) = ledger.calls()[0];
         let [Event { what: EventKind::Operation(work), .. }] = recording.events[..] else {
             panic!("{recording:?}")
         };
-        assert_eq!((work.op, work.flops, work.bytes), (op, cost.flops, cost.bytes));
+        assert_eq!((work, 1), (planned, calls));
         assert_eq!((work.dtype, work.shape), (DType::Bf16, [8, 4, 6]));
     }
 

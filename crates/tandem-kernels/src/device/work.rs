@@ -13,8 +13,8 @@ pub struct OpCost {
     pub bytes: f64,
     /// Type of the operands, which decides the peak rate of GEMMs.
     pub dtype: DType,
-    /// Rows, columns and depth of a GEMM; rows and columns of the main operand, and 0, of other
-    /// operations.
+    /// Rows, columns and depth of a GEMM. For attention the depth is the mean number of keys that a query sees;
+    /// for other operations it is 0, and rows and columns are the main operand's.
     pub shape: [u32; 3],
 }
 
@@ -29,7 +29,7 @@ impl OpCost {
         Self { op, flops, bytes, dtype, shape: [rows as u32, cols as u32, 0] }
     }
 
-    /// Sets the depth of a GEMM.
+    /// Sets the depth.
     pub(crate) fn with_depth(self, depth: usize) -> Self {
         let [rows, cols, _] = self.shape;
         Self { shape: [rows, cols, depth as u32], ..self }

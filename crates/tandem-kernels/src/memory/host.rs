@@ -109,6 +109,7 @@ impl Device {
             // mutably.
             Self::Cuda(cuda) => unsafe {
                 let to = to.view().address();
+                cuda.count_launch();
                 cuda.driver().copy(cuda.stream(), from.address(), to, from.len())?;
             },
             Self::Meta(_) => {}
@@ -267,6 +268,7 @@ impl ExactViewMut<'_> {
             Device::Cpu(_) => self.into_slice().fill(0),
             Device::Cuda(cuda) => {
                 let (at, bytes) = (self.view().address(), size_of::<i64>() * self.len());
+                cuda.count_launch();
                 // SAFETY: the sums are borrowed exclusively.
                 unsafe { cuda.driver().clear(cuda.stream(), at, bytes)? };
             }

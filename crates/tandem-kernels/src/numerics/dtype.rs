@@ -3,7 +3,7 @@
 use half::bf16;
 
 /// Element type of a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DType {
     /// 32-bit float: master weights, the residual stream, gradients, optimiser states.
     F32,

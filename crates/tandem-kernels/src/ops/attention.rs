@@ -3,7 +3,9 @@
 use crate::cpu::attention as kernel;
 use crate::device::on;
 use crate::ops::check::{self, Operand};
-use crate::{Backend, DType, Device, Forest, KernelError, MemoryKind, Result, Tensor, View, ViewMut, cuda};
+use crate::{
+    Backend, DType, Device, Forest, KernelError, MemoryKind, OpCost, Result, Tensor, View, ViewMut, cuda,
+};
 
 /// Heads, scale and mask of an attention layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -199,7 +201,7 @@ pub fn attention(device: &Device, call: Attention) -> Result<()> {
     check::f32_shape(OP, "log_sum_exp", log_sum_exp, tokens, shape.heads)?;
     let bytes = check::bytes(&[q, k, v, out, log_sum_exp]);
     let (q, forest, shape) = (*q, *forest, *shape);
-    let work = || check::work(OP, &q, 4.0 * shape.head_dim as f64 * shape.pairs(forest), bytes);
+    let work = || forest_work(OP, &q, (4.0, shape), forest, bytes);
     let run = on!(cpu => kernel::forward(cpu, call), cuda => cuda::attention::forward(cuda, call));
     device.launch_counting(work, run).map(drop)
 }
@@ -230,13 +232,27 @@ pub fn attention_backward(device: &Device, call: AttentionBackward) -> Result<()
     };
     let bytes = check::bytes(&[q, k, v, out, log_sum_exp, d_out, dq, dk, dv]);
     let (q, forest, shape) = (*q, *forest, *shape);
-    let work = || check::work(OP, &q, 10.0 * shape.head_dim as f64 * shape.pairs(forest), bytes);
+    let work = || forest_work(OP, &q, (10.0, shape), forest, bytes);
     let scratch = scratch.view_mut();
     let run = on!(
         cpu => kernel::backward(cpu, call, scratch),
         cuda => cuda::attention::backward(cuda, call, scratch)
     );
     device.launch_counting(work, run).map(drop)
+}
+
+/// Returns the cost of attention over a forest, with `flops` per element of a visible key and query head. The
+/// depth is the mean number of keys that a query sees.
+fn forest_work(
+    op: &'static str,
+    q: &View,
+    (flops, shape): (f64, &AttentionShape),
+    forest: &Forest,
+    bytes: f64,
+) -> OpCost {
+    let pairs = shape.pairs(forest);
+    let keys = pairs / (shape.heads * forest.num_tokens()).max(1) as f64;
+    check::work(op, q, flops * shape.head_dim as f64 * pairs, bytes).with_depth(keys.round() as usize)
 }
 
 /// Computes attention of single new tokens over a key/value cache.

@@ -316,7 +316,9 @@ pub fn head_part(device: &Device, call: Head, parts: &mut HeadParts, budget: usi
     let (multiply_adds, bytes) = weights.low_rank_cost();
     let products = 2.0 * (rows as f64 * weights.weight.len() as f64 + multiply_adds);
     let shape_of = (rows, vocabulary, hidden.dtype());
-    let work = OpCost::new(OP, shape_of, products, bytes + check::bytes(&[&hidden, &weights.weight]));
+    let read =
+        bytes + check::bytes(&[&hidden, &weights.weight]) + 2.0 * logit_bytes(device, rows, vocabulary);
+    let work = OpCost::new(OP, shape_of, products, read);
     let mut numbers = running_numbers(device, hidden.extent(), targets.rows.len())?;
     let (mut kept_view, mut spare) = (kept.view_mut(), spare.view_mut());
     let run = on!(
@@ -382,7 +384,12 @@ pub fn head_backward(
     let (blocks, chunk) = (Blocks::new(&call), chunk_rows(device));
     let mut spare =
         device.alloc(MemoryKind::Head, chunk.min(again), strip_width(device, &blocks), DType::F32)?;
-    let (flops, bytes) = backward_cost(&hidden, &weights, &gradients, again);
+    let (flops, mut bytes) = backward_cost(&hidden, &weights, &gradients, again);
+    let num_products = 1 + usize::from(gradients.weight.is_some());
+    let of_gradient = logit_bytes(device, rows, vocabulary) * hidden.dtype().size() as f64 / 4.0;
+    bytes += logit_bytes(device, again, vocabulary)
+        + logit_bytes(device, rows, vocabulary)
+        + of_gradient * (1 + num_products) as f64;
     let work = OpCost::new(OP, (rows, vocabulary, hidden.dtype()), flops, bytes).with_depth(hidden.cols());
     let extent = hidden.extent();
     let summed = |rows: usize| if gradients.bias.is_some() { chunk.min(rows) } else { 0 };
@@ -409,6 +416,15 @@ pub fn head_backward(
             cuda::head::backward(cuda, call, lse, d, gradients, memory, partial)
         }, |src, dst| cuda::convert::add(cuda, src, dst))
     })
+}
+
+/// Returns the bytes of f32 logits that pass through memory once: all of them on a GPU, none on a CPU, whose
+/// chunks stay in its caches.
+fn logit_bytes(device: &Device, rows: usize, vocabulary: usize) -> f64 {
+    match device.backend() {
+        Backend::Cpu => 0.0,
+        Backend::Cuda => (rows * vocabulary * DType::F32.size()) as f64,
+    }
 }
 
 /// Returns flops and bytes of the requested gradients, if the logits of `again` rows are

@@ -108,8 +108,8 @@ pub fn sharded_linear_backward_weight(
 }
 
 /// Computes `y[T,N] = x[T,K] · w[N,K]ᵀ + h[T,R] · b[N,R]ᵀ (+ bias[1,N]) (+ residual[T,N])`. A term
-/// of zeros leaves the bits of [`linear`]. A GPU rounds a bf16 result before it adds the term, and
-/// again after.
+/// of zeros leaves the bits of [`linear`]. For a bf16 result a GPU rounds term and product before it adds
+/// them, and again after.
 ///
 /// `x`, `w`, `h` and `b` share one type; `bias` and `residual` are f32; `y` is f32 or bf16.
 pub fn linear_low_rank(
@@ -293,7 +293,10 @@ fn run(
 ) -> Result<()> {
     let (k, dtype) = (k + product.term.map_or(0, |term| term.depth()), product.a.dtype());
     let read = (m + n) * k * dtype.size() + extra_bytes;
-    let written = m * n * product.c.dtype().size() * if product.accumulate { 2 } else { 1 };
+    // A GPU writes a low-rank term first, and adds it to the product.
+    let again = product.term.is_some() && device.backend() == Backend::Cuda;
+    let passes = 1 + usize::from(product.accumulate) + if again { 2 } else { 0 };
+    let written = m * n * product.c.dtype().size() * passes;
     let flops = 2.0 * m as f64 * n as f64 * k as f64;
     let work = OpCost::new(op, (m, n, dtype), flops, (read + written) as f64).with_depth(k);
     let mut wide = wide_sums(device, &product)?;

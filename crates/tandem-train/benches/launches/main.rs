@@ -1,11 +1,15 @@
 //! What a step costs the host of a GPU: `cargo bench -p tandem-train --bench launches -- RUN.toml [--gpu NAME] [--set KEY=VALUE]…`
 //!
+//! `--record FOLDER` writes down instead which operations a step has and which kernels they launch: `trace.json`, a profile of some
+//! steps whose times mean nothing, and `kernels.json`, launches a step. The run needs at least 9 steps for it.
+//!
 //! The run is trained for real on a GPU that does nothing and takes no time, so all the time that passes is the host's: it has to
 //! stay well below what the GPU needs, or the GPU waits for work. Beside it stands how long a step takes by the plan for a GPU
 //! of the table of devices. What the driver's own calls take is not in it: a launch costs it a few microseconds.
 
 mod idle;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -17,7 +21,7 @@ use tandem_train::inputs::RunInputs;
 use tandem_train::plan::estimate::Estimate;
 use tandem_train::plan::estimate::device::DeviceTable;
 use tandem_train::run::run_dir::RunDirPolicy;
-use tandem_train::{Config, Event, Observer, Plan, Result, Trainer};
+use tandem_train::{Config, Event, Observer, Options, Plan, Result, Trainer};
 
 /// Steps before those that count, which fill caches.
 const WARMUP: usize = 2;
@@ -29,6 +33,9 @@ struct Watch {
     output: PathBuf,
     planned: f64,
     steps: usize,
+    record: Option<PathBuf>,
+    /// Launches of each kernel before the first step that counts.
+    kernels: BTreeMap<String, u64>,
     ends: Vec<(Instant, [u64; 5])>,
 }
 
@@ -38,8 +45,15 @@ impl Observer for Watch {
             Event::Started { steps, .. } => self.steps = *steps as usize,
             Event::Record(_) => {
                 self.ends.push((Instant::now(), self.counts.now()));
+                if self.ends.len() == WARMUP {
+                    self.kernels = self.counts.kernels();
+                }
                 if self.ends.len() == self.steps {
-                    tell(self);
+                    match &self.record {
+                        None => tell(self),
+                        Some(folder) => write_down(self, folder)
+                            .expect("a folder to write into, and a profile of enough steps"),
+                    }
                     // The model that comes next is of no use.
                     let _ = std::fs::remove_dir_all(&self.output);
                     std::process::exit(0);
@@ -59,9 +73,11 @@ fn main() {
 
 fn run(mut arguments: impl Iterator<Item = String>) -> Result<()> {
     let (mut config, mut gpu, mut changes) = (None, "NVIDIA H100 80GB HBM3".to_owned(), Vec::new());
+    let mut record = None;
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--gpu" => gpu = arguments.next().unwrap_or_default(),
+            "--record" => record = arguments.next().map(PathBuf::from),
             "--set" => changes.extend(arguments.next()),
             _ => config = Some(argument),
         }
@@ -83,10 +99,26 @@ fn run(mut arguments: impl Iterator<Item = String>) -> Result<()> {
         "{:.1} micro-batches a step, {} tokens in the largest",
         plan.load.rounds, plan.data.max_micro_batch_tokens
     );
-    let mut watch = Watch { counts, gpu, output, planned, steps: 0, ends: Vec::new() };
-    let mut trainer = Trainer::new(config, RunDirPolicy::Fresh, &mut watch)?;
+    let profile = record.is_some();
+    let mut watch =
+        Watch { counts, gpu, output, planned, steps: 0, record, kernels: BTreeMap::new(), ends: Vec::new() };
+    let options = Options { profile, ..Options::from(RunDirPolicy::Fresh) };
+    let mut trainer = Trainer::new(config, options, &mut watch)?;
     trainer.run(&mut watch, &AtomicBool::new(false))?;
     Ok(())
+}
+
+/// Writes operations and launches of the steps after the warm-up.
+fn write_down(watch: &Watch, folder: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    std::fs::copy(watch.output.join("profile/rank-0.trace.json"), folder.join("trace.json"))?;
+    let steps = (watch.ends.len() - WARMUP) as u64;
+    let since = |(name, count): (String, u64)| {
+        let count = count - watch.kernels.get(&name).copied().unwrap_or(0);
+        (count > 0).then(|| (name, serde_json::Value::from(count as f64 / steps as f64)))
+    };
+    let kernels: serde_json::Map<_, _> = watch.counts.kernels().into_iter().filter_map(since).collect();
+    std::fs::write(folder.join("kernels.json"), format!("{:#}\n", serde_json::Value::from(kernels)))
 }
 
 fn tell(watch: &Watch) {

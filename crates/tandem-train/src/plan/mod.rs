@@ -28,8 +28,8 @@ pub(crate) mod work;
 use std::ops::Range;
 
 use tandem_comm::{mpi, recorder, tcp};
-use tandem_kernels::DType;
 use tandem_kernels::meta::Ledger;
+use tandem_kernels::{DType, OpCost};
 use tandem_model::{LayerExecutor, PipelineStage};
 
 pub use phase::{Offloaded, PhasePlan};
@@ -94,6 +94,8 @@ pub struct Plan {
     pub work: StepCost,
     /// The same with two of them.
     pub work_of_two: StepCost,
+    /// Operations of each micro-batch whose cost does not depend on its tokens, where micro-batches differ.
+    pub fixed: Vec<(OpCost, u64)>,
     /// This rank's operations and messages per step.
     pub load: RankLoad,
     /// Approximate bytes of a process outside the arena.
@@ -146,7 +148,7 @@ impl Plan {
         let blocks = stage.blocks(outline.decoder.spec())?;
         let under_way = most_under_way(stage, load.most_rounds);
         let turns = survey.micro_batch_counts(stage, data.1, in_rounds).swap_remove(data.0);
-        let (work, work_of_two, exchange_buffers) = rehearsal.run(&turns)?;
+        let DryRunCosts { one: work, two: work_of_two, fixed, exchange_buffers } = rehearsal.run(&turns)?;
         let DryRun { phases, .. } = rehearsal;
         let data = DataShape {
             assumed: outline.assumed(),
@@ -184,6 +186,7 @@ impl Plan {
             phases,
             work,
             work_of_two,
+            fixed,
             load,
         })
     }
@@ -289,9 +292,8 @@ impl DryRun<'_> {
         Ok(())
     }
 
-    /// Plans loading, steps, a checkpoint and an evaluation in one arena; then the cost of steps of
-    /// one and two micro-batches, and the buffers of all groups of ranks.
-    fn run(&mut self, turns: &[MicroBatchCounts]) -> Result<(StepCost, StepCost, usize)> {
+    /// Plans loading, steps, a checkpoint and an evaluation in one arena; then the cost of steps.
+    fn run(&mut self, turns: &[MicroBatchCounts]) -> Result<DryRunCosts> {
         let Self { config, outline, survey, .. } = *self;
         let placement = MemoryPlacement::meta(&config.compute, survey.rooms());
         let (group, log) = recorder::group(self.rank, self.num_ranks);
@@ -383,22 +385,34 @@ impl DryRun<'_> {
                 .for_each(|phase| phase.with_judges(&device));
         }
 
-        let mut cost = |count: usize| -> Result<StepCost> {
+        let mut cost = |batch: &MicroBatch, count: usize| -> Result<StepCost> {
             log.take();
             begin(&placement);
-            step(
-                &mut scorer,
-                &mut learner,
-                &mut mesh,
-                &survey.typical,
-                MicroBatchCounts { own: count, all: count },
-            )?;
+            step(&mut scorer, &mut learner, &mut mesh, batch, MicroBatchCounts { own: count, all: count })?;
             Ok(StepCost::from_log(&placement, &log, self.rank, config.compute.tensor > 1))
         };
-        let (one, two) = (cost(1)?, cost(2)?);
+        let typical = &survey.typical;
+        let (one, two) = (cost(typical, 1)?, cost(typical, 2)?);
+        let tokens = typical.forest.num_tokens();
+        let other = survey.train.largest.iter().find(|batch| batch.forest.num_tokens() != tokens);
+        let other = other.map(|batch| cost(batch, 1)).transpose()?;
+        let fixed = other.map_or_else(Vec::new, |other| work::fixed(&one, &two, &other));
         let sizes = (0..log.num_groups()).map(|group| log.size(group));
-        Ok((one, two, exchange_buffers(&config.compute, self.num_ranks, sizes)))
+        let exchange_buffers = exchange_buffers(&config.compute, self.num_ranks, sizes);
+        Ok(DryRunCosts { one, two, fixed, exchange_buffers })
     }
+}
+
+/// Costs that a dry run finds.
+struct DryRunCosts {
+    /// Of a step with one typical micro-batch.
+    one: StepCost,
+    /// Of a step with two of them.
+    two: StepCost,
+    /// Operations as [`Plan::fixed`] has them.
+    fixed: Vec<(OpCost, u64)>,
+    /// Bytes of the buffers of all groups of ranks.
+    exchange_buffers: usize,
 }
 
 /// A step of one micro-batch again and again.
@@ -424,7 +438,7 @@ fn begin(placement: &MemoryPlacement) {
 
 fn total_flops(placement: &MemoryPlacement) -> f64 {
     let calls = placement.ledgers().into_iter().flatten().flat_map(Ledger::calls);
-    calls.map(|(_, cost)| cost.calls as f64 * cost.flops).sum()
+    calls.map(|(work, calls)| calls as f64 * work.flops).sum()
 }
 
 /// Bytes of the buffers of groups of these sizes, where ranks are processes.

@@ -103,6 +103,13 @@ impl RunPlan {
         plans.max_by_key(|plan| plan.arena_bytes()).expect("a run has a rank")
     }
 
+    /// The plan of the rank whose step takes longest, by the estimate.
+    pub fn slowest(&self) -> &Plan {
+        let seconds = |plan: &Plan| Estimate::new(plan, &self.device).step_seconds;
+        let plans = self.ranks.iter().map(|(_, plan)| plan);
+        plans.max_by(|a, b| seconds(a).total_cmp(&seconds(b))).expect("a run has a rank")
+    }
+
     /// Bytes that all ranks together offload to files.
     pub fn file_bytes(&self) -> u64 {
         self.ranks.iter().map(|(ranks, plan)| (ranks.len() * plan.file_bytes()) as u64).sum()

@@ -67,7 +67,7 @@ pub struct BatchStatistics {
     pub evaluation: PassShape,
     /// Reference pass; empty without it.
     pub reference: PassShape,
-    /// One of the steps' with the mean number of tokens.
+    /// One of the steps' as most tokens are in.
     pub typical: MicroBatch,
     /// Tokens of each micro-batch of every step; of an epoch, if all are alike.
     pub(super) steps: Vec<Vec<usize>>,
@@ -271,13 +271,13 @@ pub(super) fn evaluation_shape(batcher: &mut MicroBatcher, eval: &TokenCache) ->
     largest.build(batcher)
 }
 
-/// Step and place of a micro-batch of about the mean number of tokens.
+/// Step and place of a micro-batch as most tokens are in: about as long as their mean token's.
 fn typical(steps: &[Vec<usize>]) -> (usize, usize) {
     let all = || {
         steps.iter().enumerate().flat_map(|(s, cuts)| cuts.iter().enumerate().map(move |(c, &n)| (s, c, n)))
     };
-    let (sum, count) = all().fold((0, 0), |(sum, count), (_, _, n)| (sum + n, count + 1));
-    let mean = sum / count.max(1);
+    let (sum, squares) = all().fold((0, 0), |(sum, squares), (_, _, n)| (sum + n, squares + n * n));
+    let mean = squares / sum.max(1);
     all().min_by_key(|(_, _, n)| n.abs_diff(mean)).map_or((0, 0), |(step, cut, _)| (step, cut))
 }
 

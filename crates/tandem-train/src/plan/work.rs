@@ -2,7 +2,8 @@
 
 use tandem_comm::recorder::Log;
 use tandem_comm::{Call, Operation};
-use tandem_kernels::meta::{Cost, Ledger};
+use tandem_kernels::OpCost;
+use tandem_kernels::meta::Ledger;
 
 use crate::placement::MemoryPlacement;
 use crate::plan::dry_run::TENSOR_GROUP;
@@ -10,8 +11,8 @@ use crate::plan::dry_run::TENSOR_GROUP;
 /// Operations and messages.
 #[derive(Clone, Debug, Default)]
 pub struct StepCost {
-    /// Every operation with the cost of one call; calls that cost the same are counted together.
-    pub operations: Vec<(&'static str, Cost)>,
+    /// Every operation with its number of calls; calls of equal shape and cost are counted together.
+    pub operations: Vec<(OpCost, u64)>,
     /// Messages to other ranks.
     pub sent: Vec<Sent>,
 }
@@ -35,6 +36,21 @@ pub enum Topology {
     Data,
     Slices,
     Stages,
+}
+
+/// Returns the operations of each micro-batch whose cost does not depend on its tokens: those that steps of
+/// typical micro-batches, `one` and `two` of them, share with a step of one of another length.
+pub(super) fn fixed(one: &StepCost, two: &StepCost, other: &StepCost) -> Vec<(OpCost, u64)> {
+    let calls = |step: &StepCost, work: &OpCost| {
+        step.operations.iter().find(|(known, _)| known == work).map_or(0, |(_, calls)| *calls)
+    };
+    let shared = two.operations.iter().filter_map(|(work, of_two)| {
+        let each = of_two.saturating_sub(calls(one, work));
+        let once = calls(one, work).saturating_sub(each);
+        let shared = each.min(calls(other, work).saturating_sub(once));
+        (shared > 0).then_some((*work, shared))
+    });
+    shared.collect()
 }
 
 impl StepCost {
@@ -61,7 +77,7 @@ impl StepCost {
 
     /// Floating-point operations.
     pub fn flops(&self) -> f64 {
-        self.operations.iter().map(|(_, cost)| cost.calls as f64 * cost.flops).sum()
+        self.operations.iter().map(|(work, calls)| *calls as f64 * work.flops).sum()
     }
 
     /// Bytes sent to some ranks, or to all.

@@ -46,6 +46,8 @@ pub(crate) struct Row {
     pub name: &'static str,
     /// Calls a step.
     pub calls: f64,
+    /// Kernels, matmuls, copies and clears that they put into a GPU's stream, a step.
+    pub launches: f64,
     /// Milliseconds a step.
     pub ms: f64,
     /// Operations a step.
@@ -277,6 +279,7 @@ impl Sums<'_> {
                 Row {
                     name: work.op,
                     calls: 1.0,
+                    launches: f64::from(event.launches),
                     ms: time,
                     flops: work.flops,
                     bytes: work.bytes,
@@ -303,6 +306,7 @@ struct Span {
 impl Row {
     fn add(&mut self, other: &Self) {
         self.calls += other.calls;
+        self.launches += other.launches;
         self.ms += other.ms;
         self.flops += other.flops;
         self.bytes += other.bytes;
@@ -314,8 +318,10 @@ impl Row {
 
     /// From sums to means.
     fn finish(&mut self, each: f64) {
-        let Self { calls, ms, flops, bytes, best_ms, is_arithmetic, bounds, .. } = self;
-        for sum in [calls, ms, flops, bytes, &mut bounds.0, &mut bounds.1].into_iter().chain(best_ms) {
+        let Self { calls, launches, ms, flops, bytes, best_ms, is_arithmetic, bounds, .. } = self;
+        for sum in
+            [calls, launches, ms, flops, bytes, &mut bounds.0, &mut bounds.1].into_iter().chain(best_ms)
+        {
             *sum *= each;
         }
         *is_arithmetic = bounds.0 > bounds.1;

@@ -47,6 +47,7 @@ fn recording() -> Recording {
         (EventKind::Step(5), 0, 3000, 4000),
     ];
     let event = |(what, thread, start, end): (EventKind, u32, u64, u64)| Event {
+        launches: if matches!(what, EventKind::Operation(_)) { 2 } else { 0 },
         what,
         thread,
         start: 1000 * start,
@@ -102,6 +103,7 @@ fn times_and_work_are_means_over_whole_steps_by_phase_and_operation() {
     let rows = [forward.rows.len(), head.rows.len(), reduction.rows.len(), report.operations.len()];
     assert_eq!(rows, [2, 1, 1, 4]);
     is_row(&report.operations[0], "linear", [1.0, 0.4, 2e5, 1e5], Some(0.2));
+    near(report.operations[0].launches, 2.0);
     near(report.outside_ms, 0.9);
     near(report.arithmetic_ms, 0.3005);
     assert_eq!(report.beside.len(), 1);
@@ -144,6 +146,7 @@ fn the_table_tells_rates_in_what_bounds_an_operation() {
         "outside operations 0.90 60.0 %",
         "beside it, on thread \"rank 1 gather\"",
         "at the peak of its types the arithmetic of a step takes 0.30 ms, 20.0 % of it",
+        "a step puts 4 kernels, matmuls and copies into the GPU's stream",
         "arena: 3 allocations a step of 2 KiB in all, given back again; high water 1024 KiB, which rose by 0 KiB in these steps",
         "there was no room to record 7 events: what they took is missing above",
     ] {
@@ -166,7 +169,8 @@ fn a_trace_has_a_line_for_each_event_of_whole_steps_and_names_ranks_and_threads(
     let first: Vec<_> = lines[..2].iter().map(|line| line["name"].as_str().unwrap()).collect();
     assert_eq!(first, ["step 3", "data"]);
     let linear = lines.iter().find(|line| line["name"] == "linear").unwrap();
-    let args = serde_json::json!({"flops": 2e5, "bytes": 1e5, "shape": [4, 8], "dtype": "f32"});
+    let args =
+        serde_json::json!({"flops": 2e5, "bytes": 1e5, "shape": [4, 8], "dtype": "f32", "launches": 2});
     let found = [&linear["ts"], &linear["dur"], &linear["tid"], &linear["cat"], &linear["args"]];
     assert_eq!(found, [&Value::from(150.0), &300.0.into(), &0.into(), &"operation".into(), &args]);
 }

@@ -50,6 +50,10 @@ impl Display for Report {
             self.arithmetic_ms,
             100.0 * self.arithmetic_ms / self.ms
         )?;
+        let launches: f64 = self.operations.iter().map(|row| row.launches).sum();
+        if launches > 0.0 {
+            writeln!(f, "a step puts {launches:.0} kernels, matmuls and copies into the GPU's stream")?;
+        }
         let Memory { allocations, bytes, high_water, rise } = self.memory;
         writeln!(
             f,

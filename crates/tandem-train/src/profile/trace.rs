@@ -51,7 +51,10 @@ fn line(recording: &Recording, rank: usize, event: &Event) -> Value {
         EventKind::Place(index) => ("place", recording.places[index as usize].clone(), Value::Null),
         EventKind::Operation(work) => {
             let shape = work.shape.iter().filter(|&&size| size > 0).collect::<Vec<_>>();
-            let more = json!({"flops": work.flops, "bytes": work.bytes, "shape": shape, "dtype": work.dtype.to_string()});
+            let mut more = json!({"flops": work.flops, "bytes": work.bytes, "shape": shape, "dtype": work.dtype.to_string()});
+            if event.launches > 0 {
+                more["launches"] = json!(event.launches);
+            }
             ("operation", work.op.to_owned(), more)
         }
         EventKind::Other { name, bytes } => ("other", name.to_owned(), json!({"bytes": bytes})),

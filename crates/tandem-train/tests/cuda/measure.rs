@@ -14,6 +14,12 @@ const SMALL: Sizes = Sizes {
     product: (64, 48, 32),
     sequences: (2, 64),
     heads: AttentionShape { heads: 4, kv_heads: 2, head_dim: 64, scale: 0.125, window: None, softcap: None },
+    layers: &[(64, 48, 32), (16, 32, 64)],
+    attention: &[(2, 48)],
+    tokens: 32,
+    hidden: 64,
+    feed_forward: 96,
+    vocabulary: 300,
     dtype: DType::Bf16,
     copied: 1 << 12,
     exchanged: 1 << 12,
@@ -51,7 +57,27 @@ fn a_gpu_alone_keeps_the_links_of_the_table() {
     same(kind.link_rate((0, 1)), built_in.link_rate((0, built_in.devices_per_box)));
     // And what was measured as it was measured.
     assert_eq!(kind.host_rate(), kind.host_link_gbs * 1e9);
-    assert!(kind.host_link_gbs > 0.0 && kind.attention_tflops.is_some());
+    assert!(kind.host_link_gbs > 0.0 && kind.call_us.is_some());
+    // Four matmuls of each layer, told apart by shape, and eleven other operations.
+    let of = |operation: &str| kind.rate.iter().filter(|rate| rate.operation == operation).count();
+    for operation in ["linear", "linear_low_rank", "linear_backward_input", "linear_backward_weight"] {
+        assert_eq!(of(operation), SMALL.layers.len(), "{operation}: {:?}", kind.rate);
+    }
+    for operation in [
+        "attention",
+        "attention_backward",
+        "head",
+        "head_backward",
+        "rms_norm",
+        "rms_norm_backward",
+        "gated",
+        "gated_backward",
+        "rope",
+        "exact_sum",
+        "adamw",
+    ] {
+        assert_eq!(of(operation), 1, "{operation}: {:?}", kind.rate);
+    }
 }
 
 #[test]

@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use tandem_kernels::DType;
+use tandem_kernels::{DType, OpCost};
 
+use super::rates::{self, Bound, OperationRate};
 use crate::{Result, TrainError, size};
 
 /// A kind of device; fields as in `devices.toml`.
@@ -26,9 +27,6 @@ pub struct DeviceKind {
     pub bf16_tflops: f64,
     /// Products of f32.
     pub f32_tflops: f64,
-    /// Attention's products, where they have another rate than the others.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub attention_tflops: Option<f64>,
     /// To and from its memory, 10⁹ bytes a second.
     pub bandwidth_gbs: f64,
     /// To another device of the same box, one way.
@@ -45,6 +43,12 @@ pub struct DeviceKind {
     pub achievable_bandwidth: f64,
     /// Fraction of the link rates.
     pub achievable_link: f64,
+    /// Least microseconds of a call: what a small kernel takes with its launch; absent: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub call_us: Option<f64>,
+    /// Rates of operations that differ from the ones above, as they are reached: no share applies.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rate: Vec<OperationRate>,
 }
 
 /// A table of devices.
@@ -88,10 +92,13 @@ impl DeviceTable {
             let rates = [row.bf16_tflops, row.f32_tflops, row.bandwidth_gbs, row.link_gbs, row.host_link_gbs];
             let shares = [row.achievable_product, row.achievable_bandwidth, row.achievable_link];
             let positive = |x: &f64| x.is_finite() && *x > 0.0;
-            let optional = row.memory_gib.iter().chain(&row.host_memory_gib).chain(&row.attention_tflops);
+            let optional = row.memory_gib.iter().chain(&row.host_memory_gib).chain(&row.call_us);
             let all = rates.iter().chain(&shares).chain([&row.network_gbs]).chain(optional);
             if !all.copied().all(|x| positive(&x)) || row.devices_per_box == 0 || row.cores == Some(0) {
                 return Err(wrong(format!("every number of {:?} must be more than 0", row.name)));
+            }
+            for rate in &row.rate {
+                rate.check().map_err(|why| wrong(format!("{:?}: {why}", row.name)))?;
             }
         }
         let own: Vec<_> = table.device.iter().map(|row| plain(&row.name)).collect();
@@ -204,12 +211,22 @@ impl DeviceKind {
         peak * 1e12 * self.achievable_product * self.share(ranks, threads)
     }
 
-    /// The same for attention.
-    pub fn attention_rate(&self, dtype: DType, ranks: usize, threads: usize) -> f64 {
-        match self.attention_tflops {
-            Some(peak) => peak * 1e12 * self.achievable_product * self.share(ranks, threads),
-            None => self.product_rate(dtype, ranks, threads),
-        }
+    /// Seconds of a call of one of `ranks` ranks with `threads` threads, and what bounds them: a rate of the
+    /// operation's own, else the slower of its arithmetic and its bytes.
+    pub fn seconds(&self, work: &OpCost, ranks: usize, threads: usize) -> (f64, Bound) {
+        let (seconds, bound) = match rates::nearest(&self.rate, work) {
+            Some(rate) => {
+                let (seconds, bound) = rate.seconds(work);
+                (seconds / self.share(ranks, threads), bound)
+            }
+            None => {
+                let arithmetic = work.flops / self.product_rate(work.dtype, ranks, threads);
+                let memory = work.bytes / self.memory_rate(ranks, threads);
+                if arithmetic > memory { (arithmetic, Bound::Arithmetic) } else { (memory, Bound::Memory) }
+            }
+        };
+        let least = self.call_us.unwrap_or(0.0) * 1e-6;
+        if seconds < least { (least, Bound::Call) } else { (seconds, bound) }
     }
 
     /// Bytes a second that a rank reaches to and from its memory.
@@ -316,12 +333,31 @@ mod tests {
     }
 
     #[test]
+    fn a_rate_of_its_own_replaces_shares_and_a_call_takes_its_least_time() {
+        let h100 = DeviceTable::built_in().find("h100").unwrap().clone();
+        let rate = OperationRate {
+            operation: "head".to_owned(),
+            dtype: None,
+            shape: None,
+            tflops: None,
+            gbs: Some(1000.0),
+        };
+        let h100 = DeviceKind { call_us: Some(2.0), rate: vec![rate], ..h100 };
+        let work = |op, flops, bytes| OpCost { op, flops, bytes, dtype: DType::Bf16, shape: [1, 1, 0] };
+        assert_eq!(h100.seconds(&work("head_backward", 1e15, 5e12), 1, 1), (5.0, Bound::Memory));
+        let (products, memory) = (h100.product_rate(DType::Bf16, 1, 1), h100.memory_rate(1, 1));
+        assert_eq!(h100.seconds(&work("linear", 2.0 * products, 1.0), 1, 1), (2.0, Bound::Arithmetic));
+        assert_eq!(h100.seconds(&work("rope", 1.0, 3.0 * memory), 1, 1), (3.0, Bound::Memory));
+        assert_eq!(h100.seconds(&work("rope", 1.0, 1.0), 1, 1), (2e-6, Bound::Call));
+    }
+
+    #[test]
     fn ranks_of_a_processor_share_it_and_boxes_are_told_apart() {
         let table = DeviceTable::built_in();
         let (cpu, h100) = (table.find("cpu").unwrap(), table.find("h100").unwrap());
         let rate = |ranks, threads| cpu.product_rate(DType::F32, ranks, threads);
         assert_eq!((rate(2, 1), rate(1, 1)), (rate(1, 2) / 2.0, rate(1, 2) / 2.0));
-        assert_eq!(h100.product_rate(DType::Bf16, 64, 1), 989e12 * 0.5);
+        assert_eq!(h100.product_rate(DType::Bf16, 64, 1), 989e12 * 0.6);
         assert_eq!((h100.link_rate((8, 15)), h100.link_rate((7, 8))), (450e9 * 0.7, 50e9 * 0.7));
     }
 }

@@ -1,6 +1,7 @@
 //! Step time estimate from operations, messages and device rates.
 //!
-//! An operation takes `max(flops / matmul rate, bytes / bandwidth)`. A message takes `bytes /
+//! An operation takes what the device's table says of its kind and shape, else
+//! `max(flops / matmul rate, bytes / bandwidth)`. A message takes `bytes /
 //! link`: the link within a box if all its ranks share one, else the network. Overlapped messages
 //! (gathers of ZeRO-3, reductions of gradients) count only beyond the compute time of their
 //! micro-batch, and those of a step's sums beyond that of its last backward pass; others are added.
@@ -10,8 +11,9 @@ pub mod device;
 mod gpu;
 mod machine;
 pub mod measure;
+pub mod rates;
 
-use tandem_kernels::DType;
+use tandem_kernels::OpCost;
 use tandem_kernels::meta::TRANSFER;
 
 use crate::plan::Plan;
@@ -58,11 +60,12 @@ impl Estimate {
         let each = two - one;
         let once = one - each;
         let rounds = plan.load.rounds;
-        // Micro-batches are not all alike: computing goes with their tokens, messages go with their
-        // number.
+        // Micro-batches are not all alike: most computing goes with their tokens; messages, and what is computed
+        // for parameters, go with their number.
         let alike = plan.load.tokens / plan.data.micro_batch_tokens.max(1) as f64;
-        let compute = once.compute.max(0.0) + alike * each.compute;
-        let micro_batch = alike / rounds * each.compute;
+        let of_rounds = alike * each.compute + (rounds - alike) * compute_seconds(&plan.fixed, plan, device);
+        let compute = once.compute.max(0.0) + of_rounds;
+        let micro_batch = of_rounds / rounds;
         // Sums travel during the last backward pass, two thirds of a micro-batch's work, and those of
         // the first layer after it.
         let sums = once.beside.max(0.0);
@@ -92,20 +95,18 @@ impl Estimate {
     }
 }
 
+/// Seconds of operations that compute.
+fn compute_seconds(operations: &[(OpCost, u64)], plan: &Plan, device: &DeviceKind) -> f64 {
+    let computing = operations.iter().filter(|(work, _)| work.op != TRANSFER);
+    computing.map(|(work, calls)| *calls as f64 * device.seconds(work, plan.ranks, plan.threads).0).sum()
+}
+
 impl Seconds {
     fn new(work: &StepCost, plan: &Plan, device: &DeviceKind) -> Self {
-        let rate = |dtype: DType| device.product_rate(dtype, plan.ranks, plan.threads);
-        let (products, memory) = (rate(plan.dtype), device.memory_rate(plan.ranks, plan.threads));
-        let attention = device.attention_rate(plan.dtype, plan.ranks, plan.threads);
-        let mut seconds = Self::default();
-        for (operation, cost) in &work.operations {
-            let calls = cost.calls as f64;
-            if *operation == TRANSFER {
-                seconds.beside += calls * cost.bytes / device.host_rate();
-            } else {
-                let rate = if operation.starts_with("attention") { attention } else { products };
-                seconds.compute += calls * (cost.flops / rate).max(cost.bytes / memory);
-            }
+        let compute = compute_seconds(&work.operations, plan, device);
+        let mut seconds = Self { compute, ..Self::default() };
+        for (work, calls) in work.operations.iter().filter(|(work, _)| work.op == TRANSFER) {
+            seconds.beside += *calls as f64 * work.bytes / device.host_rate();
         }
         for sent in &work.sent {
             let time = sent.bytes as f64 / device.link_rate(sent.span);

@@ -12,7 +12,7 @@ use tandem_kernels::cuda::driver::Drivers;
 use tandem_kernels::cuda::{self, Options};
 use tandem_kernels::{DType, Device, MemoryKind, ops};
 
-use super::{OF_THE_BEST, Sizes, attention_rate, best, copy_rate, gbs, product_rate, tflops};
+use super::{OF_THE_BEST, Sizes, best, copy_rate, gbs, operations, product_rate, tflops};
 use crate::config::Engine;
 use crate::parallel::collective_buffer;
 use crate::placement::gpus;
@@ -60,7 +60,6 @@ fn alone(driver: Drivers, sizes: &Sizes) -> Result<DeviceKind> {
         memory_gib: Some((properties.total_memory as f64 / f64::from(1 << 30) * 10.0).floor() / 10.0 - 0.5),
         bf16_tflops: tflops(rate(DType::Bf16)?),
         f32_tflops: tflops(rate(DType::F32)?),
-        attention_tflops: Some(tflops(attention_rate(&device, sizes)?)),
         bandwidth_gbs: gbs(copy_rate(&device, sizes.copied, sizes.patience)?),
         host_link_gbs: gbs(host_rate(&device, sizes)?),
         link_gbs: gbs(table.link_gbs * table.achievable_link * 1e9),
@@ -68,6 +67,8 @@ fn alone(driver: Drivers, sizes: &Sizes) -> Result<DeviceKind> {
         achievable_product: OF_THE_BEST,
         achievable_bandwidth: OF_THE_BEST,
         achievable_link: 1.0,
+        call_us: Some(operations::call_us(&device, sizes)?),
+        rate: operations::rates(&device, sizes)?,
         name: properties.name,
         ..table
     })

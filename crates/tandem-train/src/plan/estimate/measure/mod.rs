@@ -2,18 +2,20 @@
 //! profiles.
 
 mod gpus;
+mod operations;
 
 use std::time::{Duration, Instant};
 
 use tandem_comm::{Reduction, threads};
 use tandem_kernels::ops::AttentionShape;
-use tandem_kernels::{DType, Device, Forest, MemoryKind, Segment, Tensor, ops};
+use tandem_kernels::{DType, Device, MemoryKind, Tensor, ops};
 
 pub use gpus::gpus;
 
 use crate::Result;
 use crate::plan::estimate::Machine;
 use crate::plan::estimate::device::{DeviceKind, DeviceTable, host_memory};
+use crate::plan::estimate::rates::OperationRate;
 
 /// How long each thing is measured.
 const PATIENCE: Duration = Duration::from_millis(600);
@@ -31,6 +33,18 @@ pub struct Sizes {
     pub sequences: (usize, usize),
     /// Its heads.
     pub heads: AttentionShape,
+    /// Tokens, outputs and inputs of the linear layers whose rates are told apart.
+    pub layers: &'static [(usize, usize, usize)],
+    /// Sequences, and tokens of each, for which attention's rates are told apart.
+    pub attention: &'static [(usize, usize)],
+    /// Rows of the other operations.
+    pub tokens: usize,
+    /// Columns of the hidden state.
+    pub hidden: usize,
+    /// Columns of a feed-forward layer.
+    pub feed_forward: usize,
+    /// Tokens that the head tells apart.
+    pub vocabulary: usize,
     /// The type that it computes in.
     pub dtype: DType,
     /// Numbers that are copied at once: more than caches hold.
@@ -46,13 +60,19 @@ const OF_A_PROCESSOR: Sizes = Sizes {
     product: (2048, 1024, 512),
     sequences: (4, 512),
     heads: AttentionShape { heads: 8, kv_heads: 4, head_dim: 64, scale: 0.125, window: None, softcap: None },
+    layers: &[],
+    attention: &[],
+    tokens: 2048,
+    hidden: 512,
+    feed_forward: 1024,
+    vocabulary: 8192,
     dtype: DType::F32,
     copied: COPIED,
     exchanged: 1 << 22,
     patience: PATIENCE,
 };
 
-/// Sizes of an 8 B model.
+/// Sizes of models with 1 and 8 billion parameters.
 pub const OF_A_GPU: Sizes = Sizes {
     product: (8192, 4096, 4096),
     sequences: (4, 2048),
@@ -64,6 +84,21 @@ pub const OF_A_GPU: Sizes = Sizes {
         window: None,
         softcap: None,
     },
+    layers: &[
+        (4096, 2048, 2048),
+        (4096, 8192, 2048),
+        (4096, 2048, 8192),
+        (1024, 4096, 4096),
+        (8192, 1024, 4096),
+        (8192, 4096, 4096),
+        (8192, 14336, 4096),
+        (8192, 4096, 14336),
+    ],
+    attention: &[(16, 512), (4, 2048), (2, 4096)],
+    tokens: 4096,
+    hidden: 4096,
+    feed_forward: 14336,
+    vocabulary: 128_256,
     dtype: DType::Bf16,
     copied: COPIED,
     exchanged: 1 << 26,
@@ -91,7 +126,6 @@ pub fn processor() -> Result<DeviceTable> {
             cores: Some(cores),
             bf16_tflops: tflops(bf16_tflops?),
             f32_tflops: tflops(f32_tflops?),
-            attention_tflops: Some(tflops(attention)),
             bandwidth_gbs: gbs(bandwidth),
             link_gbs: gbs(link),
             // Host memory is its memory; what another machine gives is not measured.
@@ -101,6 +135,14 @@ pub fn processor() -> Result<DeviceTable> {
             achievable_product: OF_THE_BEST,
             achievable_bandwidth: OF_THE_BEST,
             achievable_link: 1.0,
+            call_us: None,
+            rate: vec![OperationRate {
+                operation: "attention".to_owned(),
+                dtype: None,
+                shape: None,
+                tflops: Some(tflops(OF_THE_BEST * attention)),
+                gbs: None,
+            }],
         }],
     })
 }
@@ -189,57 +231,22 @@ fn numbers(device: &Device, rows: usize, cols: usize, dtype: DType) -> Result<Te
 
 /// Operations of attention forward and backward, as a dry run counts them, a second.
 fn attention_rate(device: &Device, sizes: &Sizes) -> Result<f64> {
-    let Sizes { sequences: (sequences, length), heads, dtype, .. } = *sizes;
-    let mut segments = Vec::with_capacity(sequences);
-    for index in 0..sequences as u32 {
-        let start = index * length as u32;
-        segments.push(Segment { range: start..start + length as u32, parent: None, first_position: 0 });
-    }
-    let tokens = sequences * length;
-    let forest = Forest::new(vec![0; tokens], segments, Vec::new(), 0)?;
-    let (wide, narrow) = (heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim);
-    let both = |device: &Device, [q, k, v, d_out]: &[Tensor; 4]| -> Result<()> {
-        let zeros = |cols| device.zeros(MemoryKind::Scratch, tokens, cols, dtype);
-        let mut sum = device.zeros(MemoryKind::Scratch, tokens, heads.heads, DType::F32)?;
-        let mut out = zeros(wide)?;
-        let (mut dq, mut dk, mut dv) = (zeros(wide)?, zeros(narrow)?, zeros(narrow)?);
-        let (q, k, v, d_out) = (q.view(), k.view(), v.view(), d_out.view());
-        let call = ops::Attention {
-            q,
-            k,
-            v,
-            forest: &forest,
-            shape: &heads,
-            out: out.view_mut(),
-            log_sum_exp: sum.view_mut(),
-        };
-        ops::attention(device, call)?;
-        let (out, sum) = (out.view(), sum.view());
-        let (dq, dk, dv) = (dq.view_mut(), dk.view_mut(), dv.view_mut());
-        let call = ops::AttentionBackward {
-            q,
-            k,
-            v,
-            out,
-            log_sum_exp: sum,
-            d_out,
-            forest: &forest,
-            shape: &heads,
-            model_kv_heads: heads.kv_heads,
-            dq,
-            dk,
-            dv,
-        };
-        Ok(ops::attention_backward(device, call)?)
+    let both = |device: &Device| -> Result<[operations::Calls; 2]> {
+        let case = |is_backward| operations::attention(device, sizes, sizes.sequences, is_backward);
+        Ok([case(false)?, case(true)?])
     };
     let dry = Device::meta();
-    let unfilled = |cols| dry.zeros(MemoryKind::Scratch, tokens, cols, dtype);
-    both(&dry, &[unfilled(wide)?, unfilled(narrow)?, unfilled(narrow)?, unfilled(wide)?])?;
     let Device::Meta(ledger) = &dry else { unreachable!("made by Device::meta") };
+    let [mut forward, mut backward] = both(&dry)?;
+    ledger.begin();
+    forward()?;
+    backward()?;
     let flops = ledger.costs().values().map(|cost| cost.flops).sum();
-    let filled = |cols| numbers(device, tokens, cols, dtype);
-    let inputs = [filled(wide)?, filled(narrow)?, filled(narrow)?, filled(wide)?];
-    best(device, flops, sizes.patience, || both(device, &inputs))
+    let [mut forward, mut backward] = both(device)?;
+    best(device, flops, sizes.patience, || {
+        forward()?;
+        backward()
+    })
 }
 
 /// Bytes read and written in a second, where so many f32 are copied.

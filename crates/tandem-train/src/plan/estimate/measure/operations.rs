@@ -1,0 +1,321 @@
+//! Rates of a GPU's operations at training shapes, as rows of the table of devices.
+
+use std::time::Instant;
+
+use tandem_kernels::exact::FixedPointSum;
+use tandem_kernels::ops::{
+    self, Activation, HeadGradients, HeadScores, HeadShape, HeadWeights, RopeTable, Targets,
+};
+use tandem_kernels::{
+    AdamMoment, DType, Device, Forest, MemoryKind, OpCost, Segment, StateForm, States, StochasticRounding,
+    Tensor,
+};
+
+use super::{Sizes, numbers, tflops};
+use crate::Result;
+use crate::plan::estimate::rates::OperationRate;
+
+/// Calls of an operation on operands of its own.
+pub(super) type Calls = Box<dyn FnMut() -> Result<()>>;
+
+/// Makes operands on a device; [`Calls`] then computes with them.
+type Case<'s> = Box<dyn Fn(&Device) -> Result<Calls> + 's>;
+
+/// Matmul of a linear layer.
+#[derive(Clone, Copy)]
+enum Matmul {
+    Forward,
+    /// With a term of rank 16.
+    ForwardLowRank,
+    BackwardInput,
+    BackwardWeight,
+}
+
+/// Rank of low-rank terms.
+const RANK: usize = 16;
+
+/// Measures every operation that takes a considerable share of a step.
+pub(super) fn rates(device: &Device, sizes: &Sizes) -> Result<Vec<OperationRate>> {
+    let mut cases: Vec<Case> = Vec::new();
+    for &shape in sizes.layers {
+        for matmul in [Matmul::Forward, Matmul::ForwardLowRank, Matmul::BackwardInput, Matmul::BackwardWeight]
+        {
+            cases.push(Box::new(move |device| linear(device, shape, sizes.dtype, matmul)));
+        }
+    }
+    for &(sequences, length) in sizes.attention {
+        for is_backward in [false, true] {
+            cases.push(Box::new(move |device| attention(device, sizes, (sequences, length), is_backward)));
+        }
+    }
+    for is_backward in [false, true] {
+        cases.push(Box::new(move |device| head(device, sizes, is_backward)));
+        cases.push(Box::new(move |device| rms_norm(device, sizes, is_backward)));
+        cases.push(Box::new(move |device| gated(device, sizes, is_backward)));
+    }
+    cases.push(Box::new(|device| rope(device, sizes)));
+    cases.push(Box::new(|device| exact_sum(device, sizes)));
+    cases.push(Box::new(|device| adamw(device, sizes)));
+    cases.into_iter().map(|case| rate(device, sizes, &case)).collect()
+}
+
+/// Rate of a case's only operation: of its arithmetic for matmuls, whose depth is told, and attention, else of
+/// its bytes.
+fn rate(device: &Device, sizes: &Sizes, case: &Case) -> Result<OperationRate> {
+    let dry = Device::meta_of(device.backend());
+    let mut calls = case(&dry)?;
+    let Device::Meta(ledger) = &dry else { unreachable!("made by Device::meta_of") };
+    ledger.begin();
+    calls()?;
+    let recorded = ledger.calls();
+    let [(OpCost { op, flops, bytes, dtype, shape }, 1)] = recorded[..] else {
+        unreachable!("a case is one call: {recorded:?}")
+    };
+    let mut calls = case(device)?;
+    let seconds = least_seconds(device, sizes, &mut calls)?;
+    let is_arithmetic = shape[2] > 0 || op.starts_with("attention");
+    Ok(OperationRate {
+        operation: op.to_owned(),
+        dtype: Some(dtype.name().to_owned()),
+        shape: Some(shape),
+        tflops: is_arithmetic.then(|| tflops(flops / seconds)),
+        gbs: (!is_arithmetic).then(|| super::gbs(bytes / seconds)),
+    })
+}
+
+/// Seconds of a call: the least mean over samples, each of several calls that are waited for once.
+fn least_seconds(device: &Device, sizes: &Sizes, calls: &mut Calls) -> Result<f64> {
+    let (mut least, mut count) = (f64::INFINITY, 1u32);
+    let began = Instant::now();
+    for sample in 0u32.. {
+        let start = Instant::now();
+        for _ in 0..count {
+            calls()?;
+        }
+        device.synchronize()?;
+        let seconds = start.elapsed();
+        // The first call compiles the kernel.
+        if sample > 0 {
+            least = least.min(seconds.as_secs_f64() / f64::from(count));
+        }
+        if sample >= 2 && began.elapsed() >= sizes.patience / 4 {
+            break;
+        }
+        if seconds < sizes.patience / 64 {
+            count *= 2;
+        }
+    }
+    Ok(least)
+}
+
+/// Least microseconds of a call: of a kernel with next to nothing to do, among others like it.
+pub(super) fn call_us(device: &Device, sizes: &Sizes) -> Result<f64> {
+    let case: Case = Box::new(|device| {
+        let (device, mut x) = (device.clone(), numbers(device, 1, 64, DType::F32)?);
+        Ok(Box::new(move || Ok(ops::scale(&device, x.view_mut(), 1.0)?)))
+    });
+    let seconds = least_seconds(device, sizes, &mut case(device)?)?;
+    Ok((seconds * 1e7).round().max(1.0) / 10.0)
+}
+
+fn linear(
+    device: &Device,
+    (tokens, outputs, inputs): (usize, usize, usize),
+    dtype: DType,
+    matmul: Matmul,
+) -> Result<Calls> {
+    let device = device.clone();
+    let x = numbers(&device, tokens, inputs, dtype)?;
+    let w = numbers(&device, outputs, inputs, dtype)?;
+    let dy = numbers(&device, tokens, outputs, dtype)?;
+    let zeros = |rows, cols, dtype| device.zeros(MemoryKind::Scratch, rows, cols, dtype);
+    Ok(match matmul {
+        Matmul::Forward => {
+            let mut y = zeros(tokens, outputs, dtype)?;
+            Box::new(move || Ok(ops::linear(&device, x.view(), w.view(), None, None, y.view_mut())?))
+        }
+        Matmul::ForwardLowRank => {
+            let (h, b) = (numbers(&device, tokens, RANK, dtype)?, numbers(&device, outputs, RANK, dtype)?);
+            let mut y = zeros(tokens, outputs, dtype)?;
+            Box::new(move || {
+                let low_rank = ops::LowRank { h: h.view(), b: b.view() };
+                Ok(ops::linear_low_rank(&device, x.view(), w.view(), low_rank, None, None, y.view_mut())?)
+            })
+        }
+        Matmul::BackwardInput => {
+            let mut dx = zeros(tokens, inputs, dtype)?;
+            Box::new(move || {
+                Ok(ops::linear_backward_input(&device, dy.view(), w.view(), dx.view_mut(), false)?)
+            })
+        }
+        Matmul::BackwardWeight => {
+            let mut dw = zeros(outputs, inputs, DType::F32)?;
+            Box::new(move || {
+                Ok(ops::linear_backward_weight(&device, dy.view(), x.view(), dw.view_mut(), false)?)
+            })
+        }
+    })
+}
+
+/// Sequences that see all that is before them.
+fn sequences(count: usize, length: usize) -> Result<Forest> {
+    let starts = (0..count).map(|sequence| (sequence * length) as u32);
+    let segment = |start| Segment { range: start..start + length as u32, parent: None, first_position: 0 };
+    Ok(Forest::new(vec![0; count * length], starts.map(segment).collect(), Vec::new(), 0)?)
+}
+
+pub(super) fn attention(
+    device: &Device,
+    sizes: &Sizes,
+    (count, length): (usize, usize),
+    is_backward: bool,
+) -> Result<Calls> {
+    let (device, heads, dtype, tokens) = (device.clone(), sizes.heads, sizes.dtype, count * length);
+    let forest = sequences(count, length)?;
+    let (wide, narrow) = (heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim);
+    let filled = |cols| numbers(&device, tokens, cols, dtype);
+    let (q, k, v, d_out) = (filled(wide)?, filled(narrow)?, filled(narrow)?, filled(wide)?);
+    let zeros = |cols, dtype| device.zeros(MemoryKind::Scratch, tokens, cols, dtype);
+    let (mut out, mut log_sum_exp) = (zeros(wide, dtype)?, zeros(heads.heads, DType::F32)?);
+    let forward = move |device: &Device,
+                        forest: &Forest,
+                        [q, k, v]: [&Tensor; 3],
+                        out: &mut Tensor,
+                        sums: &mut Tensor| {
+        let (q, k, v) = (q.view(), k.view(), v.view());
+        let (out, log_sum_exp) = (out.view_mut(), sums.view_mut());
+        ops::attention(device, ops::Attention { q, k, v, forest, shape: &heads, out, log_sum_exp })
+    };
+    if !is_backward {
+        return Ok(Box::new(move || {
+            Ok(forward(&device, &forest, [&q, &k, &v], &mut out, &mut log_sum_exp)?)
+        }));
+    }
+    forward(&device, &forest, [&q, &k, &v], &mut out, &mut log_sum_exp)?;
+    let (mut dq, mut dk, mut dv) = (zeros(wide, dtype)?, zeros(narrow, dtype)?, zeros(narrow, dtype)?);
+    Ok(Box::new(move || {
+        let call = ops::AttentionBackward {
+            q: q.view(),
+            k: k.view(),
+            v: v.view(),
+            out: out.view(),
+            log_sum_exp: log_sum_exp.view(),
+            d_out: d_out.view(),
+            forest: &forest,
+            shape: &heads,
+            model_kv_heads: heads.kv_heads,
+            dq: dq.view_mut(),
+            dk: dk.view_mut(),
+            dv: dv.view_mut(),
+        };
+        Ok(ops::attention_backward(&device, call)?)
+    }))
+}
+
+fn head(device: &Device, sizes: &Sizes, is_backward: bool) -> Result<Calls> {
+    let (device, rows, vocabulary) = (device.clone(), sizes.tokens, sizes.vocabulary);
+    let hidden = numbers(&device, rows, sizes.hidden, sizes.dtype)?;
+    let weight = numbers(&device, vocabulary, sizes.hidden, sizes.dtype)?;
+    let mut d_hidden = device.zeros(MemoryKind::Scratch, rows, sizes.hidden, DType::F32)?;
+    let positions: Vec<u32> = (0..rows as u32).collect();
+    let ids: Vec<u32> = (0..rows).map(|row| (row * 7919 % vocabulary) as u32).collect();
+    let (shape, mut scores) = (HeadShape::default(), HeadScores::default());
+    let forward = move |device: &Device, scores: &mut HeadScores, hidden: &Tensor, weight: &Tensor| {
+        let targets = Targets { rows: &positions, targets: &ids };
+        let call = ops::Head::new(hidden.view(), HeadWeights::new(weight.view(), None), targets, &shape);
+        ops::head(device, call, scores)
+    };
+    if !is_backward {
+        return Ok(Box::new(move || Ok(forward(&device, &mut scores, &hidden, &weight)?)));
+    }
+    forward(&device, &mut scores, &hidden, &weight)?;
+    let d_log_prob = vec![1e-2; rows];
+    let positions: Vec<u32> = (0..rows as u32).collect();
+    let ids: Vec<u32> = (0..rows).map(|row| (row * 7919 % vocabulary) as u32).collect();
+    Ok(Box::new(move || {
+        let gradients = HeadGradients {
+            hidden: d_hidden.view_mut(),
+            weight: None,
+            adds_to_weight: false,
+            bias: None,
+            h: None,
+            b: None,
+        };
+        let targets = Targets { rows: &positions, targets: &ids };
+        let shape = HeadShape::default();
+        let call = ops::Head::new(hidden.view(), HeadWeights::new(weight.view(), None), targets, &shape);
+        Ok(ops::head_backward(&device, call, &scores, &d_log_prob, None, gradients)?)
+    }))
+}
+
+fn rms_norm(device: &Device, sizes: &Sizes, is_backward: bool) -> Result<Calls> {
+    let (device, rows, cols) = (device.clone(), sizes.tokens, sizes.hidden);
+    let x = numbers(&device, rows, cols, DType::F32)?;
+    let w = numbers(&device, 1, cols, DType::F32)?;
+    let dy = numbers(&device, rows, cols, sizes.dtype)?;
+    let zeros = |rows, cols, dtype| device.zeros(MemoryKind::Scratch, rows, cols, dtype);
+    let (mut y, mut inverse) = (zeros(rows, cols, sizes.dtype)?, zeros(1, rows, DType::F32)?);
+    let (mut dx, mut dw) = (zeros(rows, cols, DType::F32)?, zeros(1, cols, DType::F32)?);
+    Ok(Box::new(move || {
+        if is_backward {
+            let (inverse_rms, dw) = (inverse.view(), Some(dw.view_mut()));
+            let (x, w, dy, dx) = (x.view(), w.view(), dy.view(), dx.view_mut());
+            let call = ops::RmsNormBackward { x, w, offset: 0.0, inverse_rms, dy, dx, dw };
+            return Ok(ops::rms_norm_backward(&device, call)?);
+        }
+        let (y, inverse_rms) = (y.view_mut(), inverse.view_mut());
+        let call = ops::RmsNorm { x: x.view(), w: w.view(), offset: 0.0, eps: 1e-5, y, inverse_rms };
+        Ok(ops::rms_norm(&device, call)?)
+    }))
+}
+
+fn gated(device: &Device, sizes: &Sizes, is_backward: bool) -> Result<Calls> {
+    let (device, rows, cols) = (device.clone(), sizes.tokens, sizes.feed_forward);
+    let gate_up = numbers(&device, rows, 2 * cols, sizes.dtype)?;
+    let dh = numbers(&device, rows, cols, sizes.dtype)?;
+    let mut out =
+        device.zeros(MemoryKind::Scratch, rows, if is_backward { 2 * cols } else { cols }, sizes.dtype)?;
+    Ok(Box::new(move || {
+        let function = Activation::Silu;
+        Ok(match is_backward {
+            false => ops::gated(&device, function, gate_up.view(), out.view_mut())?,
+            true => ops::gated_backward(&device, function, gate_up.view(), dh.view(), out.view_mut())?,
+        })
+    }))
+}
+
+fn rope(device: &Device, sizes: &Sizes) -> Result<Calls> {
+    let (device, head_dim) = (device.clone(), sizes.heads.head_dim);
+    let half = head_dim / 2;
+    let frequencies: Vec<f32> = (0..half).map(|i| 10000f32.powf(-(i as f32) / half as f32)).collect();
+    let table = RopeTable::new(&frequencies, sizes.tokens);
+    let positions: Vec<u32> = (0..sizes.tokens as u32).collect();
+    let mut x = numbers(&device, sizes.tokens, sizes.hidden, sizes.dtype)?;
+    Ok(Box::new(move || Ok(ops::rope(&device, x.view_mut(), head_dim, &positions, &table, false)?)))
+}
+
+fn exact_sum(device: &Device, sizes: &Sizes) -> Result<Calls> {
+    let device = device.clone();
+    let terms = numbers(&device, 1, sizes.copied, DType::F32)?;
+    let mut sums = FixedPointSum::new(&device, MemoryKind::Scratch, sizes.copied)?;
+    let limit = tandem_kernels::exact::limit(1 << 20);
+    Ok(Box::new(move || Ok(ops::exact_sum(&device, terms.view(), sums.view_mut(), true, limit)?)))
+}
+
+fn adamw(device: &Device, sizes: &Sizes) -> Result<Calls> {
+    let (device, len) = (device.clone(), sizes.copied);
+    let gradient = numbers(&device, 1, len, DType::F32)?;
+    let mut master = numbers(&device, 1, len, DType::F32)?;
+    let mut copy = device.zeros(MemoryKind::Scratch, 1, len, sizes.dtype)?;
+    let zeros = |moment| States::zeros(&device, MemoryKind::Scratch, moment, StateForm::F32, len);
+    let (mut m, mut v) = (zeros(AdamMoment::First)?, zeros(AdamMoment::Second)?);
+    let mut config =
+        ops::AdamW { learning_rate: 1e-6, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.1, step: 0 };
+    Ok(Box::new(move || {
+        config.step += 1;
+        let [m, v] = [&mut m, &mut v]
+            .map(|states| states.range_mut(0..len, StochasticRounding::new(&[config.step], 0)));
+        let update = ops::Update::new(gradient.view(), 1.0, master.view_mut(), Some(copy.view_mut()));
+        Ok(ops::adamw(&device, &config, update, m, v)?)
+    }))
+}
