@@ -28,8 +28,8 @@ pub(crate) mod work;
 use std::ops::Range;
 
 use tandem_comm::{mpi, recorder, tcp};
+use tandem_kernels::DType;
 use tandem_kernels::meta::Ledger;
-use tandem_kernels::{DType, OpCost};
 use tandem_model::{LayerExecutor, PipelineStage};
 
 pub use phase::{Offloaded, PhasePlan};
@@ -51,7 +51,7 @@ use crate::{Result, judges};
 use estimate::device::DeviceKind;
 use show::text::grouped;
 use survey::{BatchStatistics, MicroBatchCounts, RankLoad};
-use work::{StepCost, Topology};
+use work::{StepCost, StepCosts, Topology};
 
 /// Plan of one rank.
 #[derive(Clone, Debug)]
@@ -92,10 +92,8 @@ pub struct Plan {
     pub phases: Vec<PhasePlan>,
     /// A step in which each rank has one typical micro-batch.
     pub work: StepCost,
-    /// The same with two of them.
-    pub work_of_two: StepCost,
-    /// Operations of each micro-batch whose cost does not depend on its tokens, where micro-batches differ.
-    pub fixed: Vec<(OpCost, u64)>,
+    /// Steps with several of them, from which time is estimated.
+    pub steps_cost: StepCosts,
     /// This rank's operations and messages per step.
     pub load: RankLoad,
     /// Approximate bytes of a process outside the arena.
@@ -148,7 +146,8 @@ impl Plan {
         let blocks = stage.blocks(outline.decoder.spec())?;
         let under_way = most_under_way(stage, load.most_rounds);
         let turns = survey.micro_batch_counts(stage, data.1, in_rounds).swap_remove(data.0);
-        let DryRunCosts { one: work, two: work_of_two, fixed, exchange_buffers } = rehearsal.run(&turns)?;
+        let DryRunCosts { one: work, steps: steps_cost, exchange_buffers } =
+            rehearsal.run(&turns, load.most_rounds)?;
         let DryRun { phases, .. } = rehearsal;
         let data = DataShape {
             assumed: outline.assumed(),
@@ -185,8 +184,7 @@ impl Plan {
             data,
             phases,
             work,
-            work_of_two,
-            fixed,
+            steps_cost,
             load,
         })
     }
@@ -293,7 +291,8 @@ impl DryRun<'_> {
     }
 
     /// Plans loading, steps, a checkpoint and an evaluation in one arena; then the cost of steps.
-    fn run(&mut self, turns: &[MicroBatchCounts]) -> Result<DryRunCosts> {
+    /// `most_rounds` is the most micro-batches of a step.
+    fn run(&mut self, turns: &[MicroBatchCounts], most_rounds: usize) -> Result<DryRunCosts> {
         let Self { config, outline, survey, .. } = *self;
         let placement = MemoryPlacement::meta(&config.compute, survey.rooms());
         let (group, log) = recorder::group(self.rank, self.num_ranks);
@@ -392,14 +391,18 @@ impl DryRun<'_> {
             Ok(StepCost::from_log(&placement, &log, self.rank, config.compute.tensor > 1))
         };
         let typical = &survey.typical;
-        let (one, two) = (cost(typical, 1)?, cost(typical, 2)?);
+        // A step's only micro-batch may be summed otherwise than several.
+        let count = most_rounds.clamp(1, 2);
+        let one = cost(typical, 1)?;
+        let fewer = if count == 1 { one.clone() } else { cost(typical, count)? };
+        let more = cost(typical, count + 1)?;
         let tokens = typical.forest.num_tokens();
         let other = survey.train.largest.iter().find(|batch| batch.forest.num_tokens() != tokens);
-        let other = other.map(|batch| cost(batch, 1)).transpose()?;
-        let fixed = other.map_or_else(Vec::new, |other| work::fixed(&one, &two, &other));
+        let other = other.map(|batch| cost(batch, count)).transpose()?;
+        let steps = StepCosts::new(count, fewer, more, other.as_ref());
         let sizes = (0..log.num_groups()).map(|group| log.size(group));
         let exchange_buffers = exchange_buffers(&config.compute, self.num_ranks, sizes);
-        Ok(DryRunCosts { one, two, fixed, exchange_buffers })
+        Ok(DryRunCosts { one, steps, exchange_buffers })
     }
 }
 
@@ -407,10 +410,8 @@ impl DryRun<'_> {
 struct DryRunCosts {
     /// Of a step with one typical micro-batch.
     one: StepCost,
-    /// Of a step with two of them.
-    two: StepCost,
-    /// Operations as [`Plan::fixed`] has them.
-    fixed: Vec<(OpCost, u64)>,
+    /// Of steps with several of them.
+    steps: StepCosts,
     /// Bytes of the buffers of all groups of ranks.
     exchange_buffers: usize,
 }

@@ -38,19 +38,45 @@ pub enum Topology {
     Stages,
 }
 
-/// Returns the operations of each micro-batch whose cost does not depend on its tokens: those that steps of
-/// typical micro-batches, `one` and `two` of them, share with a step of one of another length.
-pub(super) fn fixed(one: &StepCost, two: &StepCost, other: &StepCost) -> Vec<(OpCost, u64)> {
-    let calls = |step: &StepCost, work: &OpCost| {
-        step.operations.iter().find(|(known, _)| known == work).map_or(0, |(_, calls)| *calls)
-    };
-    let shared = two.operations.iter().filter_map(|(work, of_two)| {
-        let each = of_two.saturating_sub(calls(one, work));
-        let once = calls(one, work).saturating_sub(each);
-        let shared = each.min(calls(other, work).saturating_sub(once));
-        (shared > 0).then_some((*work, shared))
-    });
-    shared.collect()
+/// Costs of two steps that differ by a typical micro-batch: their difference is that of one, the rest is spent once
+/// a step.
+#[derive(Clone, Debug)]
+pub struct StepCosts {
+    /// Micro-batches of the step with fewer: 1 where no step has more, else 2.
+    pub count: usize,
+    /// A step with as many.
+    pub fewer: StepCost,
+    /// A step with one more.
+    pub more: StepCost,
+    /// Operations of each micro-batch whose cost does not depend on its tokens, where micro-batches differ.
+    pub fixed: Vec<(OpCost, u64)>,
+}
+
+impl StepCosts {
+    /// `other` is the cost of a step with `count` micro-batches of another length.
+    pub(super) fn new(count: usize, fewer: StepCost, more: StepCost, other: Option<&StepCost>) -> Self {
+        let calls = |step: &StepCost, work: &OpCost| {
+            step.operations.iter().find(|(known, _)| known == work).map_or(0, |(_, calls)| *calls)
+        };
+        let shared = |other: &StepCost, (work, of_more): &(OpCost, u64)| {
+            let each = of_more.saturating_sub(calls(&fewer, work));
+            let once = calls(&fewer, work).saturating_sub(count as u64 * each);
+            let shared = each.min(calls(other, work).saturating_sub(once) / count as u64);
+            (shared > 0).then_some((*work, shared))
+        };
+        let fixed = other
+            .into_iter()
+            .flat_map(|other| more.operations.iter().filter_map(move |op| shared(other, op)));
+        let fixed = fixed.collect();
+        Self { count, fewer, more, fixed }
+    }
+
+    /// Factors of [`Self::fewer`], [`Self::more`] and [`Self::fixed`] for a step of `rounds` micro-batches, which
+    /// have the tokens of `alike` typical ones.
+    pub(super) fn factors(&self, alike: f64, rounds: f64) -> [f64; 3] {
+        let count = self.count as f64;
+        [1.0 + count - alike, alike - count, rounds - alike]
+    }
 }
 
 impl StepCost {

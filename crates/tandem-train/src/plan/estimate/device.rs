@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use tandem_kernels::{DType, OpCost};
 
-use super::rates::{self, Bound, OperationRate};
+use super::rates::{self, Bound, OperationRate, Rate};
 use crate::{Result, TrainError, size};
 
 /// A kind of device; fields as in `devices.toml`.
@@ -211,20 +211,20 @@ impl DeviceKind {
         peak * 1e12 * self.achievable_product * self.share(ranks, threads)
     }
 
-    /// Seconds of a call of one of `ranks` ranks with `threads` threads, and what bounds them: a rate of the
-    /// operation's own, else the slower of its arithmetic and its bytes.
+    /// Seconds of a call of one of `ranks` ranks with `threads` threads, and what bounds them: the slower of its
+    /// arithmetic and its bytes, each at the operation's own rate if there is one.
     pub fn seconds(&self, work: &OpCost, ranks: usize, threads: usize) -> (f64, Bound) {
-        let (seconds, bound) = match rates::nearest(&self.rate, work) {
-            Some(rate) => {
-                let (seconds, bound) = rate.seconds(work);
-                (seconds / self.share(ranks, threads), bound)
-            }
-            None => {
-                let arithmetic = work.flops / self.product_rate(work.dtype, ranks, threads);
-                let memory = work.bytes / self.memory_rate(ranks, threads);
-                if arithmetic > memory { (arithmetic, Bound::Arithmetic) } else { (memory, Bound::Memory) }
-            }
+        let share = self.share(ranks, threads);
+        let arithmetic = work.flops / self.product_rate(work.dtype, ranks, threads);
+        let memory = work.bytes / self.memory_rate(ranks, threads);
+        let (arithmetic, memory) = match rates::nearest(&self.rate, work).map(OperationRate::rate) {
+            None => (arithmetic, memory),
+            Some(Rate::Flops(rate)) => (work.flops / (rate * share), memory),
+            // Bytes that caches give are told as such: they say all.
+            Some(Rate::Bytes(rate)) => (0.0, work.bytes / (rate * share)),
         };
+        let (seconds, bound) =
+            if arithmetic > memory { (arithmetic, Bound::Arithmetic) } else { (memory, Bound::Memory) };
         let least = self.call_us.unwrap_or(0.0) * 1e-6;
         if seconds < least { (least, Bound::Call) } else { (seconds, bound) }
     }

@@ -18,7 +18,7 @@ use tandem_kernels::meta::TRANSFER;
 
 use crate::plan::Plan;
 use crate::plan::estimate::device::DeviceKind;
-use crate::plan::work::StepCost;
+use crate::plan::work::{StepCost, StepCosts};
 
 pub use gpu::Gpu;
 pub use machine::Machine;
@@ -55,15 +55,16 @@ struct Seconds {
 impl Estimate {
     /// Estimates a step of the busiest rank.
     pub fn new(plan: &Plan, device: &DeviceKind) -> Self {
-        let one = Seconds::new(&plan.work, plan, device);
-        let two = Seconds::new(&plan.work_of_two, plan, device);
-        let each = two - one;
-        let once = one - each;
+        let StepCosts { count, fewer, more, fixed } = &plan.steps_cost;
+        let count = *count as f64;
+        let [of_fewer, of_more] = [fewer, more].map(|work| Seconds::new(work, plan, device));
+        let each = of_more - of_fewer;
+        let once = of_fewer - each * count;
         let rounds = plan.load.rounds;
         // Micro-batches are not all alike: most computing goes with their tokens; messages, and what is computed
         // for parameters, go with their number.
         let alike = plan.load.tokens / plan.data.micro_batch_tokens.max(1) as f64;
-        let of_rounds = alike * each.compute + (rounds - alike) * compute_seconds(&plan.fixed, plan, device);
+        let of_rounds = alike * each.compute + (rounds - alike) * compute_seconds(fixed, plan, device);
         let compute = once.compute.max(0.0) + of_rounds;
         let micro_batch = of_rounds / rounds;
         // Sums travel during the last backward pass, two thirds of a micro-batch's work, and those of
@@ -78,8 +79,8 @@ impl Estimate {
         let step_seconds = compute + exchange + bubble;
         let sent = |work: &StepCost| work.bytes_sent(None) as f64;
         let flops = |work: &StepCost| work.flops();
-        let per_round = |count: &dyn Fn(&StepCost) -> f64, rounds: f64| {
-            count(&plan.work) + (rounds - 1.0) * (count(&plan.work_of_two) - count(&plan.work))
+        let per_round = |amount: &dyn Fn(&StepCost) -> f64, rounds: f64| {
+            amount(fewer) + (rounds - count) * (amount(more) - amount(fewer))
         };
         let rate = device.product_rate(plan.dtype, plan.ranks, plan.threads);
         Self {
@@ -113,6 +114,14 @@ impl Seconds {
             *(if sent.beside { &mut seconds.beside } else { &mut seconds.waited_for }) += time;
         }
         seconds
+    }
+}
+
+impl std::ops::Mul<f64> for Seconds {
+    type Output = Self;
+
+    fn mul(self, by: f64) -> Self {
+        Self { compute: by * self.compute, waited_for: by * self.waited_for, beside: by * self.beside }
     }
 }
 

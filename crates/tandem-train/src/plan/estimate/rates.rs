@@ -16,7 +16,7 @@ pub struct OperationRate {
     /// Rows, columns and depth, where the rate was measured; absent: any. The row of the nearest shape counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shape: Option<[u32; 3]>,
-    /// Floating-point operations, 10¹² a second.
+    /// Floating-point operations, 10¹² a second; a call takes no less than its bytes at the device's rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tflops: Option<f64>,
     /// Bytes read and written at least once, 10⁹ a second; exactly one of both is given.
@@ -33,6 +33,15 @@ pub enum Bound {
     Memory,
     /// The least time of a call.
     Call,
+}
+
+/// Floating-point operations or bytes a second.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Rate {
+    /// Floating-point operations.
+    Flops(f64),
+    /// Bytes.
+    Bytes(f64),
 }
 
 impl Bound {
@@ -67,11 +76,11 @@ impl OperationRate {
         }
     }
 
-    /// Seconds of a call at this rate.
-    pub(super) fn seconds(&self, work: &OpCost) -> (f64, Bound) {
+    /// The rate, a second.
+    pub(super) fn rate(&self) -> Rate {
         match (self.tflops, self.gbs) {
-            (Some(tflops), _) => (work.flops / (tflops * 1e12), Bound::Arithmetic),
-            (None, gbs) => (work.bytes / (gbs.unwrap_or(f64::INFINITY) * 1e9), Bound::Memory),
+            (Some(tflops), _) => Rate::Flops(tflops * 1e12),
+            (None, gbs) => Rate::Bytes(gbs.unwrap_or(f64::INFINITY) * 1e9),
         }
     }
 
@@ -129,7 +138,10 @@ mod tests {
         ];
         let found = |op, dtype, shape| {
             let work = OpCost { op, flops: 12e12, bytes: 1.0, dtype, shape };
-            nearest(&rates, &work).map(|rate| rate.seconds(&work).0)
+            nearest(&rates, &work).map(|found| match found.rate() {
+                Rate::Flops(rate) => work.flops / rate,
+                Rate::Bytes(rate) => work.bytes / rate,
+            })
         };
         assert_eq!(found("linear", DType::Bf16, [8, 8, 8]), Some(12.0));
         assert_eq!(found("linear_backward_input", DType::Bf16, [100, 64, 64]), Some(6.0));

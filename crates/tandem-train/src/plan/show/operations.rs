@@ -27,14 +27,12 @@ pub struct StepOperation {
 impl Plan {
     /// Operations of a step on a device, the longest first. Matmuls are told apart by shape.
     pub fn operations(&self, device: &DeviceKind) -> Vec<StepOperation> {
-        // As an estimate counts: what two micro-batches have more than one goes with their tokens, or with their
-        // number.
+        // As an estimate counts: what a step has more with a micro-batch more goes with its tokens, or with the
+        // number of micro-batches.
         let alike = self.load.tokens / self.data.micro_batch_tokens.max(1) as f64;
-        let counted = [
-            (&self.work.operations, 2.0 - alike),
-            (&self.work_of_two.operations, alike - 1.0),
-            (&self.fixed, self.load.rounds - alike),
-        ];
+        let costs = &self.steps_cost;
+        let lists = [&costs.fewer.operations, &costs.more.operations, &costs.fixed];
+        let counted = lists.into_iter().zip(costs.factors(alike, self.load.rounds));
         let mut found: BTreeMap<_, (StepOperation, BTreeMap<Bound, f64>)> = BTreeMap::new();
         for (operations, factor) in counted {
             for (work, calls) in operations.iter().filter(|(work, _)| work.op != TRANSFER) {
