@@ -51,7 +51,8 @@ impl<'a> Call<'a> {
     fn key_tiles(&self) -> Result<(u64, Grid)> {
         let (count, entries) = tables::key_tiles(self.forest, self.kernels.keys, self.window);
         let blocks = [count, self.shape.kv_heads, 1];
-        Ok((self.cuda.table::<Entry>(&entries)?, Grid::with_dims(blocks, kernels::THREADS)))
+        let grid = Grid::with_dims(blocks, kernels::THREADS).with_shared(self.kernels.of_keys.shared);
+        Ok((self.cuda.table::<Entry>(&entries)?, grid))
     }
 
     /// Launches a kernel with its own arguments, followed by the common ones.
@@ -132,13 +133,8 @@ pub(crate) fn backward(cuda: &Cuda, operands: AttentionBackward, scratch: ViewMu
     let (tiles, grid) = call.key_tiles()?;
     operands[0] = Arg::address(tiles);
     let own = [&operands[..], args![dk, stride(&dk), dv, stride(&dv)]].concat();
-    for kernel in call.kernels.of_keys {
-        // Positions of four tiles of queries.
-        let positions = if call.window == NO_WINDOW { 0 } else { 4 * kernel.rows * size_of::<u32>() };
-        // SAFETY: as above.
-        unsafe { call.launch(kernel, grid.with_shared(kernel.shared + positions), &own)? };
-    }
-    Ok(())
+    // SAFETY: as above.
+    unsafe { call.launch(&call.kernels.of_keys, grid, &own) }
 }
 
 /// Computes `Σ out · d_out` per row and head.

@@ -3,47 +3,37 @@
 // algorithm 2). One kernel for queries and one for keys each recompute P, so that no sum is shared
 // between blocks.
 //
-// Threads: a block of 4 warps per tile of 64 packed rows of queries and pack of heads (dQ), or per
-// tile of 64 keys and key/value head (dK, dV). Each warp owns 16 rows of the tile; tiles of the
-// other side pass through shared memory.
+// Threads: a block of 4 warps per tile of 128 packed rows of queries and pack of heads (dQ; 64 rows
+// at width 256), or per tile of 64 keys and key/value head (dK, dV; 32 keys at width 256). Each warp
+// has 32 (16) rows of the tile, so that what it loads of the other side serves two (one) products.
+// For keys two warps share each 32 rows, since a warp has registers for one of their gradients: one
+// warp computes P and dV, the other dS and dK. Tiles of the other side pass through shared memory.
 // Bytes: a tile of queries reads K and V of the keys it sees, 4 · head_dim bytes per key; a tile of
 // keys reads Q, dO (4 · head_dim bytes) and 8 bytes of statistics per query and head.
 #include "attention_tiles.cuh"
 
 namespace {
 
-// `s ← cap · tanh(s · before)`, and the gradient of what comes out becomes that of what goes in.
-template <bool HAS_GRADIENT, int N>
-__device__ __forceinline__ void cap(const Factors &factors, float (&scores)[1][N][4], float (&gradient)[1][N][4]) {
+// Keys that a row does not see have no weight, and their scores no gradient, even if the row's own
+// are no numbers.
+template <int M, int N>
+__device__ __forceinline__ void hide_unseen(const WarpRows<M> &own, int key, int window, float (&gradient)[M][N][4]) {
 #pragma unroll
-    for (int n = 0; n < N; n++)
+    for (int m = 0; m < M; m++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float ratio = tanh_fast(scores[0][n][i] * factors.before);
-            scores[0][n][i] = factors.cap * ratio;
-            if (HAS_GRADIENT) gradient[0][n][i] *= 1.0f - ratio * ratio;
+        for (int half = 0; half < 2; half++) {
+            const int position = own.position_of(m, half);
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    if (!sees(position, key + 8 * n + 2 * int(threadIdx.x % 4) + i, window)) gradient[m][n][2 * half + i] = 0;
         }
 }
 
-// Keys that a row does not see have no weight, and their scores no gradient, even if the row's own
-// are no numbers.
-template <int N>
-__device__ __forceinline__ void hide_unseen(const WarpRows<1> &own, int key, int window, float (&gradient)[1][N][4]) {
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int position = own.position_of(0, half);
-#pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-            for (int i = 2 * half; i < 2 * half + 2; i++)
-                if (!sees(position, key + 8 * n + 2 * int(threadIdx.x % 4) + i % 2, window))
-                    gradient[0][n][i] = 0;
-    }
-}
-
 template <int WIDTH> struct QueriesSizes {
-    static constexpr int ROWS = 16 * WARPS, KEYS = WIDTH <= 128 ? 64 : 32;
-    // Tiles of keys: where there is room for two, one comes while the other is multiplied.
+    static constexpr int M = WIDTH <= 128 ? 2 : 1, ROWS = 16 * M * WARPS, KEYS = 32;
+    // Tiles of keys and values: where there is room for two, they come while others are multiplied.
     static constexpr int STAGES = WIDTH <= 128 ? 2 : 1;
 };
 
@@ -56,11 +46,12 @@ backward_queries(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q,
                  bf16 *__restrict__ dq, int dq_stride, int head_dim, int pack_heads, int group, float scale, float softcap,
                  int window) {
     using Sizes = QueriesSizes<WIDTH>;
-    constexpr int ROWS = Sizes::ROWS, KEYS = Sizes::KEYS, STAGES = Sizes::STAGES, N = KEYS / 8;
+    constexpr int M = Sizes::M, ROWS = Sizes::ROWS, KEYS = Sizes::KEYS, STAGES = Sizes::STAGES, N = KEYS / 8;
     DYNAMIC_SHARED(memory);
     bf16 *const q_tile = reinterpret_cast<bf16 *>(memory), *const d_out_tile = q_tile + ROWS * WIDTH;
-    bf16 *const k_tiles = d_out_tile + ROWS * WIDTH, *const v_tile = k_tiles + STAGES * KEYS * WIDTH;
-    int *const rows = reinterpret_cast<int *>(v_tile + KEYS * WIDTH);
+    // Keys and values of each stage.
+    bf16 *const kv_tiles = d_out_tile + ROWS * WIDTH;
+    int *const rows = reinterpret_cast<int *>(kv_tiles + STAGES * 2 * KEYS * WIDTH);
 
     const Queries tile(tiles);
     const Pack pack(pack_heads);
@@ -69,98 +60,195 @@ backward_queries(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q,
     const bool wide = is_wide(q, q_stride, head_dim) && is_wide(k, k_stride, head_dim) && is_wide(v, v_stride, head_dim) &&
                       is_wide(d_out, d_out_stride, head_dim);
     const auto query_place = [&](int row) { return place_of(tile, pack, first_head, head_dim, row); };
-    const auto key_places = [&](const int *rows) { return [=](int row) { return Place{rows[row], kv_column}; }; };
+    // Every other tile of keys has the same rows' numbers and, of two stages, the same tiles: a tile
+    // begins at a multiple of its size.
+    const auto kv_tile = [&](int key) { return kv_tiles + (STAGES == 2 ? (key & KEYS) * 2 * WIDTH : 0); };
+    const auto load = [&](int key) {
+        const auto place = [&](int row) { return Place{rows[(key & KEYS) + row], kv_column}; };
+        load_tile<WIDTH, KEYS>(kv_tile(key), k, k_stride, place, head_dim, wide);
+        load_tile<WIDTH, KEYS>(kv_tile(key) + KEYS * WIDTH, v, v_stride, place, head_dim, wide);
+        commit_copies();
+    };
 
     KeyRows<KEYS> keys(tile);
     const int first = tile.first_key(window, KEYS), end = tile.end();
-    keys.find(first, rows);
-    keys.find(first + KEYS, rows + KEYS);
+    keys.find(first, rows + (first & KEYS));
+    keys.find(first + KEYS, rows + (~first & KEYS));
     load_tile<WIDTH, ROWS>(q_tile, q, q_stride, query_place, head_dim, wide);
     load_tile<WIDTH, ROWS>(d_out_tile, d_out, d_out_stride, query_place, head_dim, wide);
     __syncthreads();
-    load_tile<WIDTH, KEYS>(k_tiles, k, k_stride, key_places(rows), head_dim, wide);
-    load_tile<WIDTH, KEYS>(v_tile, v, v_stride, key_places(rows), head_dim, wide);
-    commit_copies();
+    load(first);
 
-    const WarpRows<1> own(tile, pack);
+    const WarpRows<M> own(tile, pack);
     const Factors factors(scale, softcap);
-    const int g = threadIdx.x % WARP / 4;
     const bf16 *const own_q = q_tile + own.first * WIDTH, *const own_d_out = d_out_tile + own.first * WIDTH;
     // Rows that are not there have weights of zero.
-    float less[2], mean[2];
+    float less[M][2], mean[M][2];
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int row = own.first + 8 * half + g, query = pack.query(row);
-        less[half] = INFINITY, mean[half] = 0;
-        if (query < tile.count) {
-            const size_t at = tile.row + query;
-            const int head = first_head + pack.head(row);
-            less[half] = log_sum_exp[at * lse_stride + head] * LOG2E, mean[half] = delta[at * heads + head];
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = own.first + 16 * m + 8 * half + int(threadIdx.x) % WARP / 4, query = pack.query(row);
+            less[m][half] = INFINITY, mean[m][half] = 0;
+            if (query < tile.count) {
+                const size_t at = tile.row + query;
+                const int head = first_head + pack.head(row);
+                less[m][half] = log_sum_exp[at * lse_stride + head] * LOG2E, mean[m][half] = delta[at * heads + head];
+            }
         }
-    }
-    float sums[1][WIDTH / 8][4];
+    float sums[M][WIDTH / 8][4];
     clear(sums);
 
-    for (int key = first, turn = 0; key < end; key += KEYS, turn ^= 1) {
+    for (int key = first; key < end; key += KEYS) {
         const bool is_more = key + KEYS < end;
-        bf16 *const k_tile = k_tiles + (STAGES - 1) * turn * KEYS * WIDTH;
-        int *const next_rows = rows + (turn ^ 1) * KEYS;
-        // Keys and values are there, and nobody needs the keys before them.
+        // Keys and values are there, and nobody needs those before them.
         wait_copies<0>();
         __syncthreads();
-        if (STAGES == 2 && is_more) {
-            load_tile<WIDTH, KEYS>(k_tiles + (turn ^ 1) * KEYS * WIDTH, k, k_stride, key_places(next_rows), head_dim, wide);
-            commit_copies();
-        }
-        keys.find(key + 2 * KEYS, rows + turn * KEYS);
-        const bool is_seen = own.see_any(key, KEYS, window);
-        float scores[1][N][4], gradient[1][N][4];
-        if (is_seen) {
-            multiply_rows<WIDTH, 1, N>(scores, own_q, k_tile);
-            multiply_rows<WIDTH, 1, N>(gradient, own_d_out, v_tile);
-        }
-        // Nobody needs the values.
-        __syncthreads();
-        if (is_more) {
-            load_tile<WIDTH, KEYS>(v_tile, v, v_stride, key_places(next_rows), head_dim, wide);
-            commit_copies();
-        }
-        if (is_seen) {
+        if (STAGES == 2 && is_more) load(key + KEYS);
+        keys.find(key + 2 * KEYS, rows + (key & KEYS));
+        if (own.see_any(key, KEYS, window)) {
+            const bf16 *const k_tile = kv_tile(key);
+            float scores[M][N][4], gradient[M][N][4];
+            multiply_rows<WIDTH, M, N>(scores, own_q, k_tile);
+            multiply_rows<WIDTH, M, N>(gradient, own_d_out, k_tile + KEYS * WIDTH);
 #pragma unroll
-            for (int n = 0; n < N; n++)
+            for (int m = 0; m < M; m++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) gradient[0][n][i] -= mean[i / 2];
-            if (factors.is_capped()) cap<true>(factors, scores, gradient);
+                for (int n = 0; n < N; n++)
 #pragma unroll
-            for (int n = 0; n < N; n++)
+                    for (int i = 0; i < 4; i++) gradient[m][n][i] -= mean[m][i / 2];
+            if (factors.is_capped()) {
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    gradient[0][n][i] *= exp2_fast(scores[0][n][i] * factors.after - less[i / 2]);
-            if (!own.see_all(key, KEYS, window)) hide_unseen(own, key, window, gradient);
-            uint32_t rounded[1][N / 2][4];
-            round_scores<1, N>(rounded, gradient);
-            multiply_columns<WIDTH, 1, N / 2>(sums, rounded, k_tile);
+                for (int m = 0; m < M; m++)
+#pragma unroll
+                    for (int n = 0; n < N; n++)
+#pragma unroll
+                        for (int i = 0; i < 4; i++) {
+                            const float ratio = tanh_fast(scores[m][n][i] * factors.before);
+                            scores[m][n][i] = factors.cap * ratio, gradient[m][n][i] *= 1.0f - ratio * ratio;
+                        }
+            }
+#pragma unroll
+            for (int m = 0; m < M; m++)
+#pragma unroll
+                for (int n = 0; n < N; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        gradient[m][n][i] *= exp2_fast(scores[m][n][i] * factors.after - less[m][i / 2]);
+            if (!own.see_all(key, KEYS, window)) hide_unseen<M, N>(own, key, window, gradient);
+            uint32_t rounded[M][N / 2][4];
+            round_scores<M, N>(rounded, gradient);
+            multiply_columns<WIDTH, M, N / 2>(sums, rounded, k_tile);
         }
         if (STAGES == 1 && is_more) {
             __syncthreads();
-            load_tile<WIDTH, KEYS>(k_tiles, k, k_stride, key_places(next_rows), head_dim, wide);
-            commit_copies();
+            load(key + KEYS);
         }
     }
     if (own.last_position < 0) return;
-    const float factor[1][2] = {{scale, scale}};
+    float factor[M][2];
+#pragma unroll
+    for (int m = 0; m < M; m++) factor[m][0] = factor[m][1] = scale;
     bf16 *const own_dq = q_tile + own.first * WIDTH;
-    put_rows<WIDTH, 1>(own_dq, sums, factor);
-    store_rows<WIDTH, 16>(own_dq, dq, dq_stride, [&](int row) { return query_place(own.first + row); }, head_dim);
+    put_rows<WIDTH, M>(own_dq, sums, factor);
+    store_rows<WIDTH, 16 * M>(own_dq, dq, dq_stride, [&](int row) { return query_place(own.first + row); }, head_dim);
 }
 
 template <int WIDTH> struct KeysSizes {
-    static constexpr int KEYS = 16 * WARPS, ROWS = WIDTH <= 128 ? 64 : 32, STAGES = WIDTH <= 128 ? 2 : 1;
+    static constexpr int M = WIDTH <= 128 ? 2 : 1, KEYS = 16 * M * (WARPS / 2), ROWS = WIDTH <= 128 ? 64 : 32;
 };
 
-// The gradients of keys and values, or of one of them, where registers do not hold both. Scores are
-// `[keys, rows]`.
-template <int WIDTH, bool OF_KEYS, bool OF_VALUES>
+// Numbers that the two warps of a pair hand over: lanes find theirs where the same lanes of the other
+// warp have put them, since fragments of both have the same rows and columns.
+template <int M, int K> struct Exchange {
+    uint4 *at;
+
+    __device__ __forceinline__ uint4 *of(int m, int k) const { return at + (m * K + k) * WARP + threadIdx.x % WARP; }
+    __device__ __forceinline__ void put(int m, int k, const uint32_t (&words)[4]) const {
+        *of(m, k) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+    __device__ __forceinline__ void get(int m, int k, uint32_t (&words)[4]) const {
+        const uint4 all = *of(m, k);
+        words[0] = all.x, words[1] = all.y, words[2] = all.z, words[3] = all.w;
+    }
+};
+
+// `s ← cap · tanh(s · before)`, and the gradient of that is handed to `put_weights`.
+template <int M, int N>
+__device__ __forceinline__ void cap(const Factors &factors, float (&scores)[M][N][4], const Exchange<M, N / 2> &exchange) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            uint32_t words[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float slope[2];
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    float &score = scores[m][n + i / 2][i % 2 * 2 + j];
+                    const float ratio = tanh_fast(score * factors.before);
+                    score = factors.cap * ratio, slope[j] = 1.0f - ratio * ratio;
+                }
+                words[i] = pack_bf16(slope[0], slope[1]);
+            }
+            exchange.put(m, n / 2, words);
+        }
+}
+
+// Weights for the other warp: with the cap's gradient where there is a cap.
+template <int M, int N>
+__device__ __forceinline__ void put_weights(bool is_capped, const float (&scores)[M][N][4], const uint32_t (&weights)[M][N / 2][4],
+                                            const Exchange<M, N / 2> &exchange) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            if (!is_capped) {
+                exchange.put(m, n / 2, weights[m][n / 2]);
+                continue;
+            }
+            uint32_t words[4];
+            exchange.get(m, n / 2, words);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float *const pair = scores[m][n + i / 2] + i % 2 * 2;
+                words[i] = pack_bf16(pair[0] * low_float(words[i]), pair[1] * high_float(words[i]));
+            }
+            exchange.put(m, n / 2, words);
+        }
+}
+
+// `dS = P ∘ (dP − mean)`, of what the other warp has put. With `HAS_HIDDEN` scores without weight have
+// no gradient, even if a row's own are no numbers.
+template <bool HAS_HIDDEN, int M, int N>
+__device__ __forceinline__ void differentiate(uint32_t (&to)[M][N / 2][4], const float (&gradient)[M][N][4], const float *mean,
+                                              const Exchange<M, N / 2> &exchange) {
+    mean += threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
+        const float2 means[2] = {*reinterpret_cast<const float2 *>(mean + 8 * n), *reinterpret_cast<const float2 *>(mean + 8 * n + 8)};
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            uint32_t words[4];
+            exchange.get(m, n / 2, words);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float first = low_float(words[i]), second = high_float(words[i]);
+                const float *const pair = gradient[m][n + i / 2] + i % 2 * 2;
+                const float x = first * (pair[0] - means[i / 2].x), y = second * (pair[1] - means[i / 2].y);
+                to[m][n / 2][i] = pack_bf16(HAS_HIDDEN && first == 0 ? 0 : x, HAS_HIDDEN && second == 0 ? 0 : y);
+            }
+        }
+    }
+}
+
+// The gradients of keys and values. Scores are `[keys, rows]`.
+//
+// Of a pair of warps one is half a step ahead: while it computes P, the other multiplies the step
+// before's dS and Q; while it multiplies P and dO, the other computes dS. So exponentials of one warp
+// pass beside products of others, and both barriers of a step leave a tile time to come.
+template <int WIDTH>
 __device__ __forceinline__ void
 backward_keys(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, int q_stride, const bf16 *__restrict__ k,
               int k_stride, const bf16 *__restrict__ v, int v_stride, const bf16 *__restrict__ d_out, int d_out_stride,
@@ -168,14 +256,16 @@ backward_keys(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, in
               bf16 *__restrict__ dk, int dk_stride, bf16 *__restrict__ dv, int dv_stride, int head_dim, int pack_heads,
               int group, float scale, float softcap, int window) {
     using Sizes = KeysSizes<WIDTH>;
-    constexpr int ROWS = Sizes::ROWS, KEYS = Sizes::KEYS, STAGES = Sizes::STAGES, N = ROWS / 8;
+    constexpr int M = Sizes::M, ROWS = Sizes::ROWS, KEYS = Sizes::KEYS, N = ROWS / 8;
+    static_assert(2 * ROWS <= THREADS, "a thread for each statistic");
     DYNAMIC_SHARED(memory);
     bf16 *const k_tile = reinterpret_cast<bf16 *>(memory), *const v_tile = k_tile + KEYS * WIDTH;
-    bf16 *const q_tiles = v_tile + KEYS * WIDTH, *const d_out_tile = q_tiles + STAGES * ROWS * WIDTH;
-    int *const rows = reinterpret_cast<int *>(d_out_tile + ROWS * WIDTH);
-    float *const less = reinterpret_cast<float *>(rows + 2 * ROWS), *const mean = less + ROWS;
-    // Of four steps, where there is a window.
-    int *const positions = reinterpret_cast<int *>(mean + ROWS);
+    bf16 *const q_tiles = v_tile + KEYS * WIDTH, *const d_out_tile = q_tiles + 2 * ROWS * WIDTH;
+    uint4 *const exchanged = reinterpret_cast<uint4 *>(d_out_tile + ROWS * WIDTH);
+    // Of two steps: what is subtracted from scores and from gradients of weights, rows, and their
+    // positions.
+    float *const statistics = reinterpret_cast<float *>(exchanged + KEYS * ROWS / 8);
+    int *const rows = reinterpret_cast<int *>(statistics + 4 * ROWS), *const positions = rows + 2 * ROWS;
     const bool is_windowed = window != NO_WINDOW;
 
     const Keys tile(tiles);
@@ -193,13 +283,13 @@ backward_keys(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, in
     const int per_tile = ROWS / pack.heads;
     Axis axis(tile.pieces);
     int found = 0;
-    const auto find = [&](int step) {
+    const auto find = [&](int slot) {
         if (int(threadIdx.x) < ROWS) {
             const int query = found + pack.query(threadIdx.x);
             const bool is_there = query < tile.queries && pack.query(threadIdx.x) < per_tile;
             if (is_there) axis.reach(query);
-            rows[step % 2 * ROWS + threadIdx.x] = is_there ? int(query + axis.row) : -1;
-            if (is_windowed) positions[step % 4 * ROWS + threadIdx.x] = is_there ? int(query + axis.position) : 0;
+            rows[slot * ROWS + threadIdx.x] = is_there ? int(query + axis.row) : -1;
+            if (is_windowed) positions[slot * ROWS + threadIdx.x] = is_there ? int(query + axis.position) : 0;
         }
         // As in `KeyRows::find`.
         __syncwarp();
@@ -207,137 +297,144 @@ backward_keys(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, in
         // Read again, for a register that would be kept spills.
         if (found >= tile.queries) found = 0, axis = Axis(Keys(tiles).pieces);
     };
-    // Statistics of a row: those that are not there have weights of zero.
-    float next_less = INFINITY, next_mean = 0;
-    const auto fetch = [&](const int *rows, int first_head) {
-        next_less = INFINITY, next_mean = 0;
-        if (int(threadIdx.x) < ROWS && rows[threadIdx.x] >= 0) {
-            const size_t row = rows[threadIdx.x];
-            const int head = first_head + pack.head(threadIdx.x);
-            next_less = log_sum_exp[row * lse_stride + head] * LOG2E, next_mean = delta[row * heads + head];
+    // A thread's statistic of a step. Rows that are not there have none and need none: all else of them
+    // is zero.
+    const auto fetch = [&](int slot, int first_head) {
+        const int row = int(threadIdx.x) % ROWS, at = rows[slot * ROWS + row];
+        float statistic = 0;
+        if (int(threadIdx.x) < 2 * ROWS && at >= 0) {
+            const int head = first_head + pack.head(row);
+            statistic = int(threadIdx.x) < ROWS ? log_sum_exp[size_t(at) * lse_stride + head] * LOG2E : delta[size_t(at) * heads + head];
         }
         // Lanes without a row meet the others again: products follow, which need a whole warp.
         __syncwarp();
+        return statistic;
     };
-    const auto put = [&] {
-        if (int(threadIdx.x) < ROWS) less[threadIdx.x] = next_less, mean[threadIdx.x] = next_mean;
+    const auto put = [&](int slot, float statistic) {
+        if (int(threadIdx.x) < 2 * ROWS) statistics[2 * slot * ROWS + threadIdx.x] = statistic;
     };
 
-    int next_head = kv_head * group, next_query = 0;
+    int head = kv_head * group, first_query = 0;
     find(0), find(1);
     load_tile<WIDTH, KEYS>(k_tile, k, k_stride, key_place, head_dim, wide);
-    if (OF_KEYS) load_tile<WIDTH, KEYS>(v_tile, v, v_stride, key_place, head_dim, wide);
+    load_tile<WIDTH, KEYS>(v_tile, v, v_stride, key_place, head_dim, wide);
     __syncthreads();
-    load_tile<WIDTH, ROWS>(q_tiles, q, q_stride, query_places(rows, next_head), head_dim, wide);
-    load_tile<WIDTH, ROWS>(d_out_tile, d_out, d_out_stride, query_places(rows, next_head), head_dim, wide);
+    load_tile<WIDTH, ROWS>(q_tiles, q, q_stride, query_places(rows, head), head_dim, wide);
     commit_copies();
-    fetch(rows, next_head);
-    put();
+    put(0, fetch(0, head));
 
     const Factors factors(scale, softcap);
-    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, own = threadIdx.x / WARP * 16;
+    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const int pair = threadIdx.x / WARP % (WARPS / 2), own = pair * 16 * M;
+    const bool is_of_values = threadIdx.x / WARP < WARPS / 2;
     // A warp that has no keys is seen from no query on.
     const int seen_from = own < tile.count ? own : NO_WINDOW;
-    const bf16 *const own_k = k_tile + own * WIDTH, *const own_v = v_tile + own * WIDTH;
-    float sum_k[1][WIDTH / 8][4], sum_v[1][WIDTH / 8][4];
-    if (OF_KEYS) clear(sum_k);
-    if (OF_VALUES) clear(sum_v);
+    // Keys for scores, or values for the gradients of weights.
+    bf16 *const own_rows = (is_of_values ? k_tile : v_tile) + own * WIDTH;
+    const Exchange<M, N / 2> exchange{exchanged + pair * (M * N / 2) * WARP};
+    float sums[M][WIDTH / 8][4];
+    clear(sums);
 
-    bool is_more = true;
-    for (int step = 0; is_more; step++) {
-        const int turn = step % 2, first_query = next_query;
-        next_query += per_tile;
-        if (next_query >= tile.queries) next_query = 0, next_head += pack.heads;
-        is_more = next_head < (kv_head + 1) * group;
-        const bf16 *const q_tile = q_tiles + (STAGES - 1) * turn * ROWS * WIDTH;
-        const int *const next_rows = rows + (turn ^ 1) * ROWS;
-        // Queries and their gradients are there, and nobody needs the queries before them.
-        wait_copies<0>();
-        __syncthreads();
-        if (STAGES == 2 && is_more) {
-            load_tile<WIDTH, ROWS>(q_tiles + (turn ^ 1) * ROWS * WIDTH, q, q_stride, query_places(next_rows, next_head),
-                                   head_dim, wide);
-            commit_copies();
-        }
-        find(step + 2);
+    // Weights, or the gradients of scores, as a factor of the next product.
+    uint32_t rounded[M][N / 2][4];
+    bool is_more = true, was_seen = false;
+    int turn = 0;
+    for (; is_more; turn ^= 1) {
+        bf16 *const q_tile = q_tiles + turn * ROWS * WIDTH, *const other_q_tile = q_tiles + (turn ^ 1) * ROWS * WIDTH;
         // Queries are numbered from the tile's first key on, so keys of this segment are seen by
         // queries of no smaller number. Those of its descendants have numbers beyond all of it.
-        const bool is_seen = first_query + per_tile > seen_from;
-        uint32_t weights[1][N / 2][4], rounded[1][N / 2][4];
-        if (is_seen) {
-            float scores[1][N][4], gradient[1][N][4];
-            multiply_rows<WIDTH, 1, N>(scores, own_k, q_tile);
-            if (OF_KEYS) multiply_rows<WIDTH, 1, N>(gradient, own_v, d_out_tile);
-            if (OF_KEYS) {
-#pragma unroll
-                for (int n = 0; n < N; n++) {
-                    const float2 of_rows = *reinterpret_cast<const float2 *>(mean + 8 * n + 2 * t);
-#pragma unroll
-                    for (int i = 0; i < 4; i++) gradient[0][n][i] -= i % 2 ? of_rows.y : of_rows.x;
-                }
-            }
-            if (factors.is_capped()) cap<OF_KEYS>(factors, scores, gradient);
+        const bool is_seen = first_query + per_tile > seen_from, is_diagonal = first_query < own + 16 * M - 1;
+        // Queries are there, and nobody needs the gradients and weights before them.
+        wait_copies<0>();
+        __syncthreads();
+        load_tile<WIDTH, ROWS>(d_out_tile, d_out, d_out_stride, query_places(rows + turn * ROWS, head), head_dim, wide);
+        commit_copies();
+        if (is_of_values && is_seen) {
+            float scores[M][N][4];
+            multiply_rows<WIDTH, M, N>(scores, own_rows, q_tile);
+            if (factors.is_capped()) cap<M, N>(factors, scores, exchange);
+            const float *const less = statistics + 2 * turn * ROWS + 2 * t;
 #pragma unroll
             for (int n = 0; n < N; n++) {
-                const float2 of_rows = *reinterpret_cast<const float2 *>(less + 8 * n + 2 * t);
+                const float2 of_rows = *reinterpret_cast<const float2 *>(less + 8 * n);
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    scores[0][n][i] = exp2_fast(scores[0][n][i] * factors.after - (i % 2 ? of_rows.y : of_rows.x));
-                    if (OF_KEYS) gradient[0][n][i] *= scores[0][n][i];
-                }
-            }
-            if (first_query < own + 15) {
-#pragma unroll
-                for (int n = 0; n < N; n++)
+                for (int m = 0; m < M; m++)
 #pragma unroll
                     for (int i = 0; i < 4; i++)
-                        if (first_query + pack.query(8 * n + 2 * t + i % 2) < own + g + i / 2 * 8) {
-                            scores[0][n][i] = 0;
-                            if (OF_KEYS) gradient[0][n][i] = 0;
-                        }
+                        scores[m][n][i] = exp2_fast(scores[m][n][i] * factors.after - (i % 2 ? of_rows.y : of_rows.x));
             }
-            if (is_windowed) {
+            if (is_diagonal) {
 #pragma unroll
                 for (int n = 0; n < N; n++)
 #pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        const int position = positions[step % 4 * ROWS + 8 * n + 2 * t + i % 2];
-                        const bool is_near = position - (tile.position + own + g + i / 2 * 8) < window;
-                        scores[0][n][i] = is_near ? scores[0][n][i] : 0;
-                        if (OF_KEYS) gradient[0][n][i] = is_near ? gradient[0][n][i] : 0;
+                    for (int i = 0; i < 2; i++) {
+                        const int number = first_query + pack.query(8 * n + 2 * t + i) - (own + g);
+#pragma unroll
+                        for (int m = 0; m < M; m++)
+#pragma unroll
+                            for (int half = 0; half < 2; half++)
+                                if (number < 16 * m + 8 * half) scores[m][n][2 * half + i] = 0;
                     }
             }
-            if (OF_VALUES) round_scores<1, N>(weights, scores);
-            if (OF_KEYS) round_scores<1, N>(rounded, gradient);
+            if (is_windowed) {
+                const int *const of_rows = positions + turn * ROWS + 2 * t;
+                int farthest = 0;
+#pragma unroll
+                for (int n = 0; n < N; n++) farthest = max(farthest, max(of_rows[8 * n], of_rows[8 * n + 1]));
+                if (__ballot_sync(ALL, farthest - (tile.position + own) >= window)) {
+#pragma unroll
+                    for (int n = 0; n < N; n++)
+#pragma unroll
+                        for (int i = 0; i < 2; i++) {
+                            const int distance = of_rows[8 * n + i] - (tile.position + own + g);
+#pragma unroll
+                            for (int m = 0; m < M; m++)
+#pragma unroll
+                                for (int half = 0; half < 2; half++)
+                                    if (distance - (16 * m + 8 * half) >= window) scores[m][n][2 * half + i] = 0;
+                        }
+                }
+            }
+            round_scores<M, N>(rounded, scores);
+            put_weights<M, N>(factors.is_capped(), scores, rounded, exchange);
         }
-        if (is_more) fetch(next_rows, next_head);
-        if (OF_VALUES && is_seen) multiply_columns<WIDTH, 1, N / 2>(sum_v, weights, d_out_tile);
-        // Nobody needs these gradients and statistics.
+        if (!is_of_values && was_seen) multiply_columns<WIDTH, M, N / 2>(sums, rounded, other_q_tile);
+
+        first_query += per_tile;
+        if (first_query >= tile.queries) first_query = 0, head += pack.heads;
+        is_more = head < (kv_head + 1) * group;
+        // Gradients and weights are there, and nobody needs the queries before these.
+        wait_copies<0>();
         __syncthreads();
+        float statistic = 0;
         if (is_more) {
-            put();
-            load_tile<WIDTH, ROWS>(d_out_tile, d_out, d_out_stride, query_places(next_rows, next_head), head_dim, wide);
+            load_tile<WIDTH, ROWS>(other_q_tile, q, q_stride, query_places(rows + (turn ^ 1) * ROWS, head), head_dim, wide);
             commit_copies();
+            statistic = fetch(turn ^ 1, head);
         }
-        if (OF_KEYS && is_seen) multiply_columns<WIDTH, 1, N / 2>(sum_k, rounded, q_tile);
-        if (STAGES == 1 && is_more) {
-            __syncthreads();
-            load_tile<WIDTH, ROWS>(q_tiles, q, q_stride, query_places(next_rows, next_head), head_dim, wide);
-            commit_copies();
+        find(turn);
+        if (is_of_values && is_seen) multiply_columns<WIDTH, M, N / 2>(sums, rounded, d_out_tile);
+        if (!is_of_values && is_seen) {
+            float gradient[M][N][4];
+            multiply_rows<WIDTH, M, N>(gradient, own_rows, d_out_tile);
+            const float *const mean = statistics + (2 * turn + 1) * ROWS;
+            if (is_diagonal || is_windowed)
+                differentiate<true, M, N>(rounded, gradient, mean, exchange);
+            else
+                differentiate<false, M, N>(rounded, gradient, mean, exchange);
         }
+        if (is_more) put(turn ^ 1, statistic);
+        was_seen = is_seen;
     }
+    if (!is_of_values && was_seen) multiply_columns<WIDTH, M, N / 2>(sums, rounded, q_tiles + (turn ^ 1) * ROWS * WIDTH);
     if (own >= tile.count) return;
-    const auto own_place = [&](int row) { return key_place(own + row); };
-    if (OF_KEYS) {
-        const float factor[1][2] = {{scale, scale}};
-        put_rows<WIDTH, 1>(k_tile + own * WIDTH, sum_k, factor);
-        store_rows<WIDTH, 16>(k_tile + own * WIDTH, dk, dk_stride, own_place, head_dim);
-    }
-    if (OF_VALUES) {
-        const float factor[1][2] = {{1, 1}};
-        put_rows<WIDTH, 1>(v_tile + own * WIDTH, sum_v, factor);
-        store_rows<WIDTH, 16>(v_tile + own * WIDTH, dv, dv_stride, own_place, head_dim);
-    }
+    float factor[M][2];
+#pragma unroll
+    for (int m = 0; m < M; m++) factor[m][0] = factor[m][1] = is_of_values ? 1 : scale;
+    // No other warp reads these rows.
+    put_rows<WIDTH, M>(own_rows, sums, factor);
+    store_rows<WIDTH, 16 * M>(own_rows, is_of_values ? dv : dk, is_of_values ? dv_stride : dk_stride,
+                              [&](int row) { return key_place(own + row); }, head_dim);
 }
 
 } // namespace
@@ -350,18 +447,17 @@ backward_keys(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, in
         backward_queries<width>(tiles, q, q_stride, k, k_stride, v, v_stride, d_out, d_out_stride, log_sum_exp, lse_stride,  \
                                 delta, heads, dq, dq_stride, head_dim, pack, group, scale, softcap, window);               \
     }
-#define BACKWARD_KEYS(name, width, of_keys, of_values)                                                                     \
-    KERNEL_BOUNDS(name, THREADS, 2, const uint32_t *tiles, const bf16 *q, int q_stride, const bf16 *k, int k_stride,        \
-                  const bf16 *v, int v_stride, const bf16 *d_out, int d_out_stride, const float *log_sum_exp,              \
-                  int lse_stride, const float *delta, int heads, bf16 *dk, int dk_stride, bf16 *dv, int dv_stride,          \
-                  int head_dim, int pack, int group, float scale, float softcap, int window) {                              \
-        backward_keys<width, of_keys, of_values>(tiles, q, q_stride, k, k_stride, v, v_stride, d_out, d_out_stride,          \
-                                                 log_sum_exp, lse_stride, delta, heads, dk, dk_stride, dv, dv_stride,       \
-                                                 head_dim, pack, group, scale, softcap, window);                           \
+#define BACKWARD_KEYS(width)                                                                                               \
+    KERNEL_BOUNDS(attention_backward_keys_##width, THREADS, 2, const uint32_t *tiles, const bf16 *q, int q_stride,          \
+                  const bf16 *k, int k_stride, const bf16 *v, int v_stride, const bf16 *d_out, int d_out_stride,           \
+                  const float *log_sum_exp, int lse_stride, const float *delta, int heads, bf16 *dk, int dk_stride,        \
+                  bf16 *dv, int dv_stride, int head_dim, int pack, int group, float scale, float softcap, int window) {     \
+        backward_keys<width>(tiles, q, q_stride, k, k_stride, v, v_stride, d_out, d_out_stride, log_sum_exp, lse_stride,     \
+                             delta, heads, dk, dk_stride, dv, dv_stride, head_dim, pack, group, scale, softcap, window);   \
     }
 #define BACKWARD(width)                                                                                                    \
     BACKWARD_QUERIES(width)                                                                                                \
-    BACKWARD_KEYS(attention_backward_keys_##width, width, true, true)
+    BACKWARD_KEYS(width)
 
 // A program needs one width, and compiling takes time: whoever compiles this for a GPU says which
 // one.
@@ -384,7 +480,5 @@ BACKWARD(96)
 BACKWARD(128)
 #endif
 #if !defined(ONLY_WIDTH) || ONLY_WIDTH == 256
-BACKWARD_QUERIES(256)
-BACKWARD_KEYS(attention_backward_keys_256, 256, true, false)
-BACKWARD_KEYS(attention_backward_values_256, 256, false, true)
+BACKWARD(256)
 #endif

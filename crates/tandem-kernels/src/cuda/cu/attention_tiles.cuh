@@ -1,8 +1,8 @@
 // Tiles of bf16 in shared memory, and their products on tensor cores.
 //
-// Four warps take a tile of 64 or 128 packed rows of queries, or of 64 keys, and each has 16 or 32
-// of its rows to itself: what a warp computes for them stays in its registers, and scores go from
-// one product into the next without leaving them. Tiles of the other side come to shared memory one
+// Four warps take a tile of 64 or 128 packed rows of queries, and each has 16 or 32 of its rows to
+// itself; of a tile of keys, two warps have as many. What a warp computes for them stays in its
+// registers, and scores go from one product into the next without leaving them. Tiles of the other side come to shared memory one
 // after another, while others are multiplied.
 #pragma once
 #include "attention.cuh"
@@ -27,19 +27,29 @@ template <int WIDTH> struct Tile {
 // Begins to bring `ROWS` rows into a tile; those that are not there are zeros.
 template <int WIDTH, int ROWS, typename PlaceOf>
 __device__ __forceinline__ void load_tile(bf16 *tile, const bf16 *from, int stride, PlaceOf place_of, int head_dim, bool wide) {
-    constexpr int PARTS = WIDTH / 8, COUNT = ROWS * PARTS / THREADS;
-    static_assert(ROWS * PARTS % THREADS == 0, "every thread copies as much");
+    constexpr int PARTS = WIDTH / 8;
     if (wide) {
-// Not all at once, which would take registers that scores have.
-#pragma unroll 2
-        for (int n = 0; n < COUNT; n++) {
-            const int i = n * THREADS + int(threadIdx.x), row = i / PARTS, part = i % PARTS;
-            const Place place = place_of(row);
-            const bool is_there = place.row >= 0 && 8 * part < head_dim;
-            // In parts, of which 2^32 are 64 GiB.
-            const uint32_t at = uint32_t(place.row) * uint32_t(stride / 8) + uint32_t(place.column / 8 + part);
-            copy_later(tile + Tile<WIDTH>::place(row, part), from + 8 * size_t(is_there ? at : 0), is_there);
+        // A thread copies one part of every `STEP`-th row. Parts of rows that are a multiple of eight apart
+        // are permuted alike.
+        constexpr int LANES = PARTS <= 2 ? 2 : PARTS <= 4 ? 4 : PARTS <= 8 ? 8 : PARTS <= 16 ? 16 : 32, STEP = THREADS / LANES;
+        static_assert(ROWS % STEP == 0 || ROWS < STEP, "every thread that copies does so as often");
+        const int thread = anew(threadIdx.x), part = thread % LANES, first = thread / LANES;
+        if (part < PARTS && first < ROWS) {
+            bf16 *const to = tile + Tile<WIDTH>::place(first, part);
+            const bool has_part = 8 * part < head_dim;
+#pragma unroll(ROWS / STEP > 8 ? 4 : 8)
+            for (int n = 0; n * STEP < ROWS; n++) {
+                const int row = first + n * STEP;
+                const Place place = place_of(row);
+                const bool is_there = place.row >= 0 && has_part;
+                // In parts, of which 2^32 are 64 GiB.
+                const uint32_t at = uint32_t(max(place.row, 0)) * (uint32_t(stride) / 8) + uint32_t(place.column) / 8 + part;
+                copy_later(STEP % 8 ? tile + Tile<WIDTH>::place(row, part) : to + n * STEP * WIDTH,
+                           from + 8 * size_t(has_part ? at : 0), is_there);
+            }
         }
+        // Lanes that copy nothing meet the others again.
+        __syncwarp();
         return;
     }
 #pragma unroll 1
@@ -114,7 +124,7 @@ template <int M, int N> __device__ __forceinline__ void clear(float (&x)[M][N][4
 // d = a · bᵀ of `16 · M` rows of one tile, and `8 · N` of another.
 template <int WIDTH, int M, int N>
 __device__ __forceinline__ void multiply_rows(float (&d)[M][N][4], const bf16 *a, const bf16 *b) {
-    const int lane = threadIdx.x % WARP;
+    const int lane = anew(threadIdx.x) % WARP;
     const int a_row = lane % 16, a_flip = Tile<WIDTH>::flip(a_row) ^ lane >> 4;
     const int b_row = lane % 8 + (lane >> 4) * 8, b_flip = Tile<WIDTH>::flip(b_row) ^ (lane >> 3 & 1);
     a += a_row * WIDTH, b += b_row * WIDTH;
@@ -141,7 +151,7 @@ __device__ __forceinline__ void multiply_rows(float (&d)[M][N][4], const bf16 *a
 // a tile.
 template <int WIDTH, int M, int K>
 __device__ __forceinline__ void multiply_columns(float (&d)[M][WIDTH / 8][4], const uint32_t (&a)[M][K][4], const bf16 *b) {
-    const int lane = threadIdx.x % WARP, row = lane % 16, flip = Tile<WIDTH>::flip(row) ^ lane >> 4;
+    const int lane = anew(threadIdx.x) % WARP, row = lane % 16, flip = Tile<WIDTH>::flip(row) ^ lane >> 4;
     b += row * WIDTH;
 #pragma unroll
     for (int k = 0; k < K; k++)

@@ -136,6 +136,15 @@ template <int LEFT> __device__ __forceinline__ void wait_copies() {
 #endif
 }
 
+// The same number, of which the compiler does not know that: what depends on it is computed where it is
+// used, and not kept in registers through a loop.
+__device__ __forceinline__ int anew(int x) {
+#ifndef TANDEM_HOST
+    asm volatile("" : "+r"(x));
+#endif
+    return x;
+}
+
 // 2^x to about 2 units in the last place; results below the smallest normal number are zeros.
 __device__ __forceinline__ float exp2_fast(float x) {
 #ifdef TANDEM_HOST
