@@ -117,6 +117,9 @@ def without_places(words: list) -> list:
 
 
 def commit(root: Path) -> str:
+    """Of the repository, or of the copy of it that `tools/gpu/pack` made."""
+    if (root / "commit").is_file():
+        return (root / "commit").read_text().strip()
     return subprocess.run(["git", "-C", root, "describe", "--always", "--dirty"], stdout=subprocess.PIPE,
                           stderr=subprocess.DEVNULL, text=True).stdout.strip()
 
