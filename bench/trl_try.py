@@ -1,35 +1,51 @@
 #!/usr/bin/env python3
-"""Tries settings of TRL on a task, one after another in one process: which fit, and how long a step takes.
+"""Searches for TRL's fastest settings on a task, in one process: which run, and how long a step takes.
 
-    python trl_try.py FOLDER --shape SHAPE --recipe RECIPE --pairs N --device cuda --try bf16,none,4 --try bf16,none,8 …
+    python trl_try.py FOLDER --shape SHAPE --recipe RECIPE --pairs N --device cuda --known FILE [--attentions …] [--has-liger]
 
-A setting is a type of weights, what is recomputed, and pairs at a time; `liger` may follow. Settings that differ in the last
-number alone are tried until one does not fit or is slower than the one before. Prints a line of JSON for each: {"note": {"try", "seconds",
-"bytes"}}, with the mean of its steps but the first and what PyTorch's allocator took, or with "error".
+`suite/gpu/search.py` says in which order. Prints a line of JSON for each setting: {"note": {"try", "seconds", "bytes"}}, with the mean of
+its steps but the first and what PyTorch's allocator took, or with "error". FILE holds the notes of an earlier process by setting:
+they are not tried again.
 """
 
 import gc
 import json
+import math
 import sys
+from pathlib import Path
 
 import torch
 from accelerate.state import AcceleratorState
+from suite.gpu.search import search
+from suite.gpu.setups import ATTENTIONS, GpuSetup
+from transformers.models.llama import modeling_llama
 from trl_step import parser, train
 
+# Liger's kernels take the place of this module's classes and functions, for all models made later.
+UNPATCHED = dict(vars(modeling_llama))
 
-def seconds_of(args, setting: str) -> dict:
-    args.dtype, args.recompute, batch, *liger = setting.split(",")
-    args.batch, args.liger = int(batch), "liger" in liger
+
+def try_setup(args, setup: GpuSetup) -> dict:
+    args.dtype, args.recompute, args.batch, args.liger = setup.dtype, setup.recompute, setup.batch, setup.is_liger
+    args.attention, args.batching = setup.attention, setup.batching
     try:
-        spent = [seconds for seconds, _ in train(args)][1:]
+        seconds, _, tokens = zip(*train(args)[1:])
         taken = torch.cuda.max_memory_reserved() if args.device == "cuda" else 0
-        return {"seconds": sum(spent) / len(spent), "bytes": taken}
+        # Packed steps hold other rows: as long as they would take for the others' tokens.
+        share = tokens_of_step(args) * len(tokens) / sum(tokens) if setup.batching == "packing" else 1.0
+        return {"seconds": share * sum(seconds) / len(seconds), "bytes": taken}
     except torch.OutOfMemoryError:
         return {"error": "out of memory"}
     except Exception as error:  # noqa: BLE001: what a library cannot do is an answer, too
-        return {"error": f"{type(error).__name__}: {error}"[:200]}
+        return {"error": f"{type(error).__name__}: {error}".split("\n")[0][:200]}
     finally:
         AcceleratorState._reset_state(reset_partial_state=True)
+        vars(modeling_llama).update(UNPATCHED)
+
+
+def tokens_of_step(args) -> float:
+    facts = json.loads((args.folder / f"{args.shape}.json").read_text())
+    return args.pairs * (facts["prompt_tokens"] + facts["answer_tokens"])
 
 
 def free() -> None:
@@ -41,22 +57,22 @@ def free() -> None:
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--try", dest="settings", action="append", required=True, metavar="DTYPE,RECOMPUTE,PAIRS[,liger]")
+    options.add_argument("--known", type=Path)
+    options.add_argument("--attentions", nargs="+", choices=ATTENTIONS, default=ATTENTIONS)
+    options.add_argument("--has-liger", action="store_true")
     args = options.parse_args()
     torch.set_num_threads(args.threads)
-    before = {}  # by what settings have in common, the last one's seconds; 0 where no larger one is to be tried
-    for setting in args.settings:
-        dtype, recompute, _, *liger = setting.split(",")
-        group = (dtype, recompute, *liger)
-        last = before.get(group)
-        if last == 0:
-            continue
-        found = seconds_of(args, setting)
-        free()
-        seconds = found.get("seconds", 0)
-        before[group] = 0 if last and seconds > last else seconds
-        print(json.dumps({"note": {"try": setting, **found}}), flush=True)
-        print(setting, found, file=sys.stderr, flush=True)
+    known = json.loads(args.known.read_text()) if args.known else {}
+
+    def seconds(setup: GpuSetup) -> float:
+        if setup.text not in known:
+            known[setup.text] = try_setup(args, setup)
+            free()
+            print(json.dumps({"note": {"try": setup.text, **known[setup.text]}}), flush=True)
+            print(setup.text, known[setup.text], file=sys.stderr, flush=True)
+        return known[setup.text].get("seconds", math.inf)
+
+    search(args.recipe, args.pairs, args.attentions, args.has_liger, seconds)
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def without_places(words: list) -> list:
     names = {"--python": "VENV/bin/python", "--mitchell": "direct-preference-optimization", "--out-dir": "DIR"}
     while words:
         word = words.pop(0)
-        if word in ("--tandem", "--ops-bench", "--work", "--minutes", "--retry-below"):
+        if word in ("--tandem", "--torchtune", "--ops-bench", "--work", "--minutes", "--retry-below"):
             words.pop(0)
         elif word in names:
             kept += [word, names[word]]
@@ -117,6 +117,9 @@ def without_places(words: list) -> list:
 
 
 def commit(root: Path) -> str:
+    """Of the repository, or of the copy of it that `tools/gpu/pack` made."""
+    if (root / "commit").is_file():
+        return (root / "commit").read_text().strip()
     return subprocess.run(["git", "-C", root, "describe", "--always", "--dirty"], stdout=subprocess.PIPE,
                           stderr=subprocess.DEVNULL, text=True).stdout.strip()
 
@@ -138,7 +141,7 @@ def digest(file: Path) -> str:
 
 def versions(python: str) -> str:
     code = ("from importlib.metadata import version, PackageNotFoundError\n"
-            "for name in ('torch', 'transformers', 'trl', 'peft', 'bitsandbytes'):\n"
+            "for name in ('torch', 'transformers', 'trl', 'peft', 'bitsandbytes', 'liger-kernel', 'flash-attn', 'flash-attn-4'):\n"
             "    try: print(name, version(name))\n"
             "    except PackageNotFoundError: pass\n")
     lines = subprocess.run([python, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()

@@ -153,6 +153,7 @@ def run_python(timing: Timing, command: list, environment: dict, log, args, watc
             timing.losses.append(step["loss"])
             timing.seconds.append(step["seconds"])
             timing.cpu_seconds.append(step["cpu_seconds"])
+            timing.noted(step)
         elif line.startswith('{"note"'):
             timing.noted(json.loads(line)["note"])
     process.stdout.close()

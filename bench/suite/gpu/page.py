@@ -1,12 +1,17 @@
 """The page of results, in markdown."""
 
+import statistics
+
 from ..setups import TITLES
 from ..tables import share, spread
 from .results import GpuResults
+from .setups import GpuSetup
 from .targets import targets
 
 # Steps whose losses are shown.
 SHOWN = 8
+# Steps of a try that are timed.
+STEPS = (1, 2)
 
 
 def page(record, all_results: list, source: str) -> str:
@@ -32,21 +37,23 @@ def page(record, all_results: list, source: str) -> str:
         lines += ratios(results) + setups(results)
         for row in results.rows():
             lines += losses(results, row)
-        lines += tried(record, task.name)
+        lines += tried(results)
     return "\n".join(lines).rstrip() + "\n"
 
 
 def ratios(results: GpuResults) -> list:
+    """Tandem beside each peer at its fastest."""
     rows = []
-    for row in results.rows():
-        ratio = results.ratio("TRL", row)
-        if ratio:
-            rows.append(f"| {TITLES[row[0]]} | {spread(ratio)} | {results.best('TRL', row).name} | "
-                        f"{results.memory_beside_fastest(row):.2f} | {results.memory('TRL', row):.2f} |")
+    for peer in ("TRL", "torchtune"):
+        for row in results.rows():
+            ratio = results.ratio(peer, row)
+            if ratio:
+                rows.append(f"| {TITLES[row[0]]} | {peer} | {spread(ratio)} | {results.best(peer, row).name} | "
+                            f"{results.memory_beside_fastest(row, peer):.2f} | {results.memory(peer, row):.2f} |")
     if not rows:
         return []
-    return ["| | TRL ÷ Tandem, time of a step: median (least to most) | fastest TRL | GPU memory, Tandem ÷ fastest TRL | ÷ TRL's smallest set-up |",
-            "|---|---|---|---|---|", *rows, ""]
+    return ["| | peer | peer ÷ Tandem, time of a step: median (least to most) | fastest of the peer | GPU memory, Tandem ÷ that one | ÷ the peer's smallest set-up |",
+            "|---|---|---|---|---|---|", *rows, ""]
 
 
 def setups(results: GpuResults) -> list:
@@ -62,7 +69,7 @@ def setups(results: GpuResults) -> list:
         of_torch, of_sheet, beside = results.utilisation(setup), results.of_data_sheet(setup), results.beside_plan(setup)
         cells = [
             setup.name, f"{results.step_seconds(setup):.3f}", f"{results.speed(setup, lambda step: task.facts['pairs_per_step']):.2f}",
-            f"{results.speed(setup, lambda step: task.load('dpo', step).tokens):.0f}", share(of_torch) if of_torch else "",
+            f"{results.speed(setup, lambda step: task.load(setup.method, step).tokens):.0f}", share(of_torch) if of_torch else "",
             share(of_sheet) if of_sheet else "", mebibytes(results.peak(setup)), mebibytes(max(run.reserved_bytes for run in runs)),
             mebibytes(max(run.planned_bytes for run in runs)), f"{100 * beside:.1f} %" if beside else "",
         ]
@@ -84,19 +91,31 @@ def losses(results: GpuResults, row: tuple) -> list:
     return [*lines, ""]
 
 
-def tried(record, task: str) -> list:
-    """Candidates for each program's settings."""
-    rows = []
-    for name, found in record.about["tried"].items():
-        if name.startswith(task + " "):
-            for setup, result in found.items():
-                if isinstance(result, dict):
-                    seconds = f"{result['seconds']:.3f}" if "seconds" in result else result["error"].replace("|", "/")
-                    rows.append(f"| {setup} | {seconds} | {mebibytes(result.get('bytes', 0))} |")
+def tried(results: GpuResults) -> list:
+    """Candidates for each program's settings: rates over the steps of a try, as far as the record has them."""
+    task, rows = results.task, []
+    for name, found in results.record.about["tried"].items():
+        if not name.startswith(task.name + " "):
+            continue
+        recipe = name.removeprefix(task.name + " ")
+        for setup, result in found.items():
+            if not isinstance(result, dict):
+                continue
+            cells = ["", "", ""]
+            if "seconds" in result:
+                work = GpuSetup.of_text(setup.split()[0], recipe, result["try"])
+                tokens = statistics.mean(task.load(work.method, step).tokens for step in STEPS)
+                of_sheet = statistics.mean(results.sheet_share(work, step, result["seconds"]) or 0.0 for step in STEPS)
+                cells = [f"{result['seconds']:.3f}", f"{tokens / result['seconds']:.0f}", f"{100 * of_sheet:.0f} %" if of_sheet else ""]
+            elif "error" in result:
+                cells[0] = result["error"].replace("|", "/")
+            else:
+                continue
+            rows.append("| " + " | ".join([setup, *cells, mebibytes(result.get("bytes", 0))]) + " |")
     if not rows:
         return []
-    return ["Candidate settings, three steps each; TRL's memory is that of PyTorch's allocator:", "",
-            "| | s/step | MiB |", "|---|---|---|", *rows, ""]
+    return ["Candidate settings, three steps each, in the order of the search; TRL's memory is that of PyTorch's allocator:", "",
+            "| | s/step | informative tokens/s | utilisation of the data sheet's rate | MiB |", "|---|---|---|---|---|", *rows, ""]
 
 
 def mebibytes(count: int | None) -> str:

@@ -36,6 +36,9 @@ class GpuRecord(record.Record):
         """By set-up's name: `{"seconds"}` or `{"error"}`."""
         return self.about["tried"].setdefault(f"{task} {recipe}", {})
 
+    def has_tried(self, task: str, recipe: str) -> bool:
+        return bool(self.about["tried"].get(f"{task} {recipe}"))
+
     def rate(self, _task: str, repeat: int, _type: str) -> GpuRates | None:
         return next((rates for rates in self.rates if rates.repeat == repeat), None)
 

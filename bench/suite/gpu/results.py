@@ -25,9 +25,9 @@ class GpuResults(Results):
         """The set-up whose steps were fastest, in the median."""
         return min(self.of_row(program, row), key=self.step_seconds, default=None)
 
-    def memory_beside_fastest(self, row: tuple) -> float | None:
-        """Tandem's peak as a share of that of TRL's fastest set-up."""
-        ours, theirs = self.best("Tandem", row), self.best("TRL", row)
+    def memory_beside_fastest(self, row: tuple, peer: str = "TRL") -> float | None:
+        """Tandem's peak as a share of that of a peer's fastest set-up."""
+        ours, theirs = self.best("Tandem", row), self.best(peer, row)
         return self.peak(ours) / self.peak(theirs) if ours and theirs else None
 
     def of_data_sheet(self, setup: GpuSetup) -> Spread | None:
@@ -35,9 +35,13 @@ class GpuResults(Results):
         sheet = self.record.about["data_sheet"]
         shares = []
         for run in self.runs(setup) if sheet else []:
-            speeds = [self.task.flops(setup, step) / run.seconds[step] for step in self.steps]
-            shares.append(statistics.median(speeds) / (sheet["bf16_tflops"] * 1e12))
+            shares.append(statistics.median(self.sheet_share(setup, step, run.seconds[step]) for step in self.steps))
         return Spread.of(shares)
+
+    def sheet_share(self, setup: GpuSetup, step: int, seconds: float) -> float | None:
+        """Useful operations of a step that took so long, as a share of what the data sheet promises."""
+        sheet = self.record.about["data_sheet"]
+        return self.task.flops(setup, step) / seconds / (sheet["bf16_tflops"] * 1e12) if sheet else None
 
     def beside_plan(self, setup: GpuSetup) -> float | None:
         """Tandem's peak as a share of the planned one: the arena, and what is taken beside it."""
@@ -46,4 +50,5 @@ class GpuResults(Results):
 
     def losses(self, row: tuple) -> dict:
         """Losses of each set-up, in its first repeat."""
-        return {setup.name: self.runs(setup)[0].losses for program in ("TRL", "Tandem") for setup in self.of_row(program, row)}
+        return {setup.name: self.runs(setup)[0].losses for program in ("TRL", "torchtune", "Tandem") for setup in self.of_row(program, row)
+                if setup.batching != "packing"}

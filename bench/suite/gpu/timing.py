@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from .. import timing
@@ -21,6 +21,7 @@ class GpuTiming(timing.Timing):
     allocated_bytes: int = 0
     planned_bytes: int = 0  # Tandem's arena, as planned
     arena_bytes: int = 0  # as its steps report it
+    real_tokens: list = field(default_factory=list)  # of TRL's steps
 
     SETUP: ClassVar = GpuSetup
 
@@ -28,11 +29,14 @@ class GpuTiming(timing.Timing):
         self.reserved_bytes = note.get("reserved_bytes", self.reserved_bytes)
         self.allocated_bytes = note.get("allocated_bytes", self.allocated_bytes)
         self.arena_bytes = max(self.arena_bytes, note.get("arena", 0))
+        if "real_tokens" in note:
+            self.real_tokens.append(note["real_tokens"])
 
 
-def environment(args) -> dict:
+def environment(args, is_torchtune: bool = False) -> dict:
     """The suite's, and an allocator that lets segments grow, which is PyTorch's best where lengths differ."""
-    return timing.environment(args) | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    paths = [*([str(args.torchtune)] if is_torchtune else []), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return timing.environment(args) | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def run(setup: GpuSetup, task: Task, repeat: int, args) -> GpuTiming:
@@ -46,8 +50,14 @@ def run(setup: GpuSetup, task: Task, repeat: int, args) -> GpuTiming:
             timing.run_tandem(found, config(setup, task, output, args), output, log, args, watch)
             found.planned_bytes = watch.arena_bytes
         else:
-            timing.run_python(found, command(setup, task, args), environment(args), log, args, peak)
+            is_torchtune = setup.program == "torchtune"
+            script = "torchtune_step.py" if is_torchtune else "trl_step.py"
+            timing.run_python(found, command(script, setup, task, args), environment(args, is_torchtune), log, args, peak)
     found.gpu_peak_bytes, found.peak_source = peak.bytes, peak.source
+    if setup.batching == "packing":
+        # Steps of other rows: seconds a token, times the tokens of the task's step.
+        found.seconds = [seconds * task.real_tokens(setup.method, step) / tokens
+                         for step, (seconds, tokens) in enumerate(zip(found.seconds, found.real_tokens))]
     return found
 
 
@@ -73,10 +83,11 @@ def config(setup: GpuSetup, task: Task, output, args) -> list:
     return [timing.write_config(setup, task, output, args, "\n".join(compute), setup.batch), *args.sets]
 
 
-def command(setup: GpuSetup, task: Task, args) -> list:
-    """TRL's."""
-    return [HERE / "trl_step.py", *words(setup.recipe, task, args), "--dtype", setup.dtype, "--attention", setup.attention,
-            "--recompute", setup.recompute, "--batch", str(setup.batch), *(["--liger"] if setup.is_liger else [])]
+def command(script: str, setup: GpuSetup, task: Task, args) -> list:
+    """TRL's or torchtune's."""
+    return [HERE / script, *words(setup.recipe, task, args), "--dtype", setup.dtype, "--attention", setup.attention,
+            "--recompute", setup.recompute, "--batch", str(setup.batch), "--batching", setup.batching,
+            *(["--liger"] if setup.is_liger else [])]
 
 
 def words(recipe: str, task: Task, args) -> list:
