@@ -42,8 +42,20 @@ const HOT: &[&str] = &[
     "unpack",
 ];
 
-/// GPUs that are tried: Ampere's of both kinds, Ada Lovelace's and Hopper's, as a run on one compiles for it.
-const CAPABILITIES: [(u32, u32); 4] = [(8, 0), (8, 6), (8, 9), (9, 0)];
+/// Hot kernels that are known to spill on a GPU, by their beginnings, and the bytes that they may. The delta rule's
+/// hold 64 numbers of a state in 255 registers.
+const KNOWN: &[(&str, &str, u32)] = &[
+    ("attention_backward_keys_128", "sm_100", 4),
+    ("delta_rule_64", "sm_100", 112),
+    ("delta_states_64", "sm_100", 180),
+    ("delta_adjoints_32", "sm_120", 36),
+    ("delta_rule_32", "sm_120", 4),
+    ("delta_states_32", "sm_120", 24),
+];
+
+/// GPUs that are tried: of Ampere both kinds, Ada Lovelace, Hopper and of Blackwell both kinds, as a run on one compiles
+/// for it.
+const CAPABILITIES: [(u32, u32); 6] = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)];
 
 /// Outcome of compiling a file for a kind of GPU.
 type Outcome = Result<Vec<Usage>, String>;
@@ -59,7 +71,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Returns whether everything compiles and no hot kernel spills.
+/// Returns whether everything compiles and no hot kernel spills that is not [`KNOWN`] to.
 fn run(mut arguments: impl Iterator<Item = String>) -> Result<bool, String> {
     let (mut nvrtc, mut targets, mut is_target) = (None, Vec::new(), false);
     while let Some(argument) = arguments.next() {
@@ -130,7 +142,9 @@ fn tell(name: &str, targets: &[String], outcomes: &[Outcome]) -> bool {
             let usage = of(index).iter().find(|usage| usage.kernel == kernel);
             line += &format!("{:<22}", usage.map_or("-".to_owned(), cell));
             let is_hot = HOT.iter().any(|hot| kernel.starts_with(hot));
-            is_fine &= !is_hot || usage.is_none_or(|usage| usage.spilled == 0);
+            let known = KNOWN.iter().find(|known| kernel.starts_with(known.0) && targets[index] == known.1);
+            let allowed = known.map_or(0, |known| known.2);
+            is_fine &= !is_hot || usage.is_none_or(|usage| usage.spilled <= allowed);
         }
         println!("{}", line.trim_end());
     }

@@ -35,6 +35,14 @@ typedef long long int64_t;
     kernel(name##_bf16_f32, bf16, float)      \
     kernel(name##_bf16_bf16, bf16, bf16)
 
+// Threads of a multiprocessor for which kernels are compiled that hold a row in registers: 64 registers each. From
+// sm_100 on the compiler needs more for the same.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int RESIDENT_THREADS = 768;
+#else
+constexpr int RESIDENT_THREADS = 1024;
+#endif
+
 constexpr int WARP = 32;
 constexpr unsigned ALL = 0xffffffffu;
 

@@ -260,9 +260,9 @@ __device__ __forceinline__ void gradient(float *logits, long long stride, int co
 // So many threads that four blocks, each with its strip under way, keep a multiprocessor's memory
 // busy while others are at their ends, where one thread works.
 #define STATISTICS(name, THREADS)                                                                                       \
-    KERNEL_BOUNDS(name, THREADS, 1024 / THREADS, const float *logits, long long stride, int count, const float *bias,   \
-                  float scale, float cap, float inverse_cap, int first_row, int first, const uint32_t *starts,          \
-                  const uint32_t *targets, double *of_rows, double *of_predictions) {                                   \
+    KERNEL_BOUNDS(name, THREADS, RESIDENT_THREADS / THREADS, const float *logits, long long stride, int count,          \
+                  const float *bias, float scale, float cap, float inverse_cap, int first_row, int first,              \
+                  const uint32_t *starts, const uint32_t *targets, double *of_rows, double *of_predictions) {           \
         const Shape shape = {scale, cap, inverse_cap};                                                                  \
         statistics<THREADS>(logits, stride, count, bias, shape, first_row, first, starts, targets, of_rows,             \
                             of_predictions);                                                                            \
@@ -271,9 +271,9 @@ STATISTICS(head_statistics_128, 128)
 STATISTICS(head_statistics_256, 256)
 
 #define GRADIENT(name, THREADS, G)                                                                                      \
-    KERNEL_BOUNDS(name, THREADS, 1024 / THREADS, float *logits, long long stride, int count, const float *bias,         \
-                  float scale, float cap, float inverse_cap, int first_row, int first, const uint32_t *starts,          \
-                  const uint32_t *targets, const float *d, const float *log_sum_exp) {                                  \
+    KERNEL_BOUNDS(name, THREADS, RESIDENT_THREADS / THREADS, float *logits, long long stride, int count,                \
+                  const float *bias, float scale, float cap, float inverse_cap, int first_row, int first,              \
+                  const uint32_t *starts, const uint32_t *targets, const float *d, const float *log_sum_exp) {          \
         const Shape shape = {scale, cap, inverse_cap};                                                                  \
         gradient<THREADS, G>(logits, stride, count, bias, shape, first_row, first, starts, targets, d, log_sum_exp);    \
     }

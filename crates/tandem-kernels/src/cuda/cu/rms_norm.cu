@@ -104,7 +104,7 @@ __device__ __forceinline__ void backward(const X *__restrict__ x, size_t x_strid
 FOR_TYPES(FORWARD, rms_norm)
 
 #define BACKWARD(name, X, Y)                                                                                            \
-    KERNEL_BOUNDS(name, THREADS, 2, const X *x, long long x_stride, const float *w, float offset,                       \
+    KERNEL_BOUNDS(name, THREADS, RESIDENT_THREADS / THREADS, const X *x, long long x_stride, const float *w, float offset, \
                   const float *inverse_rms, const Y *dy, long long dy_stride, float *dx, long long dx_stride,           \
                   float *partial, int in_shared, long long rows, int width, int lanes, int block_rows, int wide) {      \
         DYNAMIC_SHARED(memory);                                                                                         \
