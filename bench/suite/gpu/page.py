@@ -34,6 +34,8 @@ def page(record, all_results: list, source: str) -> str:
         timed = task.steps - options["warmup"]
         lines += [f"## {task.name}", "", f"{task.describe()}; {task.load('dpo', 0).tokens} informative tokens in the first step. "
                   f"{task.steps} steps a process, {timed} timed.", ""]
+        if not any(setup.program == "TRL" for setup in results.setups()):
+            lines += ["**Without TRL**: none of its settings has run, as the candidates below say.", ""]
         lines += ratios(results) + setups(results)
         for row in results.rows():
             lines += losses(results, row)

@@ -91,7 +91,7 @@ def try_torchtune(tried: dict, task: Task, recipe: str, args) -> bool:
     """As many pairs at a time as run: rows are padded and logits whole, so that more are never slower but where they do not fit."""
     if recipe != "lora":
         return True
-    if not args.has_torchtune:
+    if not args.torchtune:
         tried["torchtune lora"] = {"error": "no --torchtune"}
         return True
     pairs = task.facts["pairs_per_step"]
