@@ -5,6 +5,8 @@ use std::fmt::{Arguments, Write};
 use std::sync::{Arc, Mutex};
 
 use crate::Backend;
+use crate::cuda::Cuda;
+use crate::cuda::listing::Lister;
 use crate::memory::free_list::{Cut, FreeList};
 use crate::memory::memory_use::{MemoryKind, MemoryUse};
 
@@ -35,6 +37,8 @@ pub struct PeakLocation {
 #[derive(Debug)]
 pub struct Ledger {
     backend: Backend,
+    /// Device that lists the GEMMs of a GPU, if asked for.
+    lister: Option<Lister>,
     state: Mutex<LedgerState>,
 }
 
@@ -61,7 +65,17 @@ impl Ledger {
             peak: PeakLocation::default(),
             at_peak: false,
         };
-        Self { backend, state: Mutex::new(state) }
+        Self { backend, lister: None, state: Mutex::new(state) }
+    }
+
+    /// Creates an empty record for a GPU whose GEMMs are listed.
+    pub(crate) fn listing(lister: Lister) -> Self {
+        Self { lister: Some(lister), ..Self::new(Backend::Cuda) }
+    }
+
+    /// Returns the device that lists GEMMs.
+    pub(crate) fn lister(&self) -> Option<&Cuda> {
+        self.lister.as_ref().map(Lister::cuda)
     }
 
     /// Returns the kind of device that the dry run stands for.
