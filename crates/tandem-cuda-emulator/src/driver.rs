@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tandem_kernels::cuda::driver::{
-    Arg, Driver, Event, Function, Grid, Matmul, Properties, Region, Source, Stream,
+    Algorithm, Arg, Driver, Event, Function, Grid, Matmul, MatmulChoice, Properties, Region, Source, Stream,
 };
 use tandem_kernels::{KernelError, Result};
 
-use crate::matmul::matmul;
+use crate::matmul::{Order, matmul};
 use crate::memory::{Emulation, is_known, is_of_host, translate};
 
 /// A kernel's entry, opaque to Rust.
@@ -37,7 +37,7 @@ enum Work {
     Copy { from: u64, to: u64, bytes: usize },
     Clear { at: u64, bytes: usize },
     Launch { function: Function, grid: Grid, args: Vec<Arg> },
-    Matmul(Matmul),
+    Matmul(Matmul, Order),
     Record(Event),
     Wait(Event),
 }
@@ -157,7 +157,7 @@ fn run(work: Work) {
             }
         }
         // SAFETY: as above.
-        Work::Matmul(product) => unsafe { matmul(&product) },
+        Work::Matmul(product, order) => unsafe { matmul(&product, order) },
         Work::Record(_) | Work::Wait(_) => {}
     }
 }
@@ -168,6 +168,12 @@ pub struct Emulated {
     free: Arc<AtomicUsize>,
     streams: Arc<Streams>,
     next: AtomicU64,
+    /// The faster one of the algorithms.
+    fastest: Order,
+    choices: Mutex<HashMap<String, Order>>,
+    /// Time in which GEMMs alone take some, and that of each event.
+    clock: AtomicU64,
+    events: Mutex<HashMap<u64, u64>>,
 }
 
 impl Emulated {
@@ -182,9 +188,22 @@ impl Emulated {
             multiprocessors: 4,
             shared_memory: 99 << 10,
             total_memory: memory,
+            l2_cache: 0,
         };
-        let free = Arc::new(AtomicUsize::new(memory));
-        Self { properties, free, streams: Arc::default(), next: AtomicU64::new(1) }
+        Self::from_parts(properties, Arc::new(AtomicUsize::new(memory)), Order::Forward)
+    }
+
+    fn from_parts(properties: Properties, free: Arc<AtomicUsize>, fastest: Order) -> Self {
+        let (streams, next, clock) = (Arc::default(), AtomicU64::new(1), AtomicU64::new(0));
+        let (choices, events) = Default::default();
+        Self { properties, free, streams, next, fastest, choices, clock, events }
+    }
+
+    /// Has GEMMs be faster by the second algorithm, which adds in another order.
+    #[must_use]
+    pub fn with_faster_second_algorithm(mut self) -> Self {
+        self.fastest = Order::Backward;
+        self
     }
 
     /// Sets the number of the GPU.
@@ -196,8 +215,13 @@ impl Emulated {
 
     /// Opens the same GPU again: one memory, separate streams.
     pub(crate) fn again(&self) -> Self {
-        let (properties, free) = (self.properties.clone(), self.free.clone());
-        Self { properties, free, streams: Arc::default(), next: AtomicU64::new(1) }
+        Self::from_parts(self.properties.clone(), self.free.clone(), self.fastest)
+    }
+
+    fn put_matmul(&self, stream: Stream, product: &Matmul, order: Order) {
+        let time = if order == self.fastest { 1000 } else { 2000 };
+        self.clock.fetch_add(time, Ordering::Relaxed);
+        self.streams.put(stream, Work::Matmul(*product, order));
     }
 
     fn number(&self) -> u64 {
@@ -255,9 +279,12 @@ unsafe impl Driver for Emulated {
         Ok(Event(self.number()))
     }
 
-    fn end_event(&self, _event: Event) {}
+    fn end_event(&self, event: Event) {
+        lock(&self.events).remove(&event.0);
+    }
 
     fn record(&self, event: Event, stream: Stream) -> Result<()> {
+        lock(&self.events).insert(event.0, self.clock.load(Ordering::Relaxed));
         self.streams.put(stream, Work::Record(event));
         Ok(())
     }
@@ -272,11 +299,13 @@ unsafe impl Driver for Emulated {
         Ok(())
     }
 
-    fn elapsed(&self, _from: Event, _to: Event) -> Result<f32> {
-        Err(KernelError::Cuda {
-            what: "elapsed".to_owned(),
-            reason: "an emulated GPU has no time".to_owned(),
-        })
+    fn elapsed(&self, from: Event, to: Event) -> Result<f32> {
+        let events = lock(&self.events);
+        let time = |event: Event| {
+            let reason = "an event that was not recorded".to_owned();
+            events.get(&event.0).ok_or(KernelError::Cuda { what: "elapsed".to_owned(), reason })
+        };
+        Ok((time(to)? - time(from)?) as f32 / 1e6)
     }
 
     unsafe fn copy(&self, stream: Stream, from: u64, to: u64, bytes: usize) -> Result<()> {
@@ -339,9 +368,39 @@ unsafe impl Driver for Emulated {
     }
 
     unsafe fn matmul(&self, stream: Stream, product: &Matmul) -> Result<()> {
-        self.streams.put(stream, Work::Matmul(*product));
+        let order = lock(&self.choices).get(&product.key()).copied();
+        self.put_matmul(stream, product, order.unwrap_or_default());
         Ok(())
     }
+
+    fn algorithms(&self, _product: &Matmul, most: usize) -> Result<Vec<Algorithm>> {
+        Ok(Order::ALL.into_iter().take(most).map(Order::algorithm).collect())
+    }
+
+    fn accepts(&self, _product: &Matmul, algorithm: &Algorithm) -> Result<bool> {
+        Ok(Order::from_algorithm(algorithm).is_some())
+    }
+
+    unsafe fn matmul_by(&self, stream: Stream, product: &Matmul, algorithm: &Algorithm) -> Result<()> {
+        let order = Order::from_algorithm(algorithm).expect("an algorithm of this driver");
+        self.put_matmul(stream, product, order);
+        Ok(())
+    }
+
+    fn set_choices(&self, choices: &[MatmulChoice]) {
+        let orders = choices.iter().filter_map(|MatmulChoice { shape, algorithm }| {
+            Some((shape.clone(), Order::from_algorithm(algorithm)?))
+        });
+        *lock(&self.choices) = orders.collect();
+    }
+
+    fn keep(&self, choice: &MatmulChoice) -> Option<Algorithm> {
+        Some(choice.algorithm)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

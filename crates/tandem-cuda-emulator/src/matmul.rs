@@ -5,7 +5,7 @@ use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
 use half::bf16;
 use tandem_kernels::DType;
-use tandem_kernels::cuda::driver::{Factor, Matmul};
+use tandem_kernels::cuda::driver::{Algorithm, Factor, Matmul};
 
 use crate::memory::translate;
 
@@ -16,6 +16,28 @@ type Lanes = [f32; LANES];
 
 /// Columns of the result per pass.
 const COLUMNS: usize = 4;
+
+/// Algorithm of a GEMM: order in which the partial sums of lanes are added.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// First to last.
+    #[default]
+    Forward,
+    /// Last to first.
+    Backward,
+}
+
+impl Order {
+    pub(crate) const ALL: [Self; 2] = [Self::Forward, Self::Backward];
+
+    pub(crate) fn algorithm(self) -> Algorithm {
+        Algorithm([self as u64; 8])
+    }
+
+    pub(crate) fn from_algorithm(algorithm: &Algorithm) -> Option<Self> {
+        Self::ALL.into_iter().find(|order| order.algorithm() == *algorithm)
+    }
+}
 
 /// Reads numbers `step` apart, widened.
 ///
@@ -76,7 +98,7 @@ unsafe fn widened(factor: &Factor, rows: usize, depth: usize, width: usize, dtyp
 
 /// Computes `to[i, j] = Σ_k a[i, k] · b[j, k]` for all rows of `a` and some of `b`, `width` long.
 #[inline(always)]
-fn multiply(a: &[Lanes], b: &[Lanes], width: usize, to: &mut [[f32; COLUMNS]]) {
+fn multiply(a: &[Lanes], b: &[Lanes], width: usize, order: Order, to: &mut [[f32; COLUMNS]]) {
     let b: [&[Lanes]; COLUMNS] = std::array::from_fn(|column| &b[column * width..(column + 1) * width]);
     for (i, to) in to.iter_mut().enumerate() {
         let a = &a[i * width..(i + 1) * width];
@@ -88,31 +110,34 @@ fn multiply(a: &[Lanes], b: &[Lanes], width: usize, to: &mut [[f32; COLUMNS]]) {
                 }
             }
         }
-        *to = sums.map(|sums| sums.iter().sum());
+        *to = sums.map(|sums| match order {
+            Order::Forward => sums.iter().sum(),
+            Order::Backward => sums.iter().rev().sum(),
+        });
     }
 }
 
 /// Computes [`multiply`] with wider registers and the same bits.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn multiply_wide(a: &[Lanes], b: &[Lanes], width: usize, to: &mut [[f32; COLUMNS]]) {
-    multiply(a, b, width, to);
+fn multiply_wide(a: &[Lanes], b: &[Lanes], width: usize, order: Order, to: &mut [[f32; COLUMNS]]) {
+    multiply(a, b, width, order, to);
 }
 
-fn multiply_best(a: &[Lanes], b: &[Lanes], width: usize, to: &mut [[f32; COLUMNS]]) {
+fn multiply_best(a: &[Lanes], b: &[Lanes], width: usize, order: Order, to: &mut [[f32; COLUMNS]]) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
         // SAFETY: the CPU has the instructions.
-        return unsafe { multiply_wide(a, b, width, to) };
+        return unsafe { multiply_wide(a, b, width, order, to) };
     }
-    multiply(a, b, width, to);
+    multiply(a, b, width, order, to);
 }
 
 /// Computes a GEMM.
 ///
 /// # Safety
 /// Factors, addend and room for the result exist.
-pub(crate) unsafe fn matmul(product: &Matmul) {
+pub(crate) unsafe fn matmul(product: &Matmul, order: Order) {
     let [m, n, k] = product.size;
     let width = k.div_ceil(LANES);
     // SAFETY: the caller's promise.
@@ -123,7 +148,7 @@ pub(crate) unsafe fn matmul(product: &Matmul) {
     let mut sums = vec![[0.0; COLUMNS]; m];
     for column in (0..n).step_by(COLUMNS) {
         let count = COLUMNS.min(n - column);
-        multiply_best(&a, &b[column * width..(column + COLUMNS) * width], width, &mut sums);
+        multiply_best(&a, &b[column * width..(column + COLUMNS) * width], width, order, &mut sums);
         for (i, sums) in sums.iter_mut().enumerate() {
             if let Some((c, stride)) = product.c {
                 // As cuBLASLt was seen to do.

@@ -21,7 +21,7 @@ impl Place {
             "cpu" => Ok(Self::Cpu),
             "cuda" => Ok(Self::Cuda),
             "emulated" => {
-                tandem_cuda_emulator::install(1, CAPACITY);
+                tandem_cuda_emulator::install(1, CAPACITY, None);
                 Ok(Self::Cuda)
             }
             _ => bail!("unknown device {name:?}; the devices are cpu, cuda and emulated"),

@@ -33,7 +33,7 @@ pub(crate) fn run(arguments: &TrainArguments, log: LogArguments) -> anyhow::Resu
         (_, true) => RunDirPolicy::Overwrite,
         _ => RunDirPolicy::Fresh,
     };
-    let options = Options { start, profile: arguments.profile, until: None };
+    let options = Options { profile: arguments.profile, ..Options::from(start) };
     let stop = signals::stop_flag()?;
     let save = signals::save_flag()?;
     let watcher = &mut Watcher::every(1).kept_for(&config).printing_json(arguments.json).saving_on(save);

@@ -2,8 +2,11 @@
 
 use std::sync::OnceLock;
 
+use tandem_kernels::cuda::driver::Drivers;
 use tandem_kernels::cuda::{self, Options};
 use tandem_kernels::{Backend, DType, Device, MemoryKind, Tensor, ops};
+
+use crate::product::ON_A_GPU;
 
 /// Amount of work of an operation, by the limit that it is compared with.
 #[derive(Clone, Copy)]
@@ -40,6 +43,15 @@ impl Place {
             Self::Emulated => tandem_cuda_emulator::device(1 << 30),
         }
     }
+
+    /// The driver of a GPU.
+    pub fn driver(self) -> Drivers {
+        match self {
+            Self::Cpu => panic!("a CPU has no algorithms to choose from: --device cuda"),
+            Self::Cuda => cuda::open(0).unwrap_or_else(|error| panic!("{error}")),
+            Self::Emulated => tandem_cuda_emulator::driver(1 << 30),
+        }
+    }
 }
 
 /// The machine's peaks in this run.
@@ -71,6 +83,8 @@ pub struct Bench {
     pub peak: Peak,
     /// The products that alone are asked for.
     pub products: Option<Products>,
+    /// The layers whose algorithms alone are timed.
+    pub algorithms: Option<Products>,
     /// True if lines are JSON.
     pub is_json: bool,
     filter: Option<String>,
@@ -82,6 +96,7 @@ impl Bench {
         // Cargo passes `--bench`.
         let mut words = std::env::args().skip(1).filter(|a| !a.starts_with("--bench"));
         let (mut place, mut is_json, mut asked, mut filter) = (Place::Cpu, false, None, None);
+        let mut algorithms = None;
         while let Some(word) = words.next() {
             match &*word {
                 "--device" => {
@@ -91,6 +106,11 @@ impl Bench {
                 }
                 "--json" => is_json = true,
                 "--products" => asked = Some(products(&words.by_ref().collect::<Vec<_>>())),
+                "--algorithms" => {
+                    let layers: Vec<String> = words.by_ref().collect();
+                    let standard = || Products { dtype: DType::Bf16, shapes: ON_A_GPU.to_vec() };
+                    algorithms = Some(if layers.is_empty() { standard() } else { products(&layers) });
+                }
                 // The first other word is the filter.
                 _ if !word.starts_with("--") => filter = filter.or(Some(word)),
                 _ => {}
@@ -101,7 +121,7 @@ impl Bench {
         let device =
             place.device(threads).unwrap_or_else(|error| panic!("the device does not start: {error}"));
         let is_json = is_json || asked.is_some();
-        Self { device, place, threads, peak: Peak::default(), products: asked, filter, is_json }
+        Self { device, place, threads, peak: Peak::default(), products: asked, algorithms, filter, is_json }
     }
 
     /// Returns whether a GPU computes, real or emulated.
@@ -179,7 +199,7 @@ impl Bench {
 
 /// `f32 2048x256x688 …`: a type and shapes.
 fn products(arguments: &[String]) -> Products {
-    const FORM: &str = "--products f32|bf16 TOKENSxINPUTSxOUTPUTS ...";
+    const FORM: &str = "--products or --algorithms f32|bf16 TOKENSxINPUTSxOUTPUTS ...";
     let (dtype, shapes) = arguments.split_first().expect(FORM);
     let shape = |text: &String| {
         let mut numbers = text.split('x').map(|n| n.parse().expect(FORM));

@@ -10,7 +10,12 @@
 //!
 //! `-- --products f32 2048x256x688 …` times the three products of linear layers of these shapes (tokens, inputs, outputs) alone and
 //! prints a line of JSON for each: what `bench/run` compares with other libraries.
+//!
+//! `-- --device cuda --algorithms` times up to 16 algorithms of cuBLASLt for each matmul of the linear layers of models with 1 and
+//! 8 billion parameters, and prints the rate of the library's first choice beside the best; `--algorithms bf16 8192x4096x4096 …` those
+//! of other layers.
 
+mod algorithms;
 mod attention;
 mod harness;
 mod head;
@@ -25,6 +30,10 @@ use harness::Bench;
 
 fn main() {
     let mut bench = Bench::from_arguments();
+    if let Some(layers) = &bench.algorithms {
+        algorithms::run(&bench.place.driver(), layers, bench.is_json);
+        return;
+    }
     if let Some(products) = &bench.products {
         product::training(&bench, &products.shapes, products.dtype);
         return;

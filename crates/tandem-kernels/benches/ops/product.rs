@@ -32,7 +32,7 @@ const DECODING: [(usize, usize, usize); 7] = [
 ];
 
 /// Shapes of Llama with 1 and 8 billion parameters: queries, keys and values together, the attention's output, both halves of a block.
-const ON_A_GPU: [(usize, usize, usize); 8] = [
+pub const ON_A_GPU: [(usize, usize, usize); 8] = [
     (8192, 2048, 3072),
     (8192, 2048, 2048),
     (8192, 2048, 16384),

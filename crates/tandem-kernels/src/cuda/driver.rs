@@ -24,6 +24,8 @@ pub struct Properties {
     pub shared_memory: usize,
     /// Memory of the device, in bytes.
     pub total_memory: usize,
+    /// Second-level cache in bytes.
+    pub l2_cache: usize,
 }
 
 /// A queue of work that runs in order.
@@ -157,7 +159,7 @@ impl From<bool> for Arg {
 }
 
 /// A factor of a GEMM in device memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Factor {
     /// Address of the first element.
     pub address: u64,
@@ -168,7 +170,7 @@ pub struct Factor {
 }
 
 /// A GEMM `d[m,n] = Σ_k a[m,k] · b[n,k] (+ c[m,n])` with f32 sums.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Matmul {
     /// Rows, columns and depth.
     pub size: [usize; 3],
@@ -186,6 +188,20 @@ pub struct Matmul {
     pub d_type: DType,
     /// f32 factors may be rounded to 10 bits (TF32).
     pub tf32: bool,
+}
+
+/// Algorithm of a GEMM in the library's own form (`cublasLtMatmulAlgo_t`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Algorithm(pub [u64; 8]);
+
+/// Algorithm for all GEMMs of a rounded shape.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct MatmulChoice {
+    /// Shape, [`Matmul::key`].
+    pub shape: String,
+    /// Algorithm of the shape.
+    pub algorithm: Algorithm,
 }
 
 /// Reserved address space of a device, mapped as needed. Dropping it frees memory and address
@@ -290,6 +306,40 @@ pub unsafe trait Driver: Send + Sync + Any {
     /// # Safety
     /// As [`Driver::copy`], for factors and result.
     unsafe fn matmul(&self, stream: Stream, product: &Matmul) -> Result<()>;
+
+    /// Returns up to `most` algorithms of a GEMM, the library's first choice first. None if the
+    /// library offers no choice.
+    fn algorithms(&self, _product: &Matmul, _most: usize) -> Result<Vec<Algorithm>> {
+        Ok(Vec::new())
+    }
+
+    /// Returns whether the library can compute a GEMM by this algorithm.
+    fn accepts(&self, _product: &Matmul, _algorithm: &Algorithm) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// Computes a GEMM by an algorithm of [`Driver::algorithms`].
+    ///
+    /// # Safety
+    /// As [`Driver::matmul`].
+    unsafe fn matmul_by(&self, stream: Stream, product: &Matmul, _algorithm: &Algorithm) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.matmul(stream, product) }
+    }
+
+    /// Sets the algorithms of [`Driver::matmul`]. Other shapes take the library's first choice.
+    fn set_choices(&self, _choices: &[MatmulChoice]) {}
+
+    /// Returns the algorithm of a shape that was kept on disk for this kind of GPU and these versions.
+    fn kept(&self, _shape: &str) -> Option<Algorithm> {
+        None
+    }
+
+    /// Keeps a choice on disk, unless another process was first. Returns the algorithm that is kept,
+    /// `None` if nothing can be written.
+    fn keep(&self, _choice: &MatmulChoice) -> Option<Algorithm> {
+        None
+    }
 }
 
 /// A shared driver.

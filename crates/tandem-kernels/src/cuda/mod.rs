@@ -2,6 +2,7 @@
 
 pub(crate) mod activation;
 pub(crate) mod attention;
+pub mod autotune;
 pub(crate) mod bitsandbytes;
 pub(crate) mod causal_conv;
 pub(crate) mod columns;
@@ -19,8 +20,10 @@ pub(crate) mod head;
 pub(crate) mod head_divergence;
 pub(crate) mod head_gate;
 mod launch;
+pub(crate) mod listing;
 pub(crate) mod low_rank;
 mod mark;
+pub mod matmul;
 mod memory;
 pub(crate) mod norm;
 pub mod nvidia;
@@ -37,6 +40,7 @@ use std::sync::{Arc, Mutex};
 pub use discovery::{Gpus, install_emulator, is_stand_in, list, open};
 pub use driver::Driver;
 pub use launch::{HEADERS, SOURCES};
+pub use listing::MatmulList;
 pub use mark::StreamEvent;
 
 use crate::device::profile::Profile;

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::{Arguments, Write};
 use std::sync::{Arc, Mutex};
 
+use crate::cuda::Cuda;
+use crate::cuda::listing::Lister;
 use crate::memory::free_list::{Cut, FreeList};
 use crate::memory::memory_use::{MemoryKind, MemoryUse};
 use crate::{Backend, DType, OpCost};
@@ -35,6 +37,8 @@ pub struct PeakLocation {
 #[derive(Debug)]
 pub struct Ledger {
     backend: Backend,
+    /// Device that lists the GEMMs of a GPU, if asked for.
+    lister: Option<Lister>,
     state: Mutex<LedgerState>,
 }
 
@@ -63,7 +67,17 @@ impl Ledger {
             peak: PeakLocation::default(),
             at_peak: false,
         };
-        Self { backend, state: Mutex::new(state) }
+        Self { backend, lister: None, state: Mutex::new(state) }
+    }
+
+    /// Creates an empty record for a GPU whose GEMMs are listed.
+    pub(crate) fn listing(lister: Lister) -> Self {
+        Self { lister: Some(lister), ..Self::new(Backend::Cuda) }
+    }
+
+    /// Returns the device that lists GEMMs.
+    pub(crate) fn lister(&self) -> Option<&Cuda> {
+        self.lister.as_ref().map(Lister::cuda)
     }
 
     /// Returns the kind of device that the dry run stands for.

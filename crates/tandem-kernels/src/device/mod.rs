@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::cpu::{Cpu, Isa};
-use crate::cuda::driver::Drivers;
-use crate::cuda::{Cuda, Options, StreamEvent};
+use crate::cuda::driver::{Algorithm, Drivers, Matmul, MatmulChoice};
+use crate::cuda::listing::Lister;
+use crate::cuda::{Cuda, MatmulList, Options, StreamEvent};
 use crate::device::meta::{Ledger, MetaBlock};
 use crate::device::profile::Profile;
 use crate::memory::arena::Arena;
@@ -68,6 +69,14 @@ macro_rules! launch {
 }
 pub(crate) use launch;
 
+/// [`launch!`] for kernels that call GEMMs.
+macro_rules! launch_matmuls {
+    ($device:expr, $work:expr, { $($kernels:tt)* }) => {
+        $device.launch_matmuls($work, $crate::device::on!($($kernels)*)).map(drop)
+    };
+}
+pub(crate) use launch_matmuls;
+
 impl Device {
     /// Creates a CPU device with `threads` threads and an arena of at most `capacity` bytes.
     ///
@@ -114,6 +123,13 @@ impl Device {
     /// Creates a dry-run device that stands for `backend`.
     pub fn meta_of(backend: Backend) -> Self {
         Self::Meta(Arc::new(Ledger::new(backend)))
+    }
+
+    /// Creates a dry-run device that stands for a GPU, and the list of the GEMMs that its operations
+    /// would put into a stream.
+    pub fn meta_listing_matmuls(options: Options) -> Result<(Self, MatmulList)> {
+        let (lister, list) = Lister::new(options)?;
+        Ok((Self::Meta(Arc::new(Ledger::listing(lister))), list))
     }
 
     /// Returns the kind of device; for a dry run, the kind it stands for.
@@ -228,6 +244,20 @@ impl Device {
         })
     }
 
+    /// Runs an operation as [`Self::launch`] whose kernel calls GEMMs. A dry run lists them, if asked to.
+    pub(crate) fn launch_matmuls<T>(
+        &self,
+        work: OpCost,
+        kernel: impl FnOnce(On) -> Result<T>,
+    ) -> Result<Option<T>> {
+        let Self::Meta(ledger) = self else { return self.launch(work, kernel) };
+        ledger.record(work.op, work.flops, work.bytes);
+        if let Some(lister) = ledger.lister() {
+            kernel(On::Cuda(lister))?;
+        }
+        Ok(None)
+    }
+
     /// Allocates a matrix of unspecified content.
     pub fn alloc(&self, kind: MemoryKind, rows: usize, cols: usize, dtype: DType) -> Result<Tensor> {
         self.alloc_in(kind, Extent::exact(rows), Extent::exact(cols), dtype)
@@ -250,6 +280,22 @@ impl Device {
         let mut tensor = self.alloc(kind, rows, cols, dtype)?;
         crate::ops::fill_zero(self, tensor.view_mut())?;
         Ok(tensor)
+    }
+
+    /// Sets the algorithms of a GPU's GEMMs, for all devices of its driver. Other shapes take the
+    /// library's first choice.
+    pub fn set_matmul_choices(&self, choices: &[MatmulChoice]) {
+        if let Self::Cuda(cuda) = self {
+            cuda.driver().set_choices(choices);
+        }
+    }
+
+    /// Returns whether a GPU can compute a GEMM by this algorithm.
+    pub fn accepts_algorithm(&self, product: &Matmul, algorithm: &Algorithm) -> Result<bool> {
+        match self {
+            Self::Cuda(cuda) => cuda.driver().accepts(product, algorithm),
+            _ => Ok(false),
+        }
     }
 
     /// Returns bytes in use by kind, now and at the peak.

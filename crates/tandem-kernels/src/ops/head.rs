@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::head_blocks::{Blocks, PartialSums};
 use crate::cpu::head as kernel;
-use crate::device::{launch, on};
+use crate::device::{launch_matmuls, on};
 use crate::ops::columns::partial_sums;
 use crate::ops::{ELSEWHERE, HeadParts, LowRank, PASSED_OVER, check};
 use crate::{
@@ -331,7 +331,7 @@ pub fn head_part(device: &Device, call: Head, parts: &mut HeadParts, budget: usi
             cuda::head::forward(cuda, call, parts, memory, numbers)
         })
     );
-    let ran = device.launch(work.with_depth(hidden.cols()), run)?;
+    let ran = device.launch_matmuls(work.with_depth(hidden.cols()), run)?;
     if ran.is_none() {
         // Neutral statistics that scores can be made from.
         for block in 0..blocks.len() {
@@ -403,7 +403,7 @@ pub fn head_backward(
     let sums = PartialSums { hidden: of_hidden.view_mut(), h: of_h.view_mut() };
     let memory = (kept.view_mut(), spare.view_mut());
     let known = (&scores.log_sum_exp[..], d_log_prob);
-    launch!(device, work, {
+    launch_matmuls!(device, work, {
         cpu => blocks.backward(call, chunk, known, gradients, memory, sums, |call, lse, d, gradients, memory| {
             kernel::backward(cpu, call, lse, d, gradients, memory);
             Ok(())

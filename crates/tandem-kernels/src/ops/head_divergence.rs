@@ -8,7 +8,7 @@
 //! way, so there is no exact way with two.
 
 use crate::cpu::head_divergence as kernel;
-use crate::device::launch;
+use crate::device::launch_matmuls;
 use crate::ops::columns::partial_sums;
 use crate::ops::head::{backward_cost, check_operands, chunk_rows, strip_of};
 use crate::ops::{Head, HeadGradients, HeadShape, HeadWeights, Targets, check};
@@ -137,7 +137,7 @@ pub fn head_divergence(device: &Device, call: HeadDivergence, out: &mut Vec<RowD
     let work = OpCost::new(OP, (rows, vocabulary, student.hidden.dtype()), flops, bytes);
     let work = work.with_depth(student.hidden.cols());
     let memory = [of_student.view_mut(), of_teacher.view_mut()];
-    launch!(device, work, {
+    launch_matmuls!(device, work, {
         cpu => kernel::forward(cpu, call, chunk_rows(device), out, memory),
         cuda => {
             let numbers = numbers.as_mut().expect("a GPU has room for them").view_mut();
@@ -180,7 +180,7 @@ pub fn head_divergence_backward(
     let summed = Extent::new(summed(extent.len()), summed(extent.room()));
     let mut partial = partial_sums(device, summed, strip_of(device, vocabulary))?;
     let memory = [of_student.view_mut(), of_teacher.view_mut()];
-    launch!(device, work, {
+    launch_matmuls!(device, work, {
         cpu => kernel::backward(cpu, call, chunk_rows(device), (rows, d), gradients, memory),
         cuda => {
             let partial = partial.as_mut().map(Tensor::view_mut);

@@ -7,7 +7,7 @@ use super::check;
 use super::columns::partial_sums;
 use super::depth_tree::DepthTree;
 use super::low_rank::LowRank;
-use crate::device::launch;
+use crate::device::{launch, launch_matmuls};
 use crate::ops::gemm::{Operand, Product, Term};
 use crate::{
     Backend, DType, Device, Extent, KernelError, MemoryKind, OpCost, Result, Tensor, View, ViewMut, cuda,
@@ -300,7 +300,7 @@ fn run(
     let flops = 2.0 * m as f64 * n as f64 * k as f64;
     let work = OpCost::new(op, (m, n, dtype), flops, (read + written) as f64).with_depth(k);
     let mut wide = wide_sums(device, &product)?;
-    launch!(device, work, {
+    launch_matmuls!(device, work, {
         cpu => product.run(cpu),
         cuda => cuda::gemm::run(cuda, product, wide.as_mut().map(Tensor::view_mut))
     })

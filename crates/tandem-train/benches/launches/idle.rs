@@ -97,6 +97,7 @@ impl Machine {
             multiprocessors: 132,
             shared_memory: 99 << 10,
             total_memory: 1 << 40,
+            l2_cache: 0,
         }
     }
 }

@@ -32,6 +32,11 @@ keys! {
         /// Let f32 matmuls on a GPU round their factors to 10 bits (TF32): faster than f32 and less
         /// precise. Only with `dtype = "f32"` on GPUs.
         tf32: bool = boolean().unless(|tf32| refuse_tf32(*tf32, dtype, devices)).or(false),
+        /// On a GPU: time the algorithms that cuBLASLt offers for the run's matmuls before the first
+        /// step, and take the fastest of each shape. The choice is kept on disk for later runs, and with
+        /// the run, which keeps it when it resumes. `false`: the library's first choice. See
+        /// [gpu.md](gpu.md#choice-of-algorithms).
+        matmul_autotune: bool = boolean().or(true).free(),
         /// Format of frozen matrices: those under an adapter and those of a reference model.
         /// `"int8"`: a scale for each row. `"nf4"`: 4 bits, as QLoRA. `"auto"`: that of the folder
         /// if bitsandbytes has quantised it and an adapter trains, or it is a teacher's, else `dtype`.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tandem_comm::ProcessGroup;
 use tandem_comm::nccl::Libraries;
+use tandem_kernels::cuda::driver::Drivers;
 use tandem_kernels::cuda::{self, Options};
 use tandem_kernels::{Backend, Device, KernelError};
 
@@ -128,10 +129,17 @@ fn missing(compute: &ComputeConfig, error: &KernelError) -> TrainError {
 /// The device of a rank, with a memory that may grow to `capacity` bytes: one of the GPUs that the
 /// config names, or the processor.
 pub fn device(config: &Config, rank: usize, capacity: usize) -> Result<Device> {
+    match driver(config, rank)? {
+        None => Ok(Device::cpu(config.compute.num_threads(), capacity)?),
+        Some(driver) => Ok(Device::cuda(driver, capacity, Options { tf32: config.compute.tf32 })?),
+    }
+}
+
+/// Opens the driver of a rank's GPU; `None` if the rank computes on the CPU.
+pub(crate) fn driver(config: &Config, rank: usize) -> Result<Option<Drivers>> {
     let ordinals = ordinals(config.compute.devices);
     if ordinals.is_empty() {
-        return Ok(Device::cpu(config.compute.num_threads(), capacity)?);
+        return Ok(None);
     }
-    let driver = cuda::open(ordinals[rank % ordinals.len()])?;
-    Ok(Device::cuda(driver, capacity, Options { tf32: config.compute.tf32 })?)
+    Ok(Some(cuda::open(ordinals[rank % ordinals.len()])?))
 }

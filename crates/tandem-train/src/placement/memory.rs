@@ -17,6 +17,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use tandem_kernels::cuda::driver::MatmulChoice;
+use tandem_kernels::cuda::{MatmulList, Options};
 use tandem_kernels::file::FileSystem;
 use tandem_kernels::meta::Ledger;
 use tandem_kernels::{Backend, Device, KernelError, Profile};
@@ -77,6 +79,8 @@ pub struct MemoryPlacement {
     judges: Option<Device>,
     /// Capacity that every micro-batch allocates.
     pub rooms: PassCapacities,
+    /// Algorithms of the GPU's matmuls, for shapes whose algorithm was timed.
+    pub matmuls: Arc<[MatmulChoice]>,
     offload: Offload,
 }
 
@@ -155,6 +159,15 @@ impl MemoryPlacement {
         placement
     }
 
+    /// Memories of a dry run on a GPU, and the list of its matmuls.
+    pub fn meta_listing_matmuls(
+        compute: &ComputeConfig,
+        rooms: PassCapacities,
+    ) -> Result<(Self, MatmulList)> {
+        let (device, list) = Device::meta_listing_matmuls(Options { tf32: compute.tf32 })?;
+        Ok((Self { device, ..Self::meta(compute, rooms) }, list))
+    }
+
     /// One memory for everything.
     pub fn all_in(device: Device) -> Self {
         Self {
@@ -165,6 +178,7 @@ impl MemoryPlacement {
             beside: None,
             judges: None,
             rooms: PassCapacities::default(),
+            matmuls: Arc::default(),
             offload: Offload::None,
         }
     }

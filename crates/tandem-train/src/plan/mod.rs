@@ -18,6 +18,7 @@ pub mod dry_run;
 pub mod estimate;
 pub mod evaluation;
 mod largest;
+pub(crate) mod matmuls;
 mod online;
 mod phase;
 mod run;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use tandem_data::token_cache::TokenCache;
 use tandem_kernels::Format;
+use tandem_kernels::cuda::driver::MatmulChoice;
 use tandem_model::{Decoder, LayerExecutor, LayerId, TensorParallelOps, WeightSource};
 
 use crate::Result;
@@ -82,6 +83,9 @@ impl Precompute<'_> {
                 // Else the policy would differ from itself in the first step, where another machine
                 // or version left the scores.
                 key.update(self.placement.device.arithmetic().as_bytes());
+                for MatmulChoice { shape, algorithm } in &*self.placement.matmuls {
+                    key.update(format!("{shape} {algorithm}\n").as_bytes());
+                }
                 if let Some(alpha) = self.config.objective.ld_alpha {
                     key.update(&alpha.to_le_bytes());
                 }

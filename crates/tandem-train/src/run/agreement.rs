@@ -171,7 +171,7 @@ fn facts_of(own: &[Fact], rank: usize, group: &mut ProcessGroup) -> Result<Vec<F
 }
 
 /// Sends a rank's text to all.
-fn text_of(own: &str, rank: usize, group: &mut ProcessGroup) -> Result<String> {
+pub(super) fn text_of(own: &str, rank: usize, group: &mut ProcessGroup) -> Result<String> {
     let mut text = own.as_bytes().to_vec();
     let mut length = [text.len() as i64];
     group.broadcast(&mut length, rank)?;

@@ -2,6 +2,7 @@
 
 mod agreement;
 pub mod evaluation;
+mod matmuls;
 mod model_card;
 mod provenance;
 mod resume;

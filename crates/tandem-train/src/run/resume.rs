@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use tandem_comm::ProcessGroup;
+use tandem_kernels::cuda::driver::MatmulChoice;
 
 use crate::checkpoint::{Checkpoint, snapshot};
 use crate::config::Config;
@@ -86,6 +87,14 @@ pub(crate) fn warn_of_changes(config: &Config, earlier: Option<&Config>, observe
             )));
         }
     }
+}
+
+/// Returns the algorithms of matmuls that a run had until a step; none if it records none.
+/// [`provenance`] reports a record that cannot be read.
+pub(crate) fn recorded_matmuls(run_dir: &RunDir, step: u64) -> Vec<MatmulChoice> {
+    let read = Provenance::read(run_dir.path()).ok().flatten();
+    let starts = read.map(|recorded| recorded.starts).unwrap_or_default();
+    starts.iter().rfind(|earlier| earlier.step < step).map(Start::matmul_choices).unwrap_or_default()
 }
 
 /// Reads the record of a run that continues, and warns where the bits of its arithmetic are others from

@@ -46,7 +46,7 @@ pub fn train(
         let (rank, progress) = (group.rank(), group.progress().clone());
         let place = |error| TrainError::OnRank { rank, place: progress.place(), error: Box::new(error) };
         let carried = gpus::carried(&config.compute, group, DEADLINE);
-        let trained = carried.and_then(|group| train_as(config, options, group, observer, stop));
+        let trained = carried.and_then(|group| train_as(config, options.clone(), group, observer, stop));
         trained.map_err(place)
     };
     std::thread::scope(|scope| {

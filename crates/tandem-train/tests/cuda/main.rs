@@ -4,6 +4,7 @@
 //!
 //! A binary of its own: the emulated GPUs are there for the whole process, and other tests are to find none.
 
+mod autotune;
 #[path = "../../../../goldens/formula.rs"]
 #[allow(dead_code, reason = "other tests use more of it")]
 mod formula;
@@ -23,15 +24,18 @@ mod teacher;
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// GPUs of the emulated machine, and what each has. No test names the last one, which one of them fills.
-const MACHINE: (usize, usize) = (5, 256 << 20);
+/// GPUs of the emulated machine, and what each has. A test fills GPU 4.
+const MACHINE: (usize, usize) = (7, 256 << 20);
+
+/// The GPU on which the second algorithm of matmuls is the faster one.
+const OTHERWISE: usize = 5;
 
 /// Has this process find its GPUs, and says how many there are.
 fn machine() -> usize {
     static COUNT: OnceLock<usize> = OnceLock::new();
     *COUNT.get_or_init(|| {
         if std::env::var_os("TANDEM_TEST_CUDA").is_none() {
-            tandem_cuda_emulator::install(MACHINE.0, MACHINE.1);
+            tandem_cuda_emulator::install(MACHINE.0, MACHINE.1, Some(OTHERWISE));
         }
         tandem_kernels::cuda::list().unwrap_or_else(|error| panic!("{error}")).len()
     })

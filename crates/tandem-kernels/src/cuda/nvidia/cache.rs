@@ -1,6 +1,7 @@
-//! Disk cache of compiled kernels: a machine compiles a file once per compiler and kind of GPU.
+//! Disk cache of compiled kernels and of chosen algorithms: a machine compiles a file once per compiler
+//! and kind of GPU, and times a GEMM once per library and kind of GPU.
 //!
-//! A file that is unreadable or damaged is compiled anew; a cache never causes a failure.
+//! A file that is unreadable or damaged is made anew; a cache never causes a failure.
 
 use std::ffi::OsString;
 use std::fs;
@@ -10,12 +11,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::compiler::Compiler;
 use crate::cuda::HEADERS;
-use crate::cuda::driver::Source;
+use crate::cuda::autotune::CANDIDATES;
+use crate::cuda::driver::{Algorithm, MatmulChoice, Source};
 
 /// Start of a cache file, before the checksum of the rest.
 const MAGIC: &[u8; 8] = b"tandemk1";
 
-/// Directory of compiled kernels, if there is one.
+/// Directory of compiled kernels and chosen algorithms, if there is one.
+#[derive(Clone)]
 pub(super) struct Cache {
     folder: Option<PathBuf>,
 }
@@ -66,20 +69,59 @@ impl Cache {
 
     /// Returns the intact image of a key.
     pub(super) fn get(&self, source: &Source, key: Key) -> Option<Vec<u8>> {
-        let content = fs::read(self.path(source, key)?).ok()?;
-        let (checksum, image) = content.strip_prefix(MAGIC)?.split_first_chunk::<32>()?;
-        (blake3::hash(image) == *checksum).then(|| image.to_vec())
+        read(&self.path(source, key)?)
     }
 
     /// Stores an image, if possible.
     pub(super) fn put(&self, source: &Source, key: Key, image: &[u8]) {
         let Some(path) = self.path(source, key) else { return };
-        let _ = write(&path, image);
+        let _ = write(&path, image, |temporary| fs::rename(temporary, &path));
+    }
+
+    /// Path of the algorithm of a shape, on this kind of GPU and library.
+    fn path_of_algorithm(&self, kind: &str, shape: &str) -> Option<PathBuf> {
+        let key = blake3::hash(format!("{kind}\n{shape}\nbest of {CANDIDATES}").as_bytes());
+        Some(self.folder.as_ref()?.join(format!("matmul-{}", &key.to_hex()[..32])))
+    }
+
+    /// Returns the algorithm that was kept for a shape.
+    pub(super) fn algorithm(&self, kind: &str, shape: &str) -> Option<Algorithm> {
+        let text = String::from_utf8(read(&self.path_of_algorithm(kind, shape)?)?).ok()?;
+        // The rest of the file says to a reader what it is for.
+        text.lines().next()?.parse().ok()
+    }
+
+    /// Keeps the algorithm of a shape, and returns it; or that of a process which was first, so that both
+    /// go on with the same. `None` if nothing can be written.
+    pub(super) fn keep_algorithm(&self, kind: &str, choice: &MatmulChoice) -> Option<Algorithm> {
+        let MatmulChoice { shape, algorithm } = choice;
+        let path = self.path_of_algorithm(kind, shape)?;
+        let text = format!("{algorithm}\n{kind}\n{shape}\n");
+        let publish = |temporary: &Path| {
+            // Unlike a rename, a link replaces nothing.
+            if fs::hard_link(temporary, &path).is_ok() {
+                return fs::remove_file(temporary);
+            }
+            match self.algorithm(kind, shape) {
+                Some(_) => fs::remove_file(temporary),
+                // Damaged, or a file system without links.
+                None => fs::rename(temporary, &path),
+            }
+        };
+        write(&path, text.as_bytes(), publish).ok()?;
+        self.algorithm(kind, shape)
     }
 }
 
-/// Writes and renames: other processes may read or write the same file.
-fn write(path: &Path, image: &[u8]) -> std::io::Result<()> {
+/// Returns the content of an intact file.
+fn read(path: &Path) -> Option<Vec<u8>> {
+    let file = fs::read(path).ok()?;
+    let (checksum, content) = file.strip_prefix(MAGIC)?.split_first_chunk::<32>()?;
+    (blake3::hash(content) == *checksum).then(|| content.to_vec())
+}
+
+/// Writes a temporary file and publishes it: other processes may read or write the same file.
+fn write(path: &Path, image: &[u8], publish: impl Fn(&Path) -> std::io::Result<()>) -> std::io::Result<()> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let temporary = path.with_extension(format!("{}-{number}.tmp", std::process::id()));
@@ -92,7 +134,7 @@ fn write(path: &Path, image: &[u8]) -> std::io::Result<()> {
         file.write_all(blake3::hash(image).as_bytes())?;
         file.write_all(image)?;
         drop(file);
-        fs::rename(&temporary, path)
+        publish(&temporary)
     };
     written().inspect_err(|_| {
         let _ = fs::remove_file(&temporary);

@@ -115,6 +115,7 @@ impl Cuda {
             multiprocessors: number(attribute::MULTIPROCESSOR_COUNT)? as u32,
             shared_memory: number(attribute::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
             total_memory,
+            l2_cache: number(attribute::L2_CACHE_SIZE)?,
         })
     }
 

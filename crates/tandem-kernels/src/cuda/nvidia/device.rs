@@ -66,8 +66,8 @@ pub(super) fn open_with(
 ) -> Result<Drivers> {
     find(cuda, ordinal)?;
     let context = Context::open(cuda, ordinal)?;
+    let blas = Blas::new(&context, blas, cache.clone())?;
     let modules = Modules::new(&context, Compiler::new(nvrtc)?, cache)?;
-    let blas = Blas::new(&context, blas)?;
     Ok(Arc::new(Nvidia::new(context, modules, blas)?))
 }
 

@@ -10,7 +10,9 @@ use super::modules::Modules;
 use super::pinned::{Pinned, Seams};
 use super::raw::{Copy2D, EVENT_DEFAULT, EVENT_WAIT_DEFAULT, Opaque, STREAM_NON_BLOCKING, attribute};
 use crate::Result;
-use crate::cuda::driver::{Arg, Driver, Event, Function, Grid, Matmul, Properties, Region, Source, Stream};
+use crate::cuda::driver::{
+    Algorithm, Arg, Driver, Event, Function, Grid, Matmul, MatmulChoice, Properties, Region, Source, Stream,
+};
 
 /// Most arguments of a kernel; CUDA allows more.
 const MAX_ARGUMENTS: usize = 64;
@@ -196,6 +198,31 @@ unsafe impl Driver for Nvidia {
     unsafe fn matmul(&self, stream: Stream, product: &Matmul) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.blas.matmul(stream, product) }
+    }
+
+    fn algorithms(&self, product: &Matmul, most: usize) -> Result<Vec<Algorithm>> {
+        self.blas.algorithms(product, most)
+    }
+
+    fn accepts(&self, product: &Matmul, algorithm: &Algorithm) -> Result<bool> {
+        self.blas.accepts(product, algorithm)
+    }
+
+    unsafe fn matmul_by(&self, stream: Stream, product: &Matmul, algorithm: &Algorithm) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.blas.matmul_by(stream, product, algorithm) }
+    }
+
+    fn set_choices(&self, choices: &[MatmulChoice]) {
+        self.blas.set_choices(choices);
+    }
+
+    fn kept(&self, shape: &str) -> Option<Algorithm> {
+        self.blas.kept(shape)
+    }
+
+    fn keep(&self, choice: &MatmulChoice) -> Option<Algorithm> {
+        self.blas.keep(choice)
     }
 }
 

@@ -37,6 +37,7 @@ pub(super) mod attribute {
 
     pub(crate) const MAX_PITCH: c_int = 11;
     pub(crate) const MULTIPROCESSOR_COUNT: c_int = 16;
+    pub(crate) const L2_CACHE_SIZE: c_int = 38;
     pub(crate) const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
     pub(crate) const COMPUTE_CAPABILITY_MINOR: c_int = 76;
     pub(crate) const CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: c_int = 91;

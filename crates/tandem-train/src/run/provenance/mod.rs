@@ -14,6 +14,7 @@ use std::thread::{self, JoinHandle};
 
 use serde::{Deserialize, Serialize};
 use tandem_comm::ProcessGroup;
+use tandem_kernels::cuda::driver::{Algorithm, MatmulChoice};
 use tandem_kernels::{DType, Device};
 
 pub(super) use files::{InputFile, input_files, is_place, weight_files};
@@ -21,6 +22,7 @@ pub(super) use files::{InputFile, input_files, is_place, weight_files};
 use crate::config::{Config, RESOLVED_HEADER};
 use crate::disk::replace;
 use crate::inputs::RunInputs;
+use crate::placement::MemoryPlacement;
 use crate::{Result, TrainError};
 
 /// Name in the run folder.
@@ -49,6 +51,9 @@ pub struct Start {
     pub program: Program,
     /// Arithmetic of the devices, [`Device::arithmetic`]: one, unless ranks had different ones.
     pub arithmetic: Vec<String>,
+    /// Algorithms of matmuls on GPUs that were chosen by timing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub matmuls: Vec<MatmulRecord>,
     /// Type of matmuls and activations.
     pub dtype: String,
     /// Number of ranks.
@@ -59,6 +64,32 @@ pub struct Start {
     pub tokens: Vec<HashedInput>,
     /// Files of weights and rows; `None` if the run ended before they were read.
     pub files: Option<Vec<HashedInput>>,
+}
+
+/// Algorithm of the matmuls of a rounded shape.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MatmulRecord {
+    /// Size, types, strides and alignments.
+    pub shape: String,
+    /// cuBLASLt's description of the algorithm.
+    #[serde(with = "algorithm")]
+    pub algorithm: Algorithm,
+}
+
+/// An algorithm as text.
+mod algorithm {
+    use serde::de::{Deserialize, Deserializer, Error};
+    use serde::ser::Serializer;
+
+    use super::Algorithm;
+
+    pub(super) fn serialize<S: Serializer>(algorithm: &Algorithm, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(algorithm)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Algorithm, D::Error> {
+        String::deserialize(from)?.parse().map_err(D::Error::custom)
+    }
 }
 
 /// Program of a run.
@@ -153,14 +184,17 @@ impl Start {
     pub(super) fn new(
         config: &Config,
         prepared: &RunInputs,
-        device: &Device,
+        placement: &MemoryPlacement,
         step: u64,
         group: &mut ProcessGroup,
     ) -> Result<Self> {
+        let record =
+            |choice: &MatmulChoice| MatmulRecord { shape: choice.shape.clone(), algorithm: choice.algorithm };
         Ok(Self {
             step,
             program: Program::unhashed(),
-            arithmetic: arithmetic_of_all(device, group)?,
+            arithmetic: arithmetic_of_all(&placement.device, group)?,
+            matmuls: placement.matmuls.iter().map(record).collect(),
             dtype: dtype_name(config.compute.compute_type()).to_owned(),
             ranks: group.size(),
             config: ConfigRecord::new(config),
@@ -172,6 +206,13 @@ impl Start {
     /// Returns the type of matmuls and activations, if this version knows it.
     pub(super) fn dtype(&self) -> Option<DType> {
         [DType::F32, DType::Bf16].into_iter().find(|dtype| dtype_name(*dtype) == self.dtype)
+    }
+
+    /// Returns the algorithms of matmuls.
+    pub(super) fn matmul_choices(&self) -> Vec<MatmulChoice> {
+        let choice =
+            |record: &MatmulRecord| MatmulChoice { shape: record.shape.clone(), algorithm: record.algorithm };
+        self.matmuls.iter().map(choice).collect()
     }
 
     /// Returns whether the run computed on GPUs.
@@ -187,6 +228,7 @@ impl Start {
         own.version == other.version
             && (own == other || !is_known(own) || !is_known(other))
             && self.arithmetic == earlier.arithmetic
+            && self.matmuls == earlier.matmuls
             && self.dtype == earlier.dtype
             && self.config.blake3 == earlier.config.blake3
             && self.tokens == earlier.tokens

@@ -7,6 +7,7 @@ use std::time::Instant;
 use tandem_comm::{Phase, ProcessGroup};
 use tandem_judge::{Environment, Panel};
 use tandem_kernels::Profile;
+use tandem_kernels::cuda::driver::MatmulChoice;
 
 use super::memory::{explained, refuse_too_large};
 use super::{Files, Options, Trainer};
@@ -28,7 +29,7 @@ use crate::plan::Plan;
 use crate::profile::Profiler;
 use crate::run::provenance::{ProvenanceWriter, Start, input_files};
 use crate::run::run_dir::{RunDir, RunDirPolicy};
-use crate::run::{agreement, resume};
+use crate::run::{agreement, matmuls, resume};
 use crate::samples::Sampler;
 use crate::step::{TrainState, TrainStep};
 use crate::trackers::{self, Trackers};
@@ -53,7 +54,7 @@ impl Trainer {
         mut group: ProcessGroup,
         observer: &mut dyn Observer,
     ) -> Result<Self> {
-        let Options { start, profile, until } = options.into();
+        let Options { start, profile, until, matmuls } = options.into();
         agreement::on_config(&config, &mut group)?;
         if group.rank() == 0 {
             trackers::check(&config)?;
@@ -87,7 +88,8 @@ impl Trainer {
 
         refuse_too_large(&config, &prepared, &plan, group)?;
         let place = (group.rank(), group.size());
-        let opening = TrainerBuilder { config: &config, prepared: &prepared, plan: &plan, start, earlier };
+        let opening =
+            TrainerBuilder { config: &config, prepared: &prepared, plan: &plan, start, earlier, matmuls };
         let loaded = opening.load(&mut mesh, run_dir, recorder, observer);
         let Loaded { profiler, scorer, learner, saver, files, samples, cursor, resumed_from } =
             loaded.map_err(|error| explained(error, &config, &prepared, place, 0))?;
@@ -126,6 +128,8 @@ struct TrainerBuilder<'a> {
     start: RunDirPolicy,
     /// Config of the folder's last run, if resumed.
     earlier: Option<Config>,
+    /// Algorithms of matmuls, if given.
+    matmuls: Option<Vec<MatmulChoice>>,
 }
 
 /// Loaded state.
@@ -149,12 +153,23 @@ impl TrainerBuilder<'_> {
         recorder: Option<Arc<Profile>>,
         observer: &mut dyn Observer,
     ) -> Result<Loaded> {
-        let Self { config, prepared, plan, start, earlier } = self;
+        let Self { config, prepared, plan, start, earlier, matmuls } = self;
         let progress = mesh.world().progress().clone();
         let make = |recorder| Profiler::new(recorder, config, mesh.world());
         let profiler = recorder.map(make).transpose()?;
         progress.begin_phase(Phase::Reference);
+        let newest = match &run_dir {
+            Some(run_dir) => resume::newest_checkpoint(run_dir, start, observer)?,
+            None => None,
+        };
+        // A run that goes on keeps its algorithms, and has the library's first choice if it has no record.
+        let recorded = run_dir
+            .as_ref()
+            .zip(newest.as_ref())
+            .map(|(run_dir, checkpoint)| resume::recorded_matmuls(run_dir, checkpoint.cursor().step));
+        let proposed = matmuls::propose(config, prepared, matmuls.or(recorded), mesh.world(), observer)?;
         let mut placement = MemoryPlacement::open(config, plan.needs(), plan.rooms, mesh.world().rank())?;
+        proposed.agree(config, prepared, &mut placement, mesh.world(), observer)?;
         if let Some(profiler) = &profiler {
             placement = placement.profiled(profiler.recording());
         }
@@ -170,10 +185,6 @@ impl TrainerBuilder<'_> {
         learner.optimizer.start(&scorer.policy)?;
 
         let (mut cursor, mut resumed_from) = (Cursor::default(), None);
-        let newest = match &run_dir {
-            Some(run_dir) => resume::newest_checkpoint(run_dir, start, observer)?,
-            None => None,
-        };
         if let Some(checkpoint) = resume::agree_on(newest, mesh.world())? {
             let data_hash = prepared.train.content_hash().to_string();
             let TrainStep { policy, reference, .. } = &mut scorer;
@@ -186,7 +197,7 @@ impl TrainerBuilder<'_> {
             resumed_from = Some(checkpoint.path().to_path_buf());
             resume::warn_of_changes(config, earlier.as_ref(), observer);
         }
-        let begun = Start::new(config, prepared, &scorer.placement.device, cursor.step, mesh.world())?;
+        let begun = Start::new(config, prepared, &scorer.placement, cursor.step, mesh.world())?;
         // Only now: a run that is refused leaves the folder, and the config to compare the next
         // attempt with, as it was.
         let mut samples = None;

@@ -16,6 +16,7 @@ use std::time::Instant;
 use tandem_comm::{Phase, Reduction};
 use tandem_data::order::BatchSampler;
 use tandem_kernels::Device;
+use tandem_kernels::cuda::driver::MatmulChoice;
 use tandem_model::save::{SHARD_BYTES, Save};
 
 use crate::checkpoint::state::CheckpointState;
@@ -73,7 +74,7 @@ pub struct Trainer {
 }
 
 /// Options of a run besides its config.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Policy for a folder that already holds a run.
     pub start: RunDirPolicy,
@@ -81,11 +82,14 @@ pub struct Options {
     pub profile: bool,
     /// Step after which the run saves and stops, as if it was asked to.
     pub until: Option<u64>,
+    /// Algorithms of matmuls on GPUs, to repeat those of another run; `None` leaves the choice to the
+    /// run.
+    pub matmuls: Option<Vec<MatmulChoice>>,
 }
 
 impl From<RunDirPolicy> for Options {
     fn from(start: RunDirPolicy) -> Self {
-        Self { start, profile: false, until: None }
+        Self { start, profile: false, until: None, matmuls: None }
     }
 }
 

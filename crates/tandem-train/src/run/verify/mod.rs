@@ -29,7 +29,7 @@ use crate::run::run_dir::{METRICS, RunDirPolicy};
 use crate::run::{Options, spawn};
 use crate::{Result, TrainError};
 
-pub use crate::run::provenance::{ConfigRecord, HashedInput, Program, Start};
+pub use crate::run::provenance::{ConfigRecord, HashedInput, MatmulRecord, Program, Start};
 pub use verdict::{CheckpointVerdict, MetricDifference, Verdict};
 
 use replay::Replay;
@@ -193,7 +193,8 @@ impl RecordedRun {
         let notes = notes.into_iter().chain(check::inputs(&config, start, observer)?).collect();
         fs::create_dir_all(&request.scratch).map_err(TrainError::io("create", &request.scratch))?;
         let policy = self.link_first(stretch, &request.scratch)?;
-        let options = Options { start: policy, profile: false, until: Some(stretch.to) };
+        let matmuls = Some(start.matmul_choices());
+        let options = Options { start: policy, profile: false, until: Some(stretch.to), matmuls };
         let mut replay = Replay::new(self, stretch, request.keeps_checkpoints, observer, stop);
         spawn::train(&config, options, &mut replay, stop)?;
         replay.verdict(config.compute.devices.num_ranks(), notes)

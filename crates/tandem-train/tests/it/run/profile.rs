@@ -32,7 +32,7 @@ impl Observer for Shown {
 
 fn profiled(config: &Config) -> Shown {
     let mut shown = Shown::default();
-    let options = Options { start: RunDirPolicy::Overwrite, profile: true, until: None };
+    let options = Options { profile: true, ..RunDirPolicy::Overwrite.into() };
     let outcome = spawn::train(config, options, &mut shown, &AtomicBool::new(false)).unwrap();
     assert!(matches!(outcome, Outcome::Finished(_)));
     shown
@@ -217,7 +217,7 @@ fn a_long_run_is_recorded_no_longer_than_a_short_one_and_a_shorter_one_as_far_as
 fn a_run_that_is_stopped_tells_of_the_whole_steps_that_it_took() {
     let small = Small::new("sft");
     let config = small.config("run", &["train.steps=50"]);
-    let options = |start| Options { start, profile: true, until: None };
+    let options = |start| Options { profile: true, ..Options::from(start) };
     for (steps, tables, warnings) in [(4, 1, 0), (2, 0, 1)] {
         struct Stopping<'a>(Shown, &'a AtomicBool, u64);
         impl Observer for Stopping<'_> {
@@ -253,8 +253,7 @@ fn ranks_that_do_not_all_profile_are_refused() {
             .map(|group| {
                 let config = config.clone();
                 scope.spawn(move || {
-                    let options =
-                        Options { start: RunDirPolicy::Fresh, profile: group.rank() == 0, until: None };
+                    let options = Options { profile: group.rank() == 0, ..RunDirPolicy::Fresh.into() };
                     Trainer::on_rank(config, options, group, &mut Silent).err().map(|error| error.to_string())
                 })
             })

@@ -2,8 +2,9 @@
 //!
 //! The algorithm is chosen once per shape, with strides, types and the alignment of addresses up to
 //! 16 bytes, so the position of a tensor does not change the bits. A choice takes the library
-//! milliseconds, and batches differ in length: the number of tokens is rounded for it. Algorithms that
-//! add parts of the depth into the result in arbitrary order are excluded.
+//! milliseconds, and batches differ in length: the number of tokens is rounded for it. It is the first
+//! of the library's heuristic, unless [`Blas::set_choices`] names another. Algorithms that add parts of
+//! the depth into the result in arbitrary order are excluded.
 
 mod plan;
 pub(super) mod raw;
@@ -13,13 +14,15 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::context::Context;
+use super::cache::Cache;
+use super::context::{Context, version_text};
 use super::memory::Memory;
 use super::raw::Opaque;
 use crate::Result;
-use crate::cuda::driver::{Matmul, Region, Stream};
+use crate::cuda::driver::{Algorithm, Matmul, MatmulChoice, Properties, Region, Stream};
+use crate::cuda::failed;
 use plan::{Plan, WORKSPACE, check};
-use raw::{Algorithm, BlasFunctions};
+use raw::BlasFunctions;
 use shape::Shape;
 
 /// cuBLASLt on one GPU.
@@ -28,21 +31,31 @@ pub(super) struct Blas {
     library: Arc<BlasFunctions>,
     handle: Opaque,
     plans: Mutex<HashMap<Shape, Arc<Plan>>>,
-    /// Choices by rounded shape.
+    /// The library's first choice by rounded shape.
     algorithms: Mutex<HashMap<Shape, Algorithm>>,
+    /// Choices that precede it, by the key of the shape.
+    choices: Mutex<HashMap<String, Algorithm>>,
+    /// Plans of the algorithms that are being timed: making one takes longer than a small GEMM.
+    candidates: Mutex<HashMap<Algorithm, (Shape, Arc<Plan>)>>,
+    cache: Cache,
+    /// Kind of GPU and versions that a kept choice is for.
+    kind: String,
     /// Workspace by stream: GEMMs of different streams run concurrently.
     workspaces: Mutex<HashMap<Stream, Memory>>,
 }
 
 impl Blas {
-    pub(super) fn new(context: &Arc<Context>, library: BlasFunctions) -> Result<Self> {
+    pub(super) fn new(context: &Arc<Context>, library: BlasFunctions, cache: Cache) -> Result<Self> {
         context.enter()?;
         let mut handle = 0;
         // SAFETY: the handle is written to where it is; it is given back when this is dropped.
         check("opening it", unsafe { (library.create)(&raw mut handle) })?;
         let (context, library) = (context.clone(), Arc::new(library));
-        let (plans, algorithms, workspaces) = Default::default();
-        Ok(Self { context, library, handle, plans, algorithms, workspaces })
+        let Properties { name, capability: (major, minor), multiprocessors, .. } = &context.properties;
+        let (driver, version) = (version_text(context.cuda.version()?), library.version_text());
+        let kind = format!("{name} sm_{major}{minor} x{multiprocessors} driver {driver} cublaslt {version}");
+        let (plans, algorithms, choices, candidates, workspaces) = Default::default();
+        Ok(Self { context, library, handle, plans, algorithms, choices, candidates, cache, kind, workspaces })
     }
 
     /// Returns the version in NVIDIA's format.
@@ -55,12 +68,48 @@ impl Blas {
     /// # Safety
     /// Factors, addend and room for the result exist until the stream has come so far.
     pub(super) unsafe fn matmul(&self, stream: Stream, product: &Matmul) -> Result<()> {
-        let Matmul { size, a, b, c, d, .. } = *product;
-        if size[0] == 0 || size[1] == 0 {
+        if product.size[0] == 0 || product.size[1] == 0 {
             return Ok(());
         }
         self.context.enter()?;
         let plan = self.plan(product)?;
+        // SAFETY: the caller's promise; the plan is of this shape.
+        unsafe { self.run(stream, product, &plan) }
+    }
+
+    /// Puts a GEMM of a given algorithm into a stream.
+    ///
+    /// # Safety
+    /// As [`Self::matmul`].
+    pub(super) unsafe fn matmul_by(
+        &self,
+        stream: Stream,
+        product: &Matmul,
+        algorithm: &Algorithm,
+    ) -> Result<()> {
+        self.context.enter()?;
+        let plan = self.candidate(&Shape::from_matmul(product), algorithm)?;
+        // SAFETY: the caller's promise; the plan is of this shape.
+        unsafe { self.run(stream, product, &plan) }
+    }
+
+    /// Returns the plan of a shape by a given algorithm.
+    fn candidate(&self, shape: &Shape, algorithm: &Algorithm) -> Result<Arc<Plan>> {
+        let mut candidates = lock(&self.candidates);
+        if let Some((_, plan)) = candidates.get(algorithm).filter(|(of, _)| of == shape) {
+            return Ok(plan.clone());
+        }
+        let plan = Plan::by(&self.library, self.handle, shape, algorithm)?;
+        let refused = || failed("cuBLASLt: multiplying", format!("it refuses algorithm {algorithm}"));
+        let plan = Arc::new(plan.ok_or_else(refused)?);
+        candidates.insert(*algorithm, (*shape, plan.clone()));
+        Ok(plan)
+    }
+
+    /// # Safety
+    /// As [`Self::matmul`]; the plan is of the GEMM's shape.
+    unsafe fn run(&self, stream: Stream, product: &Matmul, plan: &Plan) -> Result<()> {
+        let Matmul { a, b, c, d, .. } = *product;
         let workspace = if plan.workspace > 0 { self.workspace(stream)? } else { 0 };
         let one = 1f32;
         let factor_of_c = if c.is_some() { 1f32 } else { 0f32 };
@@ -97,20 +146,57 @@ impl Blas {
         if let Some(plan) = plans.get(&shape) {
             return Ok(plan.clone());
         }
-        let algorithm = self.algorithm(shape.rounded())?;
+        let algorithm = self.algorithm(&product.rounded())?;
         let plan = Arc::new(Plan::new(&self.library, self.handle, &shape, &algorithm)?);
         plans.insert(shape, plan.clone());
         Ok(plan)
     }
 
-    fn algorithm(&self, rounded: Shape) -> Result<Algorithm> {
+    /// Returns the algorithm of a rounded shape.
+    fn algorithm(&self, rounded: &Matmul) -> Result<Algorithm> {
+        if let Some(choice) = lock(&self.choices).get(&rounded.key()) {
+            return Ok(*choice);
+        }
+        let shape = Shape::from_matmul(rounded);
         let mut algorithms = lock(&self.algorithms);
-        if let Some(algorithm) = algorithms.get(&rounded) {
+        if let Some(algorithm) = algorithms.get(&shape) {
             return Ok(*algorithm);
         }
-        let algorithm = Plan::algorithm(&self.library, self.handle, &rounded)?;
-        algorithms.insert(rounded, algorithm);
+        let algorithm = Plan::algorithms(&self.library, self.handle, &shape, 1)?[0];
+        algorithms.insert(shape, algorithm);
         Ok(algorithm)
+    }
+
+    /// Returns up to `most` algorithms of the library's heuristic.
+    pub(super) fn algorithms(&self, product: &Matmul, most: usize) -> Result<Vec<Algorithm>> {
+        self.context.enter()?;
+        lock(&self.candidates).clear();
+        Plan::algorithms(&self.library, self.handle, &Shape::from_matmul(product), most)
+    }
+
+    /// Returns whether the library can compute a rounded shape by an algorithm.
+    pub(super) fn accepts(&self, product: &Matmul, algorithm: &Algorithm) -> Result<bool> {
+        self.context.enter()?;
+        let shape = Shape::from_matmul(&product.rounded());
+        Ok(Plan::by(&self.library, self.handle, &shape, algorithm)?.is_some())
+    }
+
+    /// Sets the algorithms of shapes.
+    pub(super) fn set_choices(&self, choices: &[MatmulChoice]) {
+        let choices = choices.iter().map(|choice| (choice.shape.clone(), choice.algorithm));
+        *lock(&self.choices) = choices.collect();
+        lock(&self.candidates).clear();
+        lock(&self.plans).clear();
+    }
+
+    /// Returns the algorithm that was kept for a shape.
+    pub(super) fn kept(&self, shape: &str) -> Option<Algorithm> {
+        self.cache.algorithm(&self.kind, shape)
+    }
+
+    /// Keeps a choice on disk.
+    pub(super) fn keep(&self, choice: &MatmulChoice) -> Option<Algorithm> {
+        self.cache.keep_algorithm(&self.kind, choice)
     }
 
     /// Returns the address of a stream's workspace.
@@ -141,6 +227,7 @@ impl Drop for Blas {
         // GEMMs may still run.
         self.context.settle();
         lock(&self.plans).clear();
+        lock(&self.candidates).clear();
         // SAFETY: the handle was made once, and is not used any more.
         unsafe {
             (self.library.destroy)(self.handle);

@@ -4,10 +4,11 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use super::raw::{
-    Algorithm, BlasFunctions, DESC_TRANSA, DESC_TRANSB, Heuristic, NOT_SUPPORTED, PREF_MAX_WORKSPACE_BYTES,
+    BlasFunctions, DESC_TRANSA, DESC_TRANSB, Heuristic, NOT_SUPPORTED, PREF_MAX_WORKSPACE_BYTES,
     PREF_MIN_ALIGNMENT_BYTES, PREF_REDUCTION_SCHEME_MASK, REDUCTION_COMPUTE_TYPE, SUCCESS, data_type, status,
 };
 use super::shape::{Layout, Shape};
+use crate::cuda::driver::Algorithm;
 use crate::cuda::failed;
 use crate::cuda::nvidia::raw::Opaque;
 use crate::{DType, Result};
@@ -36,19 +37,36 @@ impl Plan {
         let mut plan = Self::describe(library, shape)?;
         let chosen = match plan.accept(handle, shared) {
             Some(workspace) => (*shared, workspace),
-            None => plan.choose(handle, shape)?,
+            None => plan.heuristics(handle, shape, 1)?[0],
         };
         (plan.algorithm, plan.workspace) = chosen;
         Ok(plan)
     }
 
-    /// Returns the first algorithm of cuBLASLt's heuristic for a shape. The GPU must be current.
-    pub(super) fn algorithm(
+    /// Describes products of a shape by this algorithm; `None` if the library refuses it. The GPU must
+    /// be current.
+    pub(super) fn by(
         library: &Arc<BlasFunctions>,
         handle: Opaque,
         shape: &Shape,
-    ) -> Result<Algorithm> {
-        Ok(Self::describe(library, shape)?.choose(handle, shape)?.0)
+        algorithm: &Algorithm,
+    ) -> Result<Option<Self>> {
+        let mut plan = Self::describe(library, shape)?;
+        let Some(workspace) = plan.accept(handle, algorithm) else { return Ok(None) };
+        (plan.algorithm, plan.workspace) = (*algorithm, workspace);
+        Ok(Some(plan))
+    }
+
+    /// Returns up to `most` algorithms of cuBLASLt's heuristic for a shape, at least one. The GPU must
+    /// be current.
+    pub(super) fn algorithms(
+        library: &Arc<BlasFunctions>,
+        handle: Opaque,
+        shape: &Shape,
+        most: usize,
+    ) -> Result<Vec<Algorithm>> {
+        let found = Self::describe(library, shape)?.heuristics(handle, shape, most)?;
+        Ok(found.into_iter().map(|(algorithm, _)| algorithm).collect())
     }
 
     fn describe(library: &Arc<BlasFunctions>, shape: &Shape) -> Result<Self> {
@@ -87,8 +105,8 @@ impl Plan {
             .then_some(found.workspace)
     }
 
-    /// Returns the first algorithm of the heuristic, and the bytes that it needs.
-    fn choose(&self, handle: Opaque, shape: &Shape) -> Result<(Algorithm, usize)> {
+    /// Returns up to `most` algorithms of the heuristic and the bytes that each needs; at least one.
+    fn heuristics(&self, handle: Opaque, shape: &Shape, most: usize) -> Result<Vec<(Algorithm, usize)>> {
         let preference = Preference::new(&self.library)?;
         preference.set(PREF_MAX_WORKSPACE_BYTES, &(WORKSPACE as u64))?;
         // Otherwise algorithms might add parts of the depth into the result in its own type and in
@@ -98,8 +116,8 @@ impl Plan {
             preference.set(attribute, &bytes)?;
         }
         let [a, b, c, d] = self.layouts;
-        let (mut found, mut count) = (Heuristic::default(), 0);
-        // SAFETY: all handles exist, with room for the one requested result.
+        let (mut found, mut count) = (vec![Heuristic::default(); most], 0);
+        // SAFETY: all handles exist, with room for as many results as are requested.
         let outcome = unsafe {
             (self.library.heuristic)(
                 handle,
@@ -109,17 +127,23 @@ impl Plan {
                 c,
                 d,
                 preference.handle,
-                1,
-                &raw mut found,
+                most as c_int,
+                found.as_mut_ptr(),
                 &raw mut count,
             )
         };
-        let outcome = if outcome == SUCCESS && count == 0 { NOT_SUPPORTED } else { outcome };
-        let outcome = if outcome == SUCCESS { found.state } else { outcome };
+        found.truncate(usize::try_from(count).unwrap_or(0));
+        // Why nothing is of use is told of the first.
+        let outcome = if outcome == SUCCESS {
+            found.first().map_or(NOT_SUPPORTED, |first| first.state)
+        } else {
+            outcome
+        };
         let [m, n, k] = shape.size;
         let (of, into) = (shape.dtype, shape.d_type);
         check(&format!("finding out how to multiply [{m},{k}] by [{k},{n}] of {of} into {into}"), outcome)?;
-        Ok((found.algorithm, found.workspace))
+        let usable = found.into_iter().filter(|found| found.state == SUCCESS);
+        Ok(usable.map(|found| (found.algorithm, found.workspace)).collect())
     }
 }
 

@@ -7,6 +7,7 @@ use std::ffi::{c_int, c_void};
 use tandem_dlopen::functions;
 
 use crate::DType;
+use crate::cuda::driver::Algorithm;
 use crate::cuda::nvidia::raw::Opaque;
 
 /// `cublasStatus_t`: done.
@@ -45,11 +46,6 @@ pub(in crate::cuda::nvidia) const fn data_type(dtype: DType) -> c_int {
         DType::Bf16 => 14,
     }
 }
-
-/// `cublasLtMatmulAlgo_t`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::cuda::nvidia) struct Algorithm(pub(in crate::cuda::nvidia) [u64; 8]);
 
 /// `cublasLtMatmulHeuristicResult_t`.
 #[repr(C)]

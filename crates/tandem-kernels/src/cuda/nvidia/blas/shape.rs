@@ -10,11 +10,9 @@ use std::ffi::c_int;
 use super::raw::{COMPUTE_32F, COMPUTE_32F_FAST_TF32, OP_N, OP_T, data_type};
 use crate::DType;
 use crate::cuda::driver::{Factor, Matmul};
+use crate::cuda::matmul::alignment;
 
-/// Widest access in bytes: the largest alignment that matters.
-const WIDEST: u64 = 16;
-
-/// Key of the choice of an algorithm.
+/// What cuBLASLt needs to know of a GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Shape {
     /// Rows, columns and depth.
@@ -59,7 +57,6 @@ impl Layout {
 impl Shape {
     pub(super) fn from_matmul(product: &Matmul) -> Self {
         let Matmul { size, dtype, a, b, c, d, d_type, tf32 } = *product;
-        let alignment = |address: u64| 1 << (address | WIDEST).trailing_zeros();
         let (of_a, of_b, of_d) = (alignment(a.address), alignment(b.address), alignment(d.0));
         let of_c = c.map_or(of_d, |(address, _)| alignment(address));
         let factor = |factor: Factor| (factor.stride, factor.along_depth);
@@ -74,21 +71,6 @@ impl Shape {
             d: d.1,
             alignments: [of_b, of_a, of_c, of_d],
         }
-    }
-
-    /// Returns a shape of rounded size, whose algorithm products of about this size share: where the
-    /// number of tokens is the depth or the number of rows, it differs from batch to batch. The first
-    /// three bits of it count, and a number of at most 8 is kept.
-    pub(super) fn rounded(&self) -> Self {
-        let round = |n: usize| n.next_multiple_of((n.next_power_of_two() / 8).max(1));
-        let ([m, n, k], is_along_depth) = (self.size, [self.a.1, self.b.1]);
-        // Never of what lies side by side in memory, which strides limit.
-        let size = match is_along_depth {
-            [true, _] => [round(m), n, k],
-            [false, false] => [m, n, round(k)],
-            [false, true] => [m, n, k],
-        };
-        Self { size, ..*self }
     }
 
     /// Returns the layouts of cuBLASLt's A, B, C and D.
@@ -149,22 +131,6 @@ mod tests {
         assert_eq!(Shape::from_matmul(&moved), Shape::from_matmul(&product()));
         let odd = Matmul { d: ((1 << 22) + 4, 7), ..product() };
         assert_ne!(Shape::from_matmul(&odd), Shape::from_matmul(&product()));
-    }
-
-    #[test]
-    fn the_number_of_tokens_is_rounded_up_to_three_bits() {
-        let size = |size, [a, b]: [bool; 2]| {
-            let (a, b) = (factor(1 << 20, 1 << 20, a), factor(1 << 21, 1 << 20, b));
-            Shape::from_matmul(&Matmul { size, a, b, ..product() }).rounded().size
-        };
-        assert_eq!(size([16_197, 2047, 3071], [true, true]), [16_384, 2047, 3071]);
-        assert_eq!(size([8193, 2047, 3071], [true, false]), [10_240, 2047, 3071]);
-        assert_eq!(size([2047, 3071, 16_197], [false, false]), [2047, 3071, 16_384]);
-        assert_eq!(size([2047, 3071, 16_197], [false, true]), [2047, 3071, 16_197]);
-        for few in 1..=8 {
-            assert_eq!(size([few, 5, 7], [true, true]), [few, 5, 7]);
-        }
-        assert_eq!(size([9, 5, 7], [true, true]), [10, 5, 7]);
     }
 
     #[test]

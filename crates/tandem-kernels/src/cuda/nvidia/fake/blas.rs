@@ -1,13 +1,14 @@
 //! cuBLASLt: layouts are taken literally, column by column, and products are plain loops.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 
 use half::bf16;
 
 use super::on_gpu;
-use crate::cuda::nvidia::blas::raw::{Algorithm, BlasFunctions, Heuristic};
+use crate::cuda::driver::Algorithm;
+use crate::cuda::nvidia::blas::raw::{BlasFunctions, Heuristic};
 use crate::cuda::nvidia::raw::Opaque;
 
 const INVALID_VALUE: c_int = 7;
@@ -17,7 +18,12 @@ const HANDLE: Opaque = 77;
 const F32: c_int = 0;
 const BF16: c_int = 14;
 
+/// Bits of an algorithm's last word below its number.
+const NUMBER: u32 = 48;
+
 thread_local! {
+    static TIMES: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    static COMPUTED: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
     static CHOSEN: Cell<usize> = const { Cell::new(0) };
     static DESCRIBED: Cell<isize> = const { Cell::new(0) };
     static REFUSES: Cell<bool> = const { Cell::new(false) };
@@ -26,6 +32,17 @@ thread_local! {
 /// Has this thread's library take no algorithm for another shape than that it was chosen for.
 pub(in crate::cuda::nvidia) fn refuse_algorithms(refuses: bool) {
     REFUSES.set(refuses);
+}
+
+/// Has this thread's library offer an algorithm for each of these times of a product, in the events'
+/// units.
+pub(in crate::cuda::nvidia) fn offer_algorithms(times: &[u64]) {
+    TIMES.set(times.to_vec());
+}
+
+/// Returns the numbers of the algorithms of this thread's products since the last call.
+pub(in crate::cuda::nvidia) fn computed() -> Vec<usize> {
+    COMPUTED.take()
 }
 
 /// Returns the number of times that this thread asked for an algorithm.
@@ -185,17 +202,28 @@ unsafe extern "C" fn heuristic(
     let types = layouts.map(|layout| layout.kind);
     let is_known = matches!(types, [BF16, BF16, BF16, BF16] | [BF16, BF16, F32, F32] | [F32, F32, F32, F32]);
     let is_computed = desc.kind == 68 || (desc.kind == 77 && types[0] == F32);
-    if handle != HANDLE || asked != 1 || desc.scale != F32 || !is_known || !is_computed {
+    if handle != HANDLE || asked < 1 || desc.scale != F32 || !is_known || !is_computed {
         return NOT_SUPPORTED;
     }
     assert_eq!(preference.number(3), Some(2), "sums in the order in which they come are not allowed");
     let alignments = [5, 6, 7, 8].map(|attribute| preference.number(attribute).unwrap());
     let [of_a, of_b, of_c, of_d] = alignments;
     let workspace = if k > 8 { preference.number(1).unwrap() as usize } else { 0 };
-    let algorithm = Algorithm([of_a, of_b, of_c, of_d, m as u64, n as u64, k as u64, workspace as u64]);
+    let offered = TIMES.with_borrow(Vec::len).max(1).min(asked as usize);
+    for number in 0..offered {
+        let last = workspace as u64 | (number as u64) << NUMBER;
+        let algorithm = Algorithm([of_a, of_b, of_c, of_d, m as u64, n as u64, k as u64, last]);
+        // SAFETY: as in cuBLASLt; there is room for as many as were asked for.
+        unsafe { ((*found.add(number)).algorithm, (*found.add(number)).workspace) = (algorithm, workspace) };
+    }
     // SAFETY: as in cuBLASLt.
-    unsafe { ((*found).algorithm, (*found).workspace, *count) = (algorithm, workspace, 1) };
+    unsafe { *count = offered as c_int };
     0
+}
+
+/// Returns the workspace and the number of an algorithm.
+fn last_word(algorithm: [u64; 8]) -> (usize, usize) {
+    ((algorithm[7] & ((1 << NUMBER) - 1)) as usize, (algorithm[7] >> NUMBER) as usize)
 }
 
 /// An algorithm does for other sizes too; the stand-in's workspace is part of its description.
@@ -217,8 +245,8 @@ unsafe extern "C" fn check(
     }
     let is_near = [m, n, k].iter().zip(&algorithm[4..7]).all(|(&size, &of)| size as u64 <= of);
     // SAFETY: as in cuBLASLt.
-    unsafe { ((*found).algorithm, (*found).workspace) = (Algorithm(algorithm), algorithm[7] as usize) };
-    if is_near { 0 } else { NOT_SUPPORTED }
+    unsafe { ((*found).algorithm, (*found).workspace) = (Algorithm(algorithm), last_word(algorithm).0) };
+    if is_near && last_word(algorithm).1 < TIMES.with_borrow(Vec::len).max(1) { 0 } else { NOT_SUPPORTED }
 }
 
 /// An element of a matrix.
@@ -263,7 +291,7 @@ unsafe extern "C" fn matmul(
     };
     let Some([m, n, k]) = sizes(desc, layouts) else { return INVALID_VALUE };
     let is_chosen = [m, n, k].iter().zip(&algorithm[4..7]).all(|(&size, &of)| size as u64 <= of)
-        && algorithm[7] == bytes as u64
+        && last_word(algorithm).0 == bytes
         && handle == HANDLE;
     let is_aligned = [a, b, c, d].iter().zip(algorithm).all(|(address, by)| address % by == 0);
     let has_room = bytes == 0 || on_gpu(|gpu| c_int::from(gpu.can_touch(workspace, bytes))) == 1;
@@ -272,6 +300,13 @@ unsafe extern "C" fn matmul(
     if !is_chosen || !is_aligned || !has_room || is_in_place {
         return INVALID_VALUE;
     }
+    let number = last_word(algorithm).1;
+    COMPUTED.with_borrow_mut(|computed| computed.push(number));
+    let time = TIMES.with_borrow(|times| times.get(number).copied().unwrap_or(1));
+    on_gpu(|gpu| {
+        gpu.next += time;
+        0
+    });
     for (row, col) in (0..m).flat_map(|row| (0..n).map(move |col| (row, col))) {
         let swapped = |attribute, row, col| {
             if desc.number(attribute) == Some(1) { (col, row) } else { (row, col) }

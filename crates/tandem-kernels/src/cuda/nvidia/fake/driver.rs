@@ -124,6 +124,7 @@ unsafe extern "C" fn device_attribute(place: *mut c_int, attribute: c_int, devic
     let value = of_device(device, |gpu| match attribute {
         11 => c_int::MAX,
         16 => 108,
+        38 => 1 << 20,
         75 => gpu.kind.capability.0 as c_int,
         76 => gpu.kind.capability.1 as c_int,
         91 => c_int::from(gpu.kind.host_pointers),

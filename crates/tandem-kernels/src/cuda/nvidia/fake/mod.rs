@@ -20,7 +20,7 @@ use super::context::Cuda;
 use crate::Result;
 use crate::cuda::driver::{Drivers, Stream};
 
-pub(super) use blas::{num_chosen, num_described, refuse_algorithms};
+pub(super) use blas::{computed, num_chosen, num_described, offer_algorithms, refuse_algorithms};
 pub(super) use nvml::{UNKNOWN, nvml};
 pub(super) use nvrtc::{compiler, num_compiled};
 

@@ -1,6 +1,7 @@
 //! The driver over stand-ins for NVIDIA's libraries, and over the real ones as far as they go
 //! without a GPU.
 
+mod autotune;
 mod inventory;
 mod kernels;
 mod links;
