@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::collective::call::{Call, Operation};
 use crate::collective::element::{CollectiveBuffer, Element, ElementKind, Memory, Reduction};
-use crate::collective::engine::Engine;
+use crate::collective::engine::{Engine, StreamRange};
 use crate::collective::observer::CollectiveObserver;
 use crate::collective::volume::Volume;
 use crate::error::{CommError, Result};
@@ -19,12 +19,16 @@ enum Parts {
     Scatter(Range<usize>),
     /// Reads this range of bytes, writes all.
     Gather(Range<usize>),
+    /// Reads all, writes none.
+    Send,
+    /// Writes all, reads none.
+    Recv,
 }
 
 /// Location of the numbers, for an engine.
 enum Data<'a> {
     Host(&'a mut [u8]),
-    Device(u64),
+    Device(StreamRange),
 }
 
 /// One rank's membership of a process group. All members make the same calls in the same order.
@@ -96,7 +100,7 @@ impl ProcessGroup {
         let call = Call::whole(Operation::AllReduce(reduction), numbers.kind, numbers.len);
         self.make_on(call, numbers.memory, Parts::All, |engine, data| match data {
             Data::Host(bytes) => engine.all_reduce(call, bytes),
-            Data::Device(address) => engine.on_device().all_reduce(call, address),
+            Data::Device(range) => engine.put(call, range, &[]),
         })
     }
 
@@ -122,7 +126,7 @@ impl ProcessGroup {
         let parts = Parts::Scatter(self.own(&call, counts));
         self.make_on(call, numbers.memory, parts, |engine, data| match data {
             Data::Host(bytes) => engine.reduce_scatter(call, bytes, counts),
-            Data::Device(address) => engine.on_device().reduce_scatter(call, address, counts),
+            Data::Device(range) => engine.put(call, range, counts),
         })
     }
 
@@ -138,8 +142,21 @@ impl ProcessGroup {
         let parts = Parts::Gather(self.own(&call, counts));
         self.make_on(call, numbers.memory, parts, |engine, data| match data {
             Data::Host(bytes) => engine.all_gather(call, bytes, counts),
-            Data::Device(address) => engine.on_device().all_gather(call, address, counts),
+            Data::Device(range) => engine.put(call, range, counts),
         })
+    }
+
+    /// Makes calls on device memory, whose order does not matter, as one operation where the engine can. No
+    /// result is there before the end.
+    pub fn together<T>(&mut self, calls: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        if self.watch.is_some() {
+            // An observer measures each.
+            return calls(self);
+        }
+        self.engine.begin_together();
+        let made = calls(self);
+        let ended = self.engine.end_together();
+        made.and_then(|made| ended.map(|()| made))
     }
 
     /// Returns all ranks' elements in rank order; `counts` has the number of each rank.
@@ -176,6 +193,27 @@ impl ProcessGroup {
         self.check_peer("send", to)?;
         let call = Call::whole(Operation::Send { to }, T::KIND, data.len());
         self.make(call, |engine| engine.send(to, bytemuck::cast_slice(data)))
+    }
+
+    /// [`ProcessGroup::send`], also for devices and dry runs. Where the engine takes memory of the device, the
+    /// message waits in the device's stream until it is received.
+    pub fn send_numbers(&mut self, to: usize, numbers: CollectiveBuffer) -> Result<()> {
+        self.check_peer("send", to)?;
+        let call = Call::whole(Operation::Send { to }, numbers.kind, numbers.len);
+        self.make_on(call, numbers.memory, Parts::Send, |engine, data| match data {
+            Data::Host(bytes) => engine.send(to, bytes),
+            Data::Device(range) => engine.put(call, range, &[]),
+        })
+    }
+
+    /// [`ProcessGroup::recv`], also for devices and dry runs. The sender calls [`ProcessGroup::send_numbers`].
+    pub fn recv_numbers(&mut self, from: usize, numbers: CollectiveBuffer) -> Result<()> {
+        self.check_peer("recv", from)?;
+        let call = Call::whole(Operation::Recv { from }, numbers.kind, numbers.len);
+        self.make_on(call, numbers.memory, Parts::Recv, |engine, data| match data {
+            Data::Host(bytes) => engine.recv(from, bytes),
+            Data::Device(range) => engine.put(call, range, &[]),
+        })
     }
 
     /// [`ProcessGroup::send`] in a dry run.
@@ -249,8 +287,16 @@ impl ProcessGroup {
             Memory::Device(mut numbers) => {
                 let (ordinal, address) = numbers.address();
                 if self.engine.takes_device(ordinal) {
-                    numbers.synchronize().map_err(failed)?;
-                    return self.make(call, |engine| made(engine, Data::Device(address)));
+                    let range = StreamRange { address, stream: numbers.stream() };
+                    // An observer measures the call alone; others do not wait for the device.
+                    let waits = self.watch.is_some();
+                    if waits {
+                        numbers.synchronize().map_err(failed)?;
+                    }
+                    return self.make(call, |engine| {
+                        made(engine, Data::Device(range))?;
+                        if waits { numbers.synchronize().map_err(failed) } else { Ok(()) }
+                    });
                 }
                 let len = call.len * call.kind.size();
                 let mut words = std::mem::take(&mut self.bounce);
@@ -260,6 +306,8 @@ impl ProcessGroup {
                     Parts::All => (0..len, 0..len),
                     Parts::Scatter(own) => (0..len, own),
                     Parts::Gather(own) => (own, 0..len),
+                    Parts::Send => (0..len, 0..0),
+                    Parts::Recv => (0..0, 0..len),
                 };
                 numbers.read(read.clone(), &mut bytes[read]).map_err(failed)?;
                 self.make(call, |engine| made(engine, Data::Host(&mut *bytes)))?;

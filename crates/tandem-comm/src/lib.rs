@@ -25,7 +25,7 @@ pub mod store;
 
 pub use collective::call::{Call, Operation};
 pub use collective::element::{CollectiveBuffer, DeviceNumbers, Element, ElementKind, Reduction};
-pub use collective::engine::{DeviceEngine, Engine};
+pub use collective::engine::{Engine, StreamRange};
 pub use collective::observer::CollectiveObserver;
 pub use collective::volume::Volume;
 pub use engines::{mpi, nccl, recorder, tcp, threads};

@@ -72,7 +72,10 @@ pub trait DeviceNumbers {
     /// Returns the GPU's ordinal among those of this process, and the address.
     fn address(&self) -> (usize, u64);
 
-    /// Waits for the device's queued work, so that others may access the numbers.
+    /// Returns the stream whose work writes and reads the numbers, a `CUstream`.
+    fn stream(&self) -> u64;
+
+    /// Waits for the work in the stream.
     fn synchronize(&mut self) -> Result<(), String>;
 
     /// Copies bytes to the host, after the device's queued work.

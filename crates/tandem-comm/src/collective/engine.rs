@@ -71,25 +71,32 @@ pub trait Engine: Send {
     fn is_one_process(&self) -> bool {
         false
     }
-    /// Returns whether [`Engine::on_device`] accepts memory of this process's GPU `ordinal`.
+    /// Returns whether [`Engine::put`] accepts memory of this process's GPU `ordinal`.
     fn takes_device(&self, _ordinal: usize) -> bool {
         false
     }
-    /// Returns the collectives on GPU memory.
+    /// Puts a collective or a message on GPU memory into a stream of the GPU, and returns when it is
+    /// there. `counts` are the elements of each rank, where there are parts. A failure of the operation
+    /// is an error of a later call.
     ///
     /// # Panics
     /// If [`Engine::takes_device`] is never true.
-    fn on_device(&mut self) -> &mut dyn DeviceEngine {
+    fn put(&mut self, _call: Call, _range: StreamRange, _counts: &[usize]) -> Result<()> {
         panic!("an engine that moves host memory alone")
+    }
+    /// Makes one operation of the following calls of [`Engine::put`], if it can.
+    fn begin_together(&mut self) {}
+    /// Ends [`Engine::begin_together`].
+    fn end_together(&mut self) -> Result<()> {
+        Ok(())
     }
 }
 
-/// Collectives of an [`Engine`] at an address of GPU memory that nothing else uses meanwhile.
-pub trait DeviceEngine {
-    /// As [`Engine::all_reduce`].
-    fn all_reduce(&mut self, call: Call, address: u64) -> Result<()>;
-    /// As [`Engine::reduce_scatter`].
-    fn reduce_scatter(&mut self, call: Call, address: u64, counts: &[usize]) -> Result<()>;
-    /// As [`Engine::all_gather`].
-    fn all_gather(&mut self, call: Call, address: u64, counts: &[usize]) -> Result<()>;
+/// Numbers in GPU memory, and the stream whose work writes them before and reads them afterwards.
+#[derive(Clone, Copy, Debug)]
+pub struct StreamRange {
+    /// Address of the first.
+    pub address: u64,
+    /// The stream, a `CUstream`.
+    pub stream: u64,
 }

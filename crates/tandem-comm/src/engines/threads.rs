@@ -5,10 +5,14 @@
 //! in an all-reduce it reduces its `1/N` of the elements in rank order and writes the result to
 //! every rank. All *leave* together, because only then may a buffer be reused.
 //!
+//! A call whose numbers another engine moves is only *noted*: compared with those of the ranks that have
+//! noted it already.
+//!
 //! A rank can fail only while arriving. Between arriving and leaving there is only copying, which
 //! always ends, so no buffer is read after its owner went on.
 
 use std::collections::{HashMap, VecDeque};
+use std::fmt::Display;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -71,6 +75,11 @@ struct State {
     /// Messages in flight, by sender and receiver.
     mail: HashMap<(usize, usize), VecDeque<Vec<u8>>>,
     spare: BufferPool,
+    /// Calls that were noted and not by all, oldest first, with the first rank that noted each.
+    noted: VecDeque<(Call, usize)>,
+    /// Number of calls that each rank has noted, and that all have.
+    num_noted: Vec<u64>,
+    num_noted_by_all: u64,
     /// Groups split off in the current collective, by colour.
     children: HashMap<usize, Arc<Shared>>,
 }
@@ -90,7 +99,12 @@ unsafe impl Send for Arrival {}
 
 impl Shared {
     fn new(size: usize, deadline: Duration) -> Self {
-        let state = State { arrivals: vec![None; size], gone: vec![false; size], ..State::default() };
+        let state = State {
+            arrivals: vec![None; size],
+            gone: vec![false; size],
+            num_noted: vec![0; size],
+            ..State::default()
+        };
         Self { size, deadline, state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -115,6 +129,10 @@ impl Shared {
 impl State {
     /// Returns the error if ranks made different calls.
     fn compare(&self) -> Option<CommError> {
+        let behind = (0..self.num_noted.len()).find_map(|rank| self.behind(rank));
+        if behind.is_some() {
+            return behind;
+        }
         let calls: Vec<Call> = self.arrivals.iter().flatten().map(|arrival| arrival.call).collect();
         let other = calls.iter().position(|call| *call != calls[0])?;
         Some(CommError::Mismatch {
@@ -125,9 +143,39 @@ impl State {
         })
     }
 
+    /// Returns the error if another rank has come to a collective before it noted what `rank` has.
+    fn behind(&self, rank: usize) -> Option<CommError> {
+        let (other, arrival) = self.arrivals.iter().enumerate().find_map(|(other, arrival)| {
+            Some((other, (*arrival)?)).filter(|_| self.num_noted[other] < self.num_noted[rank])
+        })?;
+        let (noted, _) = self.noted[(self.num_noted[other] - self.num_noted_by_all) as usize];
+        Some(different((rank, noted), (other, arrival.call)))
+    }
+
+    /// Notes a call of a rank; returns the error if another rank has noted another one.
+    fn note(&mut self, rank: usize, call: Call) -> Option<CommError> {
+        match self.noted.get((self.num_noted[rank] - self.num_noted_by_all) as usize) {
+            None => self.noted.push_back((call, rank)),
+            Some((known, _)) if *known == call => {}
+            Some((known, by)) => return Some(different((*by, *known), (rank, call))),
+        }
+        self.num_noted[rank] += 1;
+        while self.num_noted.iter().all(|num| *num > self.num_noted_by_all) {
+            self.noted.pop_front();
+            self.num_noted_by_all += 1;
+        }
+        None
+    }
+
     fn lost(&self) -> Option<CommError> {
         self.gone.iter().position(|&gone| gone).map(|rank| CommError::PeerLost { rank })
     }
+}
+
+/// Creates the error for different calls of two ranks.
+fn different(a: (usize, Call), b: (usize, Call)) -> CommError {
+    let ((rank, call), (other_rank, other_call)) = if a.0 < b.0 { (a, b) } else { (b, a) };
+    CommError::Mismatch { rank, call: call.to_string(), other_rank, other_call: other_call.to_string() }
 }
 
 impl Threads {
@@ -398,6 +446,30 @@ impl Engine for Threads {
 
     fn check(&mut self) -> Result<()> {
         self.shared.check(&mut self.shared.lock())
+    }
+
+    fn note(&mut self, call: Call) -> Result<()> {
+        let mut state = self.shared.lock();
+        self.shared.check(&mut state)?;
+        state.note(self.rank, call).map_or(Ok(()), |error| Err(self.shared.fail(&mut state, error)))
+    }
+
+    fn look_around(&mut self, _: &dyn Display) -> Result<()> {
+        let mut state = self.shared.lock();
+        self.shared.check(&mut state)?;
+        state.behind(self.rank).map_or(Ok(()), |error| Err(self.shared.fail(&mut state, error)))
+    }
+
+    fn at_deadline(&mut self, what: &dyn Display) -> Result<()> {
+        self.look_around(what)?;
+        let mut state = self.shared.lock();
+        let own = state.num_noted[self.rank];
+        let missing: Vec<usize> = (0..self.shared.size).filter(|&rank| state.num_noted[rank] < own).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let (call, deadline) = (what.to_string(), self.shared.deadline);
+        Err(self.shared.fail(&mut state, CommError::Deadline { call, missing, deadline }))
     }
 }
 

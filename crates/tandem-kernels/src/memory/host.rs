@@ -228,6 +228,11 @@ impl<'a> Remote<'a> {
         (self.cuda.driver().properties().ordinal, self.address)
     }
 
+    /// Returns the stream whose work writes and reads the range, as the driver knows it.
+    pub fn stream(&self) -> u64 {
+        self.cuda.stream().0
+    }
+
     /// Waits until all work so far is done.
     pub fn flush(&self) -> Result<()> {
         self.cuda.synchronize()

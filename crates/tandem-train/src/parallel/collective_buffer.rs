@@ -75,6 +75,10 @@ impl DeviceNumbers for OnGpu<'_> {
         self.0.address()
     }
 
+    fn stream(&self) -> u64 {
+        self.0.stream()
+    }
+
     fn synchronize(&mut self) -> Result<(), String> {
         self.0.flush().map_err(|error| crate::chain(&error))
     }

@@ -26,11 +26,15 @@ pub(super) const CUDA_NO_DEVICE: c_int = 100;
 pub(super) const CUDA_NOT_READY: c_int = 600;
 /// Flag of a stream that does not synchronise with CUDA's default stream.
 pub(super) const CUDA_STREAM_NON_BLOCKING: c_uint = 1;
+/// Flag of an event that takes no time.
+pub(super) const CUDA_EVENT_DISABLE_TIMING: c_uint = 2;
 
 /// `ncclComm_t`.
 pub(super) type RawCommunicator = *mut c_void;
 /// `CUstream`, equal to `cudaStream_t`.
 pub(super) type RawStream = *mut c_void;
+/// `CUevent`.
+pub(super) type RawEvent = *mut c_void;
 /// `CUcontext`.
 pub(super) type RawContext = *mut c_void;
 /// `CUdeviceptr`: an address in device memory, `void*` for NCCL.
@@ -112,6 +116,7 @@ functions! {
         get_version = c"ncclGetVersion" (*mut c_int) -> c_int;
         get_unique_id = c"ncclGetUniqueId" (*mut UniqueId) -> c_int;
         init_rank = c"ncclCommInitRankConfig" (*mut RawCommunicator, c_int, UniqueId, c_int, *mut Config) -> c_int;
+        split = c"ncclCommSplit" (RawCommunicator, c_int, c_int, *mut RawCommunicator, *mut Config) -> c_int;
         async_error = c"ncclCommGetAsyncError" (RawCommunicator, *mut c_int) -> c_int;
         all_reduce = c"ncclAllReduce"
             (*const c_void, *mut c_void, usize, c_int, c_int, RawCommunicator, RawStream) -> c_int;
@@ -123,6 +128,8 @@ functions! {
             (*const c_void, *mut c_void, usize, c_int, c_int, c_int, RawCommunicator, RawStream) -> c_int;
         broadcast = c"ncclBroadcast"
             (*const c_void, *mut c_void, usize, c_int, c_int, RawCommunicator, RawStream) -> c_int;
+        send = c"ncclSend" (*const c_void, usize, c_int, c_int, RawCommunicator, RawStream) -> c_int;
+        recv = c"ncclRecv" (*mut c_void, usize, c_int, c_int, RawCommunicator, RawStream) -> c_int;
         group_start = c"ncclGroupStart" () -> c_int;
         group_end = c"ncclGroupEnd" () -> c_int;
         finalize = c"ncclCommFinalize" (RawCommunicator) -> c_int;
@@ -146,6 +153,10 @@ functions! {
         destroy_stream = c"cuStreamDestroy_v2" (RawStream) -> c_int;
         query_stream = c"cuStreamQuery" (RawStream) -> c_int;
         synchronize = c"cuStreamSynchronize" (RawStream) -> c_int;
+        new_event = c"cuEventCreate" (*mut RawEvent, c_uint) -> c_int;
+        destroy_event = c"cuEventDestroy_v2" (RawEvent) -> c_int;
+        record_event = c"cuEventRecord" (RawEvent, RawStream) -> c_int;
+        query_event = c"cuEventQuery" (RawEvent) -> c_int;
         upload = c"cuMemcpyHtoDAsync_v2" (DevicePointer, *const c_void, usize, RawStream) -> c_int;
         download = c"cuMemcpyDtoHAsync_v2" (*mut c_void, DevicePointer, usize, RawStream) -> c_int;
         error_string = c"cuGetErrorString" (c_int, *mut *const c_char) -> c_int;

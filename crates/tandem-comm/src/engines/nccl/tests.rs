@@ -4,7 +4,9 @@
 #[path = "../../../tests/it/conformance/mod.rs"]
 #[allow(unreachable_pub)] // shared with the integration tests
 mod conformance;
+mod streams;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::fake::{self, Trouble};
@@ -26,9 +28,15 @@ fn on<T: Send>(
     deadline: Duration,
     rank: impl Fn(Result<ProcessGroup>) -> T + Sync,
 ) -> Vec<T> {
-    let rank = &rank;
+    static WORLD: AtomicU64 = AtomicU64::new(1);
+    let (rank, world) = (&rank, WORLD.fetch_add(1, Ordering::Relaxed));
     std::thread::scope(|scope| {
-        let start = |control| scope.spawn(move || rank(fake::libraries().group(control, None, deadline)));
+        let start = |control| {
+            scope.spawn(move || {
+                fake::begin(world);
+                rank(fake::libraries().group(control, None, deadline))
+            })
+        };
         let handles: Vec<_> = controls.into_iter().map(start).collect();
         handles.into_iter().map(|handle| handle.join().unwrap()).collect()
     })
@@ -128,6 +136,21 @@ fn even_parts_are_one_operation_in_place_and_uneven_ones_a_group() {
              download 24",
         ]
     );
+    // What the last rank has beyond equal parts is one more operation, and what one rank has the only one.
+    assert_eq!(
+        asked(3, |g| g.reduce_scatter(&mut [0f32; 11], &[3, 3, 5], Reduction::Sum))[1],
+        "upload 44; group; reduce_scatter of 3 type 7 op 0 root 0 from 0 to 12; reduce of 2 type 7 op 0 root 2 from 36 to 36; end; \
+         download 12"
+    );
+    assert_eq!(
+        asked(3, |g| g.all_gather(&mut [0f32; 11], &[3, 3, 5]))[1],
+        "upload 12; group; all_gather of 3 type 7 root 0 from 12 to 0; broadcast of 2 type 7 root 2 from 36 to 36; end; download 12; \
+         download 20"
+    );
+    assert_eq!(
+        asked(3, |g| g.all_gather(&mut [0f32; 4], &[0, 4, 0]))[0],
+        "broadcast of 4 type 7 root 1 from 0 to 0; download 16"
+    );
     assert_eq!(
         asked(2, |g| g.broadcast(&mut [0u8; 5], 1)),
         [
@@ -140,18 +163,32 @@ fn even_parts_are_one_operation_in_place_and_uneven_ones_a_group() {
 }
 
 #[test]
-fn different_calls_are_named_and_nothing_is_asked_of_nccl() {
-    let results = on_ranks(3, |mut group| {
-        fake::calls();
-        let len = if group.rank() == 1 { 5 } else { 4 };
-        let first = group.all_reduce(&mut vec![0f32; len], Reduction::Sum);
-        assert_eq!(group.barrier(), first, "a group that failed stays so");
-        assert_eq!(fake::calls(), ["abort"]);
-        first
-    });
-    let call = |len| format!("all_reduce(sum) of {len} f32");
-    let error = CommError::Mismatch { rank: 0, call: call(4), other_rank: 1, other_call: call(5) };
-    assert_eq!(results, vec![Err(error); 3]);
+fn different_calls_are_named() {
+    for other_is_barrier in [false, true] {
+        let results = on_ranks(3, |mut group| {
+            let is_other = group.rank() == 1;
+            let first = if is_other && other_is_barrier {
+                group.barrier()
+            } else {
+                group.all_reduce(&mut vec![0f32; if is_other { 5 } else { 4 }], Reduction::Sum)
+            };
+            assert_eq!(group.barrier(), first, "a group that failed stays so");
+            first.unwrap_err()
+        });
+        let call = "all_reduce(sum) of 4 f32";
+        let other_call = if other_is_barrier { "barrier" } else { "all_reduce(sum) of 5 f32" };
+        let calls = |error: &CommError| match error {
+            CommError::Mismatch { rank: 0, call, other_rank: 1, other_call } => {
+                (call.clone(), other_call.clone())
+            }
+            CommError::Mismatch { rank: 1, call, other_rank: 2, other_call } => {
+                (other_call.clone(), call.clone())
+            }
+            other => panic!("{other}"),
+        };
+        assert_eq!(calls(&results[0]), (call.to_owned(), other_call.to_owned()));
+        assert!(results.iter().all(|error| *error == results[0]), "{results:?}");
+    }
 }
 
 /// Over TCP, NCCL is asked before the calls are compared: it hangs, or fails.
@@ -203,16 +240,18 @@ fn a_difference_that_nccl_does_not_see_is_found_after_a_few_calls() {
 }
 
 #[test]
-fn a_rank_that_hangs_is_named_by_tcp_at_the_deadline() {
-    let results = on(tcp_groups(3, MISSED), MISSED, |group| {
-        let mut group = group.unwrap();
-        if group.rank() == 1 {
-            std::thread::sleep(2 * MISSED);
-        }
-        group.all_reduce(&mut [0f32; 4], Reduction::Sum)
-    });
-    let call = "all_reduce(sum) of 4 f32".to_owned();
-    assert_eq!(results, vec![Err(CommError::Deadline { call, missing: vec![1], deadline: MISSED }); 3]);
+fn a_rank_that_hangs_is_named_at_the_deadline() {
+    for controls in [threads::groups(3, MISSED), tcp_groups(3, MISSED)] {
+        let results = on(controls, MISSED, |group| {
+            let mut group = group.unwrap();
+            if group.rank() == 1 {
+                std::thread::sleep(2 * MISSED);
+            }
+            group.all_reduce(&mut [0f32; 4], Reduction::Sum)
+        });
+        let call = "all_reduce(sum) of 4 f32".to_owned();
+        assert_eq!(results, vec![Err(CommError::Deadline { call, missing: vec![1], deadline: MISSED }); 3]);
+    }
 }
 
 #[test]
@@ -403,9 +442,9 @@ fn a_group_that_ends_frees_what_it_has() {
     let ends = on_ranks(3, |mut group| {
         group.all_reduce(&mut [0f32; 4], Reduction::Sum).unwrap();
         assert_eq!(fake::num_buffers(), 1);
-        // The buffer grows, and the smaller one is freed.
+        // The buffer grows, and the smaller one stays: CUDA frees memory when the GPU is idle.
         group.all_reduce(&mut vec![0u8; 5 << 20], Reduction::Max).unwrap();
-        assert_eq!(fake::num_buffers(), 1);
+        assert_eq!(fake::num_buffers(), 2);
         fake::calls();
         drop(group);
         assert_eq!(fake::num_buffers(), 0);

@@ -4,14 +4,9 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex};
 
+use super::stream::Stream;
+use super::{Rank, lock};
 use crate::collective::element::{ElementKind, Reduction, reduce};
-
-/// CUDA stream of a rank.
-#[derive(Default)]
-pub(super) struct Stream {
-    /// Unfinished operations: the communicator, and the operation's number in it.
-    pub(super) waits_for: Vec<(Arc<Shared>, usize)>,
-}
 
 /// An operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,17 +18,30 @@ pub(super) struct What {
     pub(super) count: usize,
 }
 
-#[derive(Clone, Copy)]
-pub(super) struct Posted {
-    pub(super) what: What,
-    pub(super) from: *const u8,
-    pub(super) to: *mut u8,
-    pub(super) stream: *mut Stream,
+impl What {
+    /// Returns whether two ranks' operations are the same one.
+    fn meets(&self, rank: usize, other: &Self, of: usize) -> bool {
+        let pair = |send: &Self, recv: &Self| {
+            send.name == "send" && *recv == Self { name: "recv", root: recv.root, ..*send }
+        };
+        let are_peers = self.root == of as c_int && other.root == rank as c_int;
+        self == other || are_peers && (pair(self, other) || pair(other, self))
+    }
+
+    /// Returns whether all ranks take part.
+    fn is_collective(&self) -> bool {
+        !matches!(self.name, "send" | "recv")
+    }
 }
 
-// SAFETY: the buffers are accessed under the lock of the communicator's state, while their owners
-// wait.
-unsafe impl Send for Posted {}
+/// An operation on its way into a stream.
+#[derive(Clone)]
+pub(super) struct Posted {
+    pub(super) what: What,
+    pub(super) from: usize,
+    pub(super) to: usize,
+    pub(super) stream: Arc<Mutex<Stream>>,
+}
 
 /// A communicator, shared by its ranks.
 pub(super) struct Shared {
@@ -45,38 +53,146 @@ pub(super) struct Shared {
 pub(super) struct State {
     /// Device of each rank that has joined.
     pub(super) devices: HashMap<usize, usize>,
-    /// Operations of each rank, in order.
-    pub(super) posted: Vec<Vec<Posted>>,
-    pub(super) num_done: usize,
+    /// Per rank: the operation that its stream has come to, if any.
+    current: Vec<Option<Posted>>,
+    /// Per rank: number of operations that are done.
+    num_done: Vec<usize>,
+    /// Ranks that have aborted.
+    aborted: Vec<bool>,
     pub(super) num_finalized: usize,
     pub(super) error: c_int,
+    /// Colour and key of each rank that divides the communicator.
+    pub(super) colors: HashMap<usize, (c_int, c_int)>,
+    /// Parts of the division in progress, by colour, and how many ranks have taken theirs.
+    pub(super) parts: HashMap<c_int, Arc<Shared>>,
+    pub(super) num_taken: usize,
+}
+
+impl Shared {
+    pub(super) fn new(size: usize) -> Arc<Self> {
+        let state = State {
+            current: vec![None; size],
+            num_done: vec![0; size],
+            aborted: vec![false; size],
+            ..State::default()
+        };
+        Arc::new(Self { size, state: Mutex::new(state) })
+    }
+
+    pub(super) fn abort(&self, rank: usize) {
+        let mut state = lock(&self.state);
+        state.aborted[rank] = true;
+        state.current[rank] = None;
+    }
 }
 
 /// One rank's communicator.
-pub(super) struct Rank {
+pub(super) struct OfRank {
+    pub(super) own: Arc<Rank>,
     pub(super) shared: Arc<Shared>,
     pub(super) rank: usize,
     /// Operations that are not in their streams yet.
     pub(super) launching: Vec<Posted>,
+    /// Where to write this rank's part of a division in progress.
+    pub(super) dividing: Option<usize>,
+    /// Number of operations put into streams, and the last one's.
+    pub(super) num_posted: usize,
+    last: Option<Arc<Mutex<Stream>>>,
     /// Number of further polls that report a busy communicator.
     pub(super) busy: u32,
     pub(super) is_finalized: bool,
 }
 
-impl State {
-    /// Executes the operations that all ranks have posted.
-    pub(super) fn carry_out(&mut self) {
-        while let Some(all) =
-            self.posted.iter().map(|own| own.get(self.num_done).copied()).collect::<Option<Vec<_>>>()
-        {
-            // NCCL does not compare what ranks ask for: it hangs.
-            if all.iter().any(|one| one.what != all[0].what) {
-                return;
-            }
-            // SAFETY: NCCL's callers keep the buffers, and these callers wait.
-            unsafe { carry_out(&all) };
-            self.num_done += 1;
+impl OfRank {
+    pub(super) fn new(own: Arc<Rank>, shared: Arc<Shared>, rank: usize, busy: u32) -> Self {
+        let launching = Vec::new();
+        Self {
+            own,
+            shared,
+            rank,
+            launching,
+            dividing: None,
+            num_posted: 0,
+            last: None,
+            busy,
+            is_finalized: false,
         }
+    }
+
+    /// Returns whether an operation in a stream is not done.
+    pub(super) fn is_in_flight(&self) -> bool {
+        if let Some(stream) = &self.last {
+            super::stream::advance(stream);
+        }
+        lock(&self.shared.state).num_done[self.rank] < self.num_posted
+    }
+
+    /// Puts operations into their streams.
+    pub(super) fn post(&mut self, hangs: bool) {
+        for posted in std::mem::take(&mut self.launching) {
+            let (shared, rank, number) = (self.shared.clone(), self.rank, self.num_posted);
+            self.num_posted += 1;
+            let stream = posted.stream.clone();
+            self.last = Some(stream.clone());
+            super::stream::push(&stream, move || {
+                let mut state = lock(&shared.state);
+                if state.aborted[rank] || state.num_done[rank] > number {
+                    return true;
+                }
+                // NCCL keeps the order of a communicator's operations in different streams.
+                if hangs || state.num_done[rank] < number {
+                    return false;
+                }
+                state.current[rank] = Some(posted.clone());
+                state.carry_out();
+                state.num_done[rank] > number
+            });
+        }
+    }
+}
+
+impl State {
+    /// Executes the operation that the ranks' streams have come to, if they have.
+    fn carry_out(&mut self) {
+        // NCCL does not compare what ranks ask for: it hangs.
+        let here: Vec<(usize, Posted)> =
+            self.current.iter().enumerate().filter_map(|(rank, at)| Some((rank, at.clone()?))).collect();
+        let is_whole = here.len() == self.current.len()
+            && here.iter().all(|(_, one)| one.what == here[0].1.what && one.what.is_collective());
+        let messages = here.iter().find_map(|(to, recv)| {
+            let (from, send) = here
+                .iter()
+                .find(|(from, send)| recv.what.name == "recv" && send.what.meets(*from, &recv.what, *to))?;
+            Some(((*from, send.clone()), (*to, recv.clone())))
+        });
+        if is_whole {
+            // SAFETY: NCCL's callers keep the buffers until their streams have come so far, and
+            // the streams of all ranks wait here.
+            unsafe { carry_out(&here.iter().map(|(_, one)| one.clone()).collect::<Vec<_>>()) };
+            (0..here.len()).for_each(|rank| self.finish(rank));
+        } else if let Some(((from, send), (to, recv))) = messages {
+            let len = send.what.count * kind(send.what.data_type).size();
+            // SAFETY: as above.
+            unsafe { std::ptr::copy_nonoverlapping(send.from as *const u8, recv.to as *mut u8, len) };
+            self.finish(from);
+            self.finish(to);
+        }
+    }
+
+    fn finish(&mut self, rank: usize) {
+        self.current[rank] = None;
+        self.num_done[rank] += 1;
+    }
+}
+
+fn kind(data_type: c_int) -> ElementKind {
+    match data_type {
+        1 => ElementKind::U8,
+        4 => ElementKind::I64,
+        7 => ElementKind::F32,
+        8 => ElementKind::F64,
+        9 => ElementKind::Bf16,
+        other => panic!("data type {other}"),
     }
 }
 
@@ -84,14 +200,7 @@ impl State {
 /// The buffers have NCCL's lengths, and their owners do not access them.
 unsafe fn carry_out(all: &[Posted]) {
     let What { name, reduction, root, data_type, count } = all[0].what;
-    let kind = match data_type {
-        1 => ElementKind::U8,
-        4 => ElementKind::I64,
-        7 => ElementKind::F32,
-        8 => ElementKind::F64,
-        9 => ElementKind::Bf16,
-        other => panic!("data type {other}"),
-    };
+    let kind = kind(data_type);
     let reduction = reduction.map(|reduction| match reduction {
         0 => Reduction::Sum,
         2 => Reduction::Max,
@@ -99,7 +208,8 @@ unsafe fn carry_out(all: &[Posted]) {
     });
     let bytes = count * kind.size();
     // SAFETY: the caller guarantees it.
-    let from = |rank: usize, len: usize| unsafe { std::slice::from_raw_parts(all[rank].from, len) };
+    let from =
+        |rank: usize, len: usize| unsafe { std::slice::from_raw_parts(all[rank].from as *const u8, len) };
     let sum = |len: usize| {
         let mut words = vec![0u64; len.div_ceil(8)];
         let result = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..len];
@@ -128,6 +238,6 @@ unsafe fn carry_out(all: &[Posted]) {
     };
     for (rank, result) in results {
         // SAFETY: the caller guarantees it; nothing else accesses the place.
-        unsafe { std::ptr::copy_nonoverlapping(result.as_ptr(), all[rank].to, result.len()) };
+        unsafe { std::ptr::copy_nonoverlapping(result.as_ptr(), all[rank].to as *mut u8, result.len()) };
     }
 }

@@ -1,22 +1,36 @@
 //! Fake of CUDA's driver.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
-use super::communicator::Stream;
-use super::{CURRENT, DEVICES, TROUBLE, Trouble, lock, write_down};
-use crate::engines::nccl::raw::{CudaFunctions, DevicePointer, RawContext, RawStream};
+use super::stream::{self, Stream};
+use super::{CURRENT, DEVICES, Rank, Trouble, lock, own};
+use crate::engines::nccl::raw::{CudaFunctions, DevicePointer, RawContext, RawEvent, RawStream};
 
 // CUresult.
 const OK: c_int = 0;
 const OUT_OF_MEMORY: c_int = 2;
 const NO_CONTEXT: c_int = 201;
+const INVALID_HANDLE: c_int = 400;
 const NOT_READY: c_int = 600;
 const WRONG_ORDER: c_int = 999;
 
-thread_local! {
-    static MEMORY: RefCell<HashMap<DevicePointer, Vec<u64>>> = RefCell::default();
+/// Handle of the first device; it differs from the ordinal on purpose.
+pub(super) const FIRST: usize = 100;
+
+/// A buffer, and the rank that it belongs to.
+struct Buffer {
+    words: Vec<u64>,
+    owner: Arc<Rank>,
+}
+
+type Memory = HashMap<DevicePointer, Buffer>;
+
+fn memory() -> MutexGuard<'static, Memory> {
+    static MEMORY: LazyLock<Mutex<Memory>> = LazyLock::new(Mutex::default);
+    lock(&MEMORY)
 }
 
 pub(super) fn functions() -> CudaFunctions {
@@ -32,6 +46,10 @@ pub(super) fn functions() -> CudaFunctions {
         destroy_stream,
         query_stream,
         synchronize,
+        new_event,
+        destroy_event,
+        record_event,
+        query_event,
         upload,
         download,
         error_string,
@@ -40,18 +58,30 @@ pub(super) fn functions() -> CudaFunctions {
 
 /// Returns the number of this rank's device buffers.
 pub(in crate::engines::nccl) fn num_buffers() -> usize {
-    MEMORY.with_borrow(HashMap::len)
+    let own = own();
+    memory().values().filter(|buffer| Arc::ptr_eq(&buffer.owner, &own)).count()
 }
 
-/// Returns the offset of an address in this rank's buffer.
+/// Returns the offset of an address in its buffer.
 pub(super) fn offset(at: DevicePointer) -> Option<u64> {
-    MEMORY.with_borrow(|memory| {
-        let within = |(start, words): (&u64, &Vec<u64>)| {
-            let end = start + 8 * words.len() as u64;
-            (*start..end).contains(&at).then(|| at - start)
-        };
-        memory.iter().find_map(within)
-    })
+    let within = |(start, buffer): (&u64, &Buffer)| {
+        let end = start + 8 * buffer.words.len() as u64;
+        (*start..end).contains(&at).then(|| at - start)
+    };
+    memory().iter().find_map(within)
+}
+
+/// Creates a buffer of this rank. New memory has arbitrary content.
+pub(super) fn new_buffer(len: usize) -> DevicePointer {
+    let buffer = Buffer { words: vec![0xabab_abab_abab_abab_u64; len.div_ceil(8).max(1)], owner: own() };
+    let at = buffer.words.as_ptr() as DevicePointer;
+    memory().insert(at, buffer);
+    at
+}
+
+/// Frees a buffer; returns whether it was there.
+pub(super) fn drop_buffer(at: DevicePointer) -> bool {
+    memory().remove(&at).is_some()
 }
 
 unsafe extern "C" fn init(_: c_uint) -> c_int {
@@ -68,8 +98,8 @@ unsafe extern "C" fn device(place: *mut c_int, ordinal: c_int) -> c_int {
     if ordinal as usize >= DEVICES {
         return 101;
     }
-    // SAFETY: as in CUDA. A handle differs from the ordinal on purpose.
-    unsafe { *place = ordinal + 100 };
+    // SAFETY: as in CUDA.
+    unsafe { *place = ordinal + FIRST as c_int };
     OK
 }
 
@@ -85,23 +115,19 @@ unsafe extern "C" fn set_context(context: RawContext) -> c_int {
 }
 
 unsafe extern "C" fn allocate(place: *mut DevicePointer, len: usize) -> c_int {
-    if TROUBLE.get() == Trouble::NoMemory {
+    if own().trouble() == Trouble::NoMemory {
         return OUT_OF_MEMORY;
     }
     if CURRENT.get() == 0 {
         return NO_CONTEXT;
     }
-    // New memory has arbitrary content.
-    let words = vec![0xabab_abab_abab_abab_u64; len.div_ceil(8)];
-    let at = words.as_ptr() as DevicePointer;
-    MEMORY.with_borrow_mut(|memory| memory.insert(at, words));
     // SAFETY: as in CUDA.
-    unsafe { *place = at };
+    unsafe { *place = new_buffer(len) };
     OK
 }
 
 unsafe extern "C" fn free(at: DevicePointer) -> c_int {
-    if MEMORY.with_borrow_mut(|memory| memory.remove(&at)).is_some() { OK } else { WRONG_ORDER }
+    if drop_buffer(at) { OK } else { WRONG_ORDER }
 }
 
 unsafe extern "C" fn new_stream(place: *mut RawStream, flags: c_uint) -> c_int {
@@ -109,49 +135,100 @@ unsafe extern "C" fn new_stream(place: *mut RawStream, flags: c_uint) -> c_int {
         return NO_CONTEXT;
     }
     // SAFETY: as in CUDA.
-    unsafe { *place = Box::into_raw(Box::<Stream>::default()).cast() };
+    unsafe { *place = Arc::as_ptr(&stream::new()).cast_mut().cast() };
     OK
 }
 
-unsafe extern "C" fn destroy_stream(stream: RawStream) -> c_int {
-    // SAFETY: as in CUDA; it came from a box.
-    drop(unsafe { Box::from_raw(stream.cast::<Stream>()) });
-    OK
+/// Returns a stream in use.
+pub(super) fn stream_at(at: RawStream) -> Option<Arc<Mutex<Stream>>> {
+    stream::find(at as usize)
 }
 
-unsafe extern "C" fn query_stream(stream: RawStream) -> c_int {
-    // SAFETY: as in CUDA.
-    let stream = unsafe { &mut *stream.cast::<Stream>() };
-    stream.waits_for.retain(|(shared, number)| lock(&shared.state).num_done <= *number);
-    if stream.waits_for.is_empty() { OK } else { NOT_READY }
+unsafe extern "C" fn destroy_stream(at: RawStream) -> c_int {
+    let Some(stream) = stream_at(at) else { return INVALID_HANDLE };
+    let outcome = if stream::is_idle(&stream) { OK } else { WRONG_ORDER };
+    stream::forget(&stream);
+    outcome
 }
 
-unsafe extern "C" fn synchronize(stream: RawStream) -> c_int {
+unsafe extern "C" fn query_stream(at: RawStream) -> c_int {
+    match stream_at(at) {
+        Some(stream) if stream::is_idle(&stream) => OK,
+        Some(_) => NOT_READY,
+        None => INVALID_HANDLE,
+    }
+}
+
+unsafe extern "C" fn synchronize(at: RawStream) -> c_int {
     // SAFETY: as in CUDA. Waiting here for another rank would be waiting without a deadline.
-    if unsafe { query_stream(stream) } == OK { OK } else { WRONG_ORDER }
+    if unsafe { query_stream(at) } == OK { OK } else { WRONG_ORDER }
 }
 
-unsafe extern "C" fn upload(to: DevicePointer, from: *const c_void, len: usize, stream: RawStream) -> c_int {
+/// An event: whether the stream has come to its last record.
+#[derive(Clone, Default)]
+struct Event {
+    is_past: Arc<AtomicBool>,
+    stream: Option<Arc<Mutex<Stream>>>,
+}
+
+unsafe extern "C" fn new_event(place: *mut RawEvent, flags: c_uint) -> c_int {
+    if CURRENT.get() == 0 || flags != 2 {
+        return NO_CONTEXT;
+    }
+    let event = Box::new(Mutex::new(Event::default()));
+    // SAFETY: as in CUDA.
+    unsafe { *place = Box::into_raw(event).cast() };
+    OK
+}
+
+unsafe extern "C" fn destroy_event(event: RawEvent) -> c_int {
+    // SAFETY: as in CUDA; it came from a box.
+    drop(unsafe { Box::from_raw(event.cast::<Mutex<Event>>()) });
+    OK
+}
+
+unsafe extern "C" fn record_event(event: RawEvent, at: RawStream) -> c_int {
+    let Some(stream) = stream_at(at) else { return INVALID_HANDLE };
+    let recorded = Event { stream: Some(stream.clone()), ..Event::default() };
+    // SAFETY: as in CUDA.
+    *lock(unsafe { &*event.cast::<Mutex<Event>>() }) = recorded.clone();
+    stream::push(&stream, move || {
+        recorded.is_past.store(true, Ordering::Release);
+        true
+    });
+    OK
+}
+
+unsafe extern "C" fn query_event(event: RawEvent) -> c_int {
+    // SAFETY: as in CUDA.
+    let Event { is_past, stream } = lock(unsafe { &*event.cast::<Mutex<Event>>() }).clone();
+    // An event that was never recorded is past.
+    let Some(stream) = stream else { return OK };
+    stream::advance(&stream);
+    if is_past.load(Ordering::Acquire) { OK } else { NOT_READY }
+}
+
+unsafe extern "C" fn upload(to: DevicePointer, from: *const c_void, len: usize, at: RawStream) -> c_int {
     // SAFETY: as in CUDA.
     unsafe {
-        if query_stream(stream) != OK {
+        if query_stream(at) != OK {
             return WRONG_ORDER;
         }
         std::ptr::copy_nonoverlapping(from.cast::<u8>(), to as *mut u8, len);
     }
-    write_down(format!("upload {len}"));
+    own().write_down(format!("upload {len}"));
     OK
 }
 
-unsafe extern "C" fn download(to: *mut c_void, from: DevicePointer, len: usize, stream: RawStream) -> c_int {
+unsafe extern "C" fn download(to: *mut c_void, from: DevicePointer, len: usize, at: RawStream) -> c_int {
     // SAFETY: as in CUDA.
     unsafe {
-        if query_stream(stream) != OK {
+        if query_stream(at) != OK {
             return WRONG_ORDER;
         }
         std::ptr::copy_nonoverlapping(from as *const u8, to.cast::<u8>(), len);
     }
-    write_down(format!("download {len}"));
+    own().write_down(format!("download {len}"));
     OK
 }
 

@@ -95,11 +95,13 @@ fn bus_rate(ordinals: &[usize], numbers: usize) -> Result<f64> {
         let mut group = gpus::carried_on(Engine::Auto, ordinal, group, DEADLINE)?;
         let device = Device::cuda(cuda::open(ordinal)?, MEMORY, Options::default())?;
         let mut x = device.zeros(MemoryKind::Scratch, 1, numbers, DType::F32)?;
+        device.synchronize()?;
         let mut fastest = f64::MAX;
         for _ in 0..ROUNDS {
             group.barrier()?;
             let start = Instant::now();
             group.all_reduce_numbers(collective_buffer::tensor(&device, &mut x), Reduction::Sum)?;
+            device.synchronize()?;
             fastest = fastest.min(start.elapsed().as_secs_f64());
         }
         Ok(fastest)
