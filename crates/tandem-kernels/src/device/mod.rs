@@ -251,7 +251,7 @@ impl Device {
         kernel: impl FnOnce(On) -> Result<T>,
     ) -> Result<Option<T>> {
         let Self::Meta(ledger) = self else { return self.launch(work, kernel) };
-        ledger.record(work.op, work.flops, work.bytes);
+        ledger.record(&work);
         if let Some(lister) = ledger.lister() {
             kernel(On::Cuda(lister))?;
         }
