@@ -20,7 +20,7 @@ __device__ __forceinline__ void hide_unseen(const WarpRows<M> &own, int key, int
     for (int m = 0; m < M; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int position = own.position_of(m, half);
+            const int position = own.position_of(anew(threadIdx.x), m, half);
 #pragma unroll
             for (int n = 0; n < N; n++)
 #pragma unroll

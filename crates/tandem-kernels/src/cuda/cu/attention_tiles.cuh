@@ -203,9 +203,9 @@ template <int M> struct WarpRows {
         position = tile.position + pack.query(first);
         last_position = first < end ? tile.position + pack.query(min(first + 16 * M, end) - 1) : -1;
     }
-    // That of a row that this thread has a part of.
-    __device__ __forceinline__ int position_of(int m, int half) const {
-        return tile_position + pack.query(first + 16 * m + 8 * half + int(threadIdx.x) % WARP / 4);
+    // That of a row that a thread of the warp has a part of.
+    __device__ __forceinline__ int position_of(int thread, int m, int half) const {
+        return tile_position + pack.query(first + 16 * m + 8 * half + thread % WARP / 4);
     }
     // Whether some row sees some of these keys.
     __device__ __forceinline__ bool see_any(int key, int keys, int window) const {
