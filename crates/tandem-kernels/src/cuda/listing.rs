@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::fmt::{self, Debug, Formatter};
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -49,6 +50,10 @@ impl Lister {
         &self.0
     }
 }
+
+// A panic leaves at most a list that lacks GEMMs.
+impl UnwindSafe for Lister {}
+impl RefUnwindSafe for Lister {}
 
 impl Debug for Lister {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
