@@ -26,10 +26,7 @@ fn shaped(logit: f32, shape: &HeadShape) -> f64 {
 #[test]
 fn a_token_is_drawn_at_its_place_among_the_weights() {
     let device = gpu();
-    let shapes = [
-        HeadShape::default(),
-        HeadShape { logit_scale: Some(0.3), softcap: Some(4.0), ..HeadShape::default() },
-    ];
+    let shapes = [HeadShape::default(), HeadShape { logit_scale: Some(0.3), softcap: Some(4.0) }];
     for (vocabulary, shape) in
         [1, 31, 512, 513, 9001].into_iter().flat_map(|n| shapes.map(|shape| (n, shape)))
     {
