@@ -91,10 +91,8 @@ pub struct Plan {
     pub data: DataShape,
     /// The phases in order.
     pub phases: Vec<PhasePlan>,
-    /// A step in which each rank has one typical micro-batch.
-    pub work: StepCost,
-    /// Steps with several of them, from which time is estimated.
-    pub steps_cost: StepCosts,
+    /// Costs of a step, from which time is estimated.
+    pub step_costs: StepCosts,
     /// This rank's operations and messages per step.
     pub load: RankLoad,
     /// Approximate bytes of a process outside the arena.
@@ -147,8 +145,7 @@ impl Plan {
         let blocks = stage.blocks(outline.decoder.spec())?;
         let under_way = most_under_way(stage, load.most_rounds);
         let turns = survey.micro_batch_counts(stage, data.1, in_rounds).swap_remove(data.0);
-        let DryRunCosts { one: work, steps: steps_cost, exchange_buffers } =
-            rehearsal.run(&turns, load.most_rounds)?;
+        let (steps, exchange_buffers) = rehearsal.run(&turns, load.most_rounds)?;
         let DryRun { phases, .. } = rehearsal;
         let data = DataShape {
             assumed: outline.assumed(),
@@ -184,8 +181,7 @@ impl Plan {
             exchange_buffers,
             data,
             phases,
-            work,
-            steps_cost,
+            step_costs: steps,
             load,
         })
     }
@@ -242,7 +238,9 @@ impl Plan {
 
     /// Bytes that this rank sends in a step in which each rank has one micro-batch.
     pub fn bytes_sent(&self, to: Option<Topology>) -> u64 {
-        self.work.bytes_sent(to)
+        let StepCosts { count, fewer, more, .. } = &self.step_costs;
+        let (of_fewer, of_more) = (fewer.bytes_sent(to), more.bytes_sent(to));
+        of_fewer - (*count as u64 - 1) * (of_more - of_fewer)
     }
 }
 
@@ -291,9 +289,9 @@ impl DryRun<'_> {
         Ok(())
     }
 
-    /// Plans loading, steps, a checkpoint and an evaluation in one arena; then the cost of steps.
-    /// `most_rounds` is the most micro-batches of a step.
-    fn run(&mut self, turns: &[MicroBatchCounts], most_rounds: usize) -> Result<DryRunCosts> {
+    /// Plans loading, steps, a checkpoint and an evaluation in one arena; then the cost of steps, of which none
+    /// has more than `most_rounds` micro-batches, and the bytes of the buffers of all groups of ranks.
+    fn run(&mut self, turns: &[MicroBatchCounts], most_rounds: usize) -> Result<(StepCosts, usize)> {
         let Self { config, outline, survey, .. } = *self;
         let placement = MemoryPlacement::meta(&config.compute, survey.rooms());
         let (group, log) = recorder::group(self.rank, self.num_ranks);
@@ -394,27 +392,14 @@ impl DryRun<'_> {
         let typical = &survey.typical;
         // A step's only micro-batch may be summed otherwise than several.
         let count = most_rounds.clamp(1, 2);
-        let one = cost(typical, 1)?;
-        let fewer = if count == 1 { one.clone() } else { cost(typical, count)? };
-        let more = cost(typical, count + 1)?;
+        let (fewer, more) = (cost(typical, count)?, cost(typical, count + 1)?);
         let tokens = typical.forest.num_tokens();
         let other = survey.train.largest.iter().find(|batch| batch.forest.num_tokens() != tokens);
         let other = other.map(|batch| cost(batch, count)).transpose()?;
         let steps = StepCosts::new(count, fewer, more, other.as_ref());
         let sizes = (0..log.num_groups()).map(|group| log.size(group));
-        let exchange_buffers = exchange_buffers(&config.compute, self.num_ranks, sizes);
-        Ok(DryRunCosts { one, steps, exchange_buffers })
+        Ok((steps, exchange_buffers(&config.compute, self.num_ranks, sizes)))
     }
-}
-
-/// Costs that a dry run finds.
-struct DryRunCosts {
-    /// Of a step with one typical micro-batch.
-    one: StepCost,
-    /// Of steps with several of them.
-    steps: StepCosts,
-    /// Bytes of the buffers of all groups of ranks.
-    exchange_buffers: usize,
 }
 
 /// A step of one micro-batch again and again.

@@ -16,14 +16,17 @@ use tandem_kernels::cuda::driver::{Drivers, Matmul, MatmulChoice};
 use super::agreement;
 use crate::config::Config;
 use crate::events::{Event, Observer};
-use crate::inputs::RunInputs;
 use crate::placement::{MemoryPlacement, gpus};
 use crate::plan::PlanInputs;
 use crate::plan::matmuls::matmuls;
 use crate::{Result, TrainError};
 
 /// Choices of the first rank, before this rank's GPU has seen them.
-pub(super) struct Proposed(Vec<MatmulChoice>);
+pub(super) struct Proposed {
+    choices: Vec<MatmulChoice>,
+    /// Matmuls of the run, if this rank has listed them.
+    products: Option<Vec<Matmul>>,
+}
 
 /// Takes the choices of the record, if the run has one, or makes them, while GPUs are empty. Collective.
 ///
@@ -31,25 +34,25 @@ pub(super) struct Proposed(Vec<MatmulChoice>);
 /// A GPU fails, or another rank.
 pub(super) fn propose(
     config: &Config,
-    prepared: &RunInputs,
+    outline: &PlanInputs,
     recorded: Option<Vec<MatmulChoice>>,
     group: &mut ProcessGroup,
     observer: &mut dyn Observer,
 ) -> Result<Proposed> {
-    let mut own = Vec::new();
+    let (mut own, mut products) = (Vec::new(), None);
     if group.rank() == 0 && config.compute.devices.backend() == Backend::Cuda {
         own = match recorded {
             Some(recorded) => recorded,
             None if config.compute.matmul_autotune => {
-                let products = matmuls(config, &PlanInputs::new(prepared), group.size())?;
+                let listed = products.insert(matmuls(config, outline, group.size())?);
                 let driver = gpus::driver(config, 0)?;
-                driver.map_or(Ok(Vec::new()), |driver| time(driver, &products, observer))?
+                driver.map_or(Ok(Vec::new()), |driver| time(driver, listed, observer))?
             }
             None => Vec::new(),
         };
     }
     if group.size() == 1 {
-        return Ok(Proposed(own));
+        return Ok(Proposed { choices: own, products });
     }
     let text: String = own.iter().map(|choice| format!("{}\n{}\n", choice.shape, choice.algorithm)).collect();
     let text = agreement::text_of(&text, 0, group)?;
@@ -58,7 +61,7 @@ pub(super) fn propose(
         let algorithm = lines[1].parse().map_err(|reason| TrainError::Mismatch { reason })?;
         Ok(MatmulChoice { shape: lines[0].to_owned(), algorithm })
     });
-    Ok(Proposed(choices.collect::<Result<_>>()?))
+    Ok(Proposed { choices: choices.collect::<Result<_>>()?, products })
 }
 
 /// Chooses the algorithm of each shape, by timing where none is kept on disk.
@@ -97,19 +100,19 @@ impl Proposed {
     pub(super) fn agree(
         self,
         config: &Config,
-        prepared: &RunInputs,
+        outline: &PlanInputs,
         placement: &mut MemoryPlacement,
         group: &mut ProcessGroup,
         observer: &mut dyn Observer,
     ) -> Result<()> {
-        let Self(choices) = self;
+        let Self { choices, products } = self;
         if choices.is_empty() {
             return Ok(());
         }
         let device = &placement.device;
         let mut refused = vec![0u8; choices.len()];
         if device.backend() == Backend::Cuda {
-            let products = matmuls(config, &PlanInputs::new(prepared), group.size())?;
+            let products = products.map_or_else(|| matmuls(config, outline, group.size()), Ok)?;
             let by_key: HashMap<String, &Matmul> =
                 products.iter().map(|product| (product.key(), product)).collect();
             for (refused, choice) in refused.iter_mut().zip(&choices) {

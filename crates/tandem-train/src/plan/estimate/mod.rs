@@ -55,7 +55,7 @@ struct Seconds {
 impl Estimate {
     /// Estimates a step of the busiest rank.
     pub fn new(plan: &Plan, device: &DeviceKind) -> Self {
-        let StepCosts { count, fewer, more, fixed } = &plan.steps_cost;
+        let StepCosts { count, fewer, more, fixed } = &plan.step_costs;
         let count = *count as f64;
         let [of_fewer, of_more] = [fewer, more].map(|work| Seconds::new(work, plan, device));
         let each = of_more - of_fewer;
@@ -70,7 +70,7 @@ impl Estimate {
         // Sums travel during the last backward pass, two thirds of a micro-batch's work, and those of
         // the first layer after it.
         let sums = once.beside.max(0.0);
-        let last = plan.work.sent.iter().rev().find(|sent| sent.beside);
+        let last = fewer.sent.iter().rev().find(|sent| sent.beside);
         let last = last.map_or(0.0, |sent| sent.bytes as f64 / device.link_rate(sent.span)).min(sums);
         let beside =
             (sums - micro_batch * 2.0 / 3.0).max(last) + rounds * (each.beside - micro_batch).max(0.0);

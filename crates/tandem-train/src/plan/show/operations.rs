@@ -30,7 +30,7 @@ impl Plan {
         // As an estimate counts: what a step has more with a micro-batch more goes with its tokens, or with the
         // number of micro-batches.
         let alike = self.load.tokens / self.data.micro_batch_tokens.max(1) as f64;
-        let costs = &self.steps_cost;
+        let costs = &self.step_costs;
         let lists = [&costs.fewer.operations, &costs.more.operations, &costs.fixed];
         let counted = lists.into_iter().zip(costs.factors(alike, self.load.rounds));
         let mut found: BTreeMap<_, (StepOperation, BTreeMap<Bound, f64>)> = BTreeMap::new();

@@ -25,7 +25,7 @@ use crate::online::{
 };
 use crate::parallel::{DeviceMesh, Partition};
 use crate::placement::MemoryPlacement;
-use crate::plan::Plan;
+use crate::plan::{Plan, PlanInputs};
 use crate::profile::Profiler;
 use crate::run::provenance::{ProvenanceWriter, Start, input_files};
 use crate::run::run_dir::{RunDir, RunDirPolicy};
@@ -76,7 +76,8 @@ impl Trainer {
         }
         agreement::on_run_folder(&config.output, run_dir.as_ref(), group)?;
         agreement::on_inputs(&config, &prepared, group)?;
-        let plan = Plan::make(&config, &prepared, group.rank(), group.size())?;
+        let outline = PlanInputs::new(&prepared);
+        let plan = Plan::new(&config, &outline, group.rank(), group.size())?;
         observer.event(&Event::Plan(&plan));
         if let Some(idle) = plan.idle_ranks() {
             observer.event(&Event::Warning(&idle));
@@ -88,8 +89,15 @@ impl Trainer {
 
         refuse_too_large(&config, &prepared, &plan, group)?;
         let place = (group.rank(), group.size());
-        let opening =
-            TrainerBuilder { config: &config, prepared: &prepared, plan: &plan, start, earlier, matmuls };
+        let opening = TrainerBuilder {
+            config: &config,
+            prepared: &prepared,
+            outline: &outline,
+            plan: &plan,
+            start,
+            earlier,
+            matmuls,
+        };
         let loaded = opening.load(&mut mesh, run_dir, recorder, observer);
         let Loaded { profiler, scorer, learner, saver, files, samples, cursor, resumed_from } =
             loaded.map_err(|error| explained(error, &config, &prepared, place, 0))?;
@@ -124,6 +132,7 @@ impl Trainer {
 struct TrainerBuilder<'a> {
     config: &'a Config,
     prepared: &'a RunInputs,
+    outline: &'a PlanInputs<'a>,
     plan: &'a Plan,
     start: RunDirPolicy,
     /// Config of the folder's last run, if resumed.
@@ -153,7 +162,7 @@ impl TrainerBuilder<'_> {
         recorder: Option<Arc<Profile>>,
         observer: &mut dyn Observer,
     ) -> Result<Loaded> {
-        let Self { config, prepared, plan, start, earlier, matmuls } = self;
+        let Self { config, prepared, outline, plan, start, earlier, matmuls } = self;
         let progress = mesh.world().progress().clone();
         let make = |recorder| Profiler::new(recorder, config, mesh.world());
         let profiler = recorder.map(make).transpose()?;
@@ -167,9 +176,9 @@ impl TrainerBuilder<'_> {
             .as_ref()
             .zip(newest.as_ref())
             .map(|(run_dir, checkpoint)| resume::recorded_matmuls(run_dir, checkpoint.cursor().step));
-        let proposed = matmuls::propose(config, prepared, matmuls.or(recorded), mesh.world(), observer)?;
+        let proposed = matmuls::propose(config, outline, matmuls.or(recorded), mesh.world(), observer)?;
         let mut placement = MemoryPlacement::open(config, plan.needs(), plan.rooms, mesh.world().rank())?;
-        proposed.agree(config, prepared, &mut placement, mesh.world(), observer)?;
+        proposed.agree(config, outline, &mut placement, mesh.world(), observer)?;
         if let Some(profiler) = &profiler {
             placement = placement.profiled(profiler.recording());
         }
