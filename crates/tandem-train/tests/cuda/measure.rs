@@ -5,25 +5,33 @@ use std::time::Duration;
 use tandem_kernels::DType;
 use tandem_kernels::ops::AttentionShape;
 use tandem_train::plan::estimate::device::{DeviceKind, DeviceTable};
-use tandem_train::plan::estimate::measure::{self, Sizes};
+use tandem_train::plan::estimate::measure::{self, GpuSizes, Sizes};
 
 use crate::has_gpus;
 
 /// Little enough for the emulation.
-const SMALL: Sizes = Sizes {
-    product: (64, 48, 32),
-    sequences: (2, 64),
-    heads: AttentionShape { heads: 4, kv_heads: 2, head_dim: 64, scale: 0.125, window: None, softcap: None },
+const SMALL: GpuSizes = GpuSizes {
+    common: Sizes {
+        product: (64, 48, 32),
+        heads: AttentionShape {
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 64,
+            scale: 0.125,
+            window: None,
+            softcap: None,
+        },
+        dtype: DType::Bf16,
+        copied: 1 << 12,
+        exchanged: 1 << 12,
+        patience: Duration::ZERO,
+    },
     layers: &[(64, 48, 32), (16, 32, 64)],
     attention: &[(2, 48)],
     tokens: 32,
     hidden: 64,
     feed_forward: 96,
     vocabulary: 300,
-    dtype: DType::Bf16,
-    copied: 1 << 12,
-    exchanged: 1 << 12,
-    patience: Duration::ZERO,
 };
 
 /// The rows of these GPUs as a plan reads them, which must be of one kind.

@@ -12,7 +12,7 @@ use tandem_kernels::cuda::driver::Drivers;
 use tandem_kernels::cuda::{self, Options};
 use tandem_kernels::{DType, Device, MemoryKind, ops};
 
-use super::{OF_THE_BEST, Sizes, best, copy_rate, gbs, operations, product_rate, tflops};
+use super::{GpuSizes, OF_THE_BEST, Sizes, best, copy_rate, gbs, operations, product_rate, tflops};
 use crate::config::Engine;
 use crate::parallel::collective_buffer;
 use crate::placement::gpus;
@@ -34,7 +34,7 @@ const DEADLINE: Duration = Duration::from_secs(120);
 ///
 /// # Errors
 /// If one cannot be used or has too little memory, or they do not reach each other.
-pub fn gpus(ordinals: &[usize], sizes: &Sizes) -> Result<Vec<DeviceKind>> {
+pub fn gpus(ordinals: &[usize], sizes: &GpuSizes) -> Result<Vec<DeviceKind>> {
     let mut kinds: Vec<DeviceKind> = Vec::new();
     for &ordinal in ordinals {
         let driver = cuda::open(ordinal)?;
@@ -42,7 +42,7 @@ pub fn gpus(ordinals: &[usize], sizes: &Sizes) -> Result<Vec<DeviceKind>> {
             kinds.push(alone(driver, sizes)?);
         }
     }
-    let link = if ordinals.len() > 1 { Some(bus_rate(ordinals, sizes.exchanged)?) } else { None };
+    let link = if ordinals.len() > 1 { Some(bus_rate(ordinals, sizes.common.exchanged)?) } else { None };
     for kind in &mut kinds {
         kind.devices_per_box = ordinals.len();
         kind.link_gbs = link.map_or(kind.link_gbs, gbs);
@@ -51,7 +51,8 @@ pub fn gpus(ordinals: &[usize], sizes: &Sizes) -> Result<Vec<DeviceKind>> {
 }
 
 /// One GPU. Its link to others is the table's.
-fn alone(driver: Drivers, sizes: &Sizes) -> Result<DeviceKind> {
+fn alone(driver: Drivers, of_gpu: &GpuSizes) -> Result<DeviceKind> {
+    let sizes = &of_gpu.common;
     let properties = driver.properties().clone();
     let table = DeviceTable::built_in().gpu(&properties.name);
     let device = Device::cuda(driver, MEMORY, Options::default())?;
@@ -68,7 +69,7 @@ fn alone(driver: Drivers, sizes: &Sizes) -> Result<DeviceKind> {
         achievable_bandwidth: OF_THE_BEST,
         achievable_link: 1.0,
         call_us: Some(operations::call_us(&device, sizes)?),
-        rate: operations::rates(&device, sizes)?,
+        rate: operations::rates(&device, of_gpu)?,
         name: properties.name,
         ..table
     })

@@ -29,22 +29,8 @@ const OF_THE_BEST: f64 = 0.75;
 pub struct Sizes {
     /// Rows, columns and depth of the products.
     pub product: (usize, usize, usize),
-    /// Sequences of the attention, and tokens of each.
-    pub sequences: (usize, usize),
-    /// Its heads.
+    /// Heads of the attention.
     pub heads: AttentionShape,
-    /// Tokens, outputs and inputs of the linear layers whose rates are told apart.
-    pub layers: &'static [(usize, usize, usize)],
-    /// Sequences, and tokens of each, for which attention's rates are told apart.
-    pub attention: &'static [(usize, usize)],
-    /// Rows of the other operations.
-    pub tokens: usize,
-    /// Columns of the hidden state.
-    pub hidden: usize,
-    /// Columns of a feed-forward layer.
-    pub feed_forward: usize,
-    /// Tokens that the head tells apart.
-    pub vocabulary: usize,
     /// The type that it computes in.
     pub dtype: DType,
     /// Numbers that are copied at once: more than caches hold.
@@ -55,17 +41,32 @@ pub struct Sizes {
     pub patience: Duration,
 }
 
+/// Problem sizes of a GPU's measurement, whose operations are told apart.
+#[derive(Clone, Debug)]
+pub struct GpuSizes {
+    /// Sizes of what every device is measured by.
+    pub common: Sizes,
+    /// Tokens, outputs and inputs of linear layers.
+    pub layers: &'static [(usize, usize, usize)],
+    /// Numbers of sequences for attention, and tokens of each.
+    pub attention: &'static [(usize, usize)],
+    /// Rows of the other operations.
+    pub tokens: usize,
+    /// Columns of the hidden state.
+    pub hidden: usize,
+    /// Columns of a feed-forward layer.
+    pub feed_forward: usize,
+    /// Tokens that the head tells apart.
+    pub vocabulary: usize,
+}
+
+/// Sequences of the attention on a processor, and tokens of each.
+const SEQUENCES: (usize, usize) = (4, 512);
+
 /// Tokens and widths of a small model, where rates are lower than at their best.
 const OF_A_PROCESSOR: Sizes = Sizes {
     product: (2048, 1024, 512),
-    sequences: (4, 512),
     heads: AttentionShape { heads: 8, kv_heads: 4, head_dim: 64, scale: 0.125, window: None, softcap: None },
-    layers: &[],
-    attention: &[],
-    tokens: 2048,
-    hidden: 512,
-    feed_forward: 1024,
-    vocabulary: 8192,
     dtype: DType::F32,
     copied: COPIED,
     exchanged: 1 << 22,
@@ -73,16 +74,21 @@ const OF_A_PROCESSOR: Sizes = Sizes {
 };
 
 /// Sizes of models with 1 and 8 billion parameters.
-pub const OF_A_GPU: Sizes = Sizes {
-    product: (8192, 4096, 4096),
-    sequences: (4, 2048),
-    heads: AttentionShape {
-        heads: 32,
-        kv_heads: 8,
-        head_dim: 128,
-        scale: 0.088,
-        window: None,
-        softcap: None,
+pub const OF_A_GPU: GpuSizes = GpuSizes {
+    common: Sizes {
+        product: (8192, 4096, 4096),
+        heads: AttentionShape {
+            heads: 32,
+            kv_heads: 8,
+            head_dim: 128,
+            scale: 0.088,
+            window: None,
+            softcap: None,
+        },
+        dtype: DType::Bf16,
+        copied: COPIED,
+        exchanged: 1 << 26,
+        patience: PATIENCE,
     },
     layers: &[
         (4096, 2048, 2048),
@@ -99,10 +105,6 @@ pub const OF_A_GPU: Sizes = Sizes {
     hidden: 4096,
     feed_forward: 14336,
     vocabulary: 128_256,
-    dtype: DType::Bf16,
-    copied: COPIED,
-    exchanged: 1 << 26,
-    patience: PATIENCE,
 };
 
 /// Numbers that are copied at once: more than caches hold.
@@ -232,7 +234,7 @@ fn numbers(device: &Device, rows: usize, cols: usize, dtype: DType) -> Result<Te
 /// Operations of attention forward and backward, as a dry run counts them, a second.
 fn attention_rate(device: &Device, sizes: &Sizes) -> Result<f64> {
     let both = |device: &Device| -> Result<[operations::Calls; 2]> {
-        let case = |is_backward| operations::attention(device, sizes, sizes.sequences, is_backward);
+        let case = |is_backward| operations::attention(device, sizes, SEQUENCES, is_backward);
         Ok([case(false)?, case(true)?])
     };
     let dry = Device::meta();

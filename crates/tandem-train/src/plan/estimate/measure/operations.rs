@@ -8,10 +8,9 @@ use tandem_kernels::ops::{
 };
 use tandem_kernels::{
     AdamMoment, DType, Device, Forest, MemoryKind, OpCost, Segment, StateForm, States, StochasticRounding,
-    Tensor,
 };
 
-use super::{Sizes, numbers, tflops};
+use super::{GpuSizes, Sizes, gbs, numbers, tflops};
 use crate::Result;
 use crate::plan::estimate::rates::OperationRate;
 
@@ -39,17 +38,17 @@ const IN_A_STEP: f64 = 0.81;
 const RANK: usize = 16;
 
 /// Measures every operation that takes a considerable share of a step.
-pub(super) fn rates(device: &Device, sizes: &Sizes) -> Result<Vec<OperationRate>> {
+pub(super) fn rates(device: &Device, sizes: &GpuSizes) -> Result<Vec<OperationRate>> {
     let mut cases: Vec<Case> = Vec::new();
     for &shape in sizes.layers {
         for matmul in [Matmul::Forward, Matmul::ForwardLowRank, Matmul::BackwardInput, Matmul::BackwardWeight]
         {
-            cases.push(Box::new(move |device| linear(device, shape, sizes.dtype, matmul)));
+            cases.push(Box::new(move |device| linear(device, shape, sizes.common.dtype, matmul)));
         }
     }
-    for &(sequences, length) in sizes.attention {
+    for &sequences in sizes.attention {
         for is_backward in [false, true] {
-            cases.push(Box::new(move |device| attention(device, sizes, (sequences, length), is_backward)));
+            cases.push(Box::new(move |device| attention(device, &sizes.common, sequences, is_backward)));
         }
     }
     for is_backward in [false, true] {
@@ -60,7 +59,7 @@ pub(super) fn rates(device: &Device, sizes: &Sizes) -> Result<Vec<OperationRate>
     cases.push(Box::new(|device| rope(device, sizes)));
     cases.push(Box::new(|device| exact_sum(device, sizes)));
     cases.push(Box::new(|device| adamw(device, sizes)));
-    cases.into_iter().map(|case| rate(device, sizes, &case)).collect()
+    cases.into_iter().map(|case| rate(device, &sizes.common, &case)).collect()
 }
 
 /// Rate of a case's only operation in a step: of its arithmetic for matmuls, whose depth is told, and attention, else of
@@ -83,7 +82,7 @@ fn rate(device: &Device, sizes: &Sizes, case: &Case) -> Result<OperationRate> {
         dtype: Some(dtype.name().to_owned()),
         shape: Some(shape),
         tflops: is_arithmetic.then(|| tflops(flops / seconds)),
-        gbs: (!is_arithmetic).then(|| super::gbs(bytes / seconds)),
+        gbs: (!is_arithmetic).then(|| gbs(bytes / seconds)),
     })
 }
 
@@ -181,62 +180,51 @@ pub(super) fn attention(
     let (q, k, v, d_out) = (filled(wide)?, filled(narrow)?, filled(narrow)?, filled(wide)?);
     let zeros = |cols, dtype| device.zeros(MemoryKind::Scratch, tokens, cols, dtype);
     let (mut out, mut log_sum_exp) = (zeros(wide, dtype)?, zeros(heads.heads, DType::F32)?);
-    let forward = move |device: &Device,
-                        forest: &Forest,
-                        [q, k, v]: [&Tensor; 3],
-                        out: &mut Tensor,
-                        sums: &mut Tensor| {
-        let (q, k, v) = (q.view(), k.view(), v.view());
-        let (out, log_sum_exp) = (out.view_mut(), sums.view_mut());
-        ops::attention(device, ops::Attention { q, k, v, forest, shape: &heads, out, log_sum_exp })
-    };
-    if !is_backward {
-        return Ok(Box::new(move || {
-            Ok(forward(&device, &forest, [&q, &k, &v], &mut out, &mut log_sum_exp)?)
-        }));
-    }
-    forward(&device, &forest, [&q, &k, &v], &mut out, &mut log_sum_exp)?;
     let (mut dq, mut dk, mut dv) = (zeros(wide, dtype)?, zeros(narrow, dtype)?, zeros(narrow, dtype)?);
-    Ok(Box::new(move || {
+    let mut pass = move |is_backward: bool| {
+        let (q, k, v, shape) = (q.view(), k.view(), v.view(), &heads);
+        if !is_backward {
+            let (out, log_sum_exp) = (out.view_mut(), log_sum_exp.view_mut());
+            let call = ops::Attention { q, k, v, forest: &forest, shape, out, log_sum_exp };
+            return Ok(ops::attention(&device, call)?);
+        }
         let call = ops::AttentionBackward {
-            q: q.view(),
-            k: k.view(),
-            v: v.view(),
+            q,
+            k,
+            v,
             out: out.view(),
             log_sum_exp: log_sum_exp.view(),
             d_out: d_out.view(),
             forest: &forest,
-            shape: &heads,
+            shape,
             model_kv_heads: heads.kv_heads,
             dq: dq.view_mut(),
             dk: dk.view_mut(),
             dv: dv.view_mut(),
         };
         Ok(ops::attention_backward(&device, call)?)
-    }))
+    };
+    // Backward reads what one forward pass has left.
+    if is_backward {
+        pass(false)?;
+    }
+    Ok(Box::new(move || pass(is_backward)))
 }
 
-fn head(device: &Device, sizes: &Sizes, is_backward: bool) -> Result<Calls> {
+fn head(device: &Device, sizes: &GpuSizes, is_backward: bool) -> Result<Calls> {
     let (device, rows, vocabulary) = (device.clone(), sizes.tokens, sizes.vocabulary);
-    let hidden = numbers(&device, rows, sizes.hidden, sizes.dtype)?;
-    let weight = numbers(&device, vocabulary, sizes.hidden, sizes.dtype)?;
+    let hidden = numbers(&device, rows, sizes.hidden, sizes.common.dtype)?;
+    let weight = numbers(&device, vocabulary, sizes.hidden, sizes.common.dtype)?;
     let mut d_hidden = device.zeros(MemoryKind::Scratch, rows, sizes.hidden, DType::F32)?;
     let positions: Vec<u32> = (0..rows as u32).collect();
     let ids: Vec<u32> = (0..rows).map(|row| (row * 7919 % vocabulary) as u32).collect();
-    let (shape, mut scores) = (HeadShape::default(), HeadScores::default());
-    let forward = move |device: &Device, scores: &mut HeadScores, hidden: &Tensor, weight: &Tensor| {
+    let (shape, mut scores, d_log_prob) = (HeadShape::default(), HeadScores::default(), vec![1e-2; rows]);
+    let mut pass = move |is_backward: bool| {
         let targets = Targets { rows: &positions, targets: &ids };
         let call = ops::Head::new(hidden.view(), HeadWeights::new(weight.view(), None), targets, &shape);
-        ops::head(device, call, scores)
-    };
-    if !is_backward {
-        return Ok(Box::new(move || Ok(forward(&device, &mut scores, &hidden, &weight)?)));
-    }
-    forward(&device, &mut scores, &hidden, &weight)?;
-    let d_log_prob = vec![1e-2; rows];
-    let positions: Vec<u32> = (0..rows as u32).collect();
-    let ids: Vec<u32> = (0..rows).map(|row| (row * 7919 % vocabulary) as u32).collect();
-    Ok(Box::new(move || {
+        if !is_backward {
+            return Ok(ops::head(&device, call, &mut scores)?);
+        }
         let gradients = HeadGradients {
             hidden: d_hidden.view_mut(),
             weight: None,
@@ -245,20 +233,22 @@ fn head(device: &Device, sizes: &Sizes, is_backward: bool) -> Result<Calls> {
             h: None,
             b: None,
         };
-        let targets = Targets { rows: &positions, targets: &ids };
-        let shape = HeadShape::default();
-        let call = ops::Head::new(hidden.view(), HeadWeights::new(weight.view(), None), targets, &shape);
         Ok(ops::head_backward(&device, call, &scores, &d_log_prob, None, gradients)?)
-    }))
+    };
+    // Backward reads the scores of one forward pass.
+    if is_backward {
+        pass(false)?;
+    }
+    Ok(Box::new(move || pass(is_backward)))
 }
 
-fn rms_norm(device: &Device, sizes: &Sizes, is_backward: bool) -> Result<Calls> {
+fn rms_norm(device: &Device, sizes: &GpuSizes, is_backward: bool) -> Result<Calls> {
     let (device, rows, cols) = (device.clone(), sizes.tokens, sizes.hidden);
     let x = numbers(&device, rows, cols, DType::F32)?;
     let w = numbers(&device, 1, cols, DType::F32)?;
-    let dy = numbers(&device, rows, cols, sizes.dtype)?;
+    let dy = numbers(&device, rows, cols, sizes.common.dtype)?;
     let zeros = |rows, cols, dtype| device.zeros(MemoryKind::Scratch, rows, cols, dtype);
-    let (mut y, mut inverse) = (zeros(rows, cols, sizes.dtype)?, zeros(1, rows, DType::F32)?);
+    let (mut y, mut inverse) = (zeros(rows, cols, sizes.common.dtype)?, zeros(1, rows, DType::F32)?);
     let (mut dx, mut dw) = (zeros(rows, cols, DType::F32)?, zeros(1, cols, DType::F32)?);
     Ok(Box::new(move || {
         if is_backward {
@@ -273,12 +263,16 @@ fn rms_norm(device: &Device, sizes: &Sizes, is_backward: bool) -> Result<Calls> 
     }))
 }
 
-fn gated(device: &Device, sizes: &Sizes, is_backward: bool) -> Result<Calls> {
+fn gated(device: &Device, sizes: &GpuSizes, is_backward: bool) -> Result<Calls> {
     let (device, rows, cols) = (device.clone(), sizes.tokens, sizes.feed_forward);
-    let gate_up = numbers(&device, rows, 2 * cols, sizes.dtype)?;
-    let dh = numbers(&device, rows, cols, sizes.dtype)?;
-    let mut out =
-        device.zeros(MemoryKind::Scratch, rows, if is_backward { 2 * cols } else { cols }, sizes.dtype)?;
+    let gate_up = numbers(&device, rows, 2 * cols, sizes.common.dtype)?;
+    let dh = numbers(&device, rows, cols, sizes.common.dtype)?;
+    let mut out = device.zeros(
+        MemoryKind::Scratch,
+        rows,
+        if is_backward { 2 * cols } else { cols },
+        sizes.common.dtype,
+    )?;
     Ok(Box::new(move || {
         let function = Activation::Silu;
         if is_backward {
@@ -290,29 +284,29 @@ fn gated(device: &Device, sizes: &Sizes, is_backward: bool) -> Result<Calls> {
     }))
 }
 
-fn rope(device: &Device, sizes: &Sizes) -> Result<Calls> {
-    let (device, head_dim) = (device.clone(), sizes.heads.head_dim);
+fn rope(device: &Device, sizes: &GpuSizes) -> Result<Calls> {
+    let (device, head_dim) = (device.clone(), sizes.common.heads.head_dim);
     let half = head_dim / 2;
     let frequencies: Vec<f32> = (0..half).map(|i| 10000f32.powf(-(i as f32) / half as f32)).collect();
     let table = RopeTable::new(&frequencies, sizes.tokens);
     let positions: Vec<u32> = (0..sizes.tokens as u32).collect();
-    let mut x = numbers(&device, sizes.tokens, sizes.hidden, sizes.dtype)?;
+    let mut x = numbers(&device, sizes.tokens, sizes.hidden, sizes.common.dtype)?;
     Ok(Box::new(move || Ok(ops::rope(&device, x.view_mut(), head_dim, &positions, &table, false)?)))
 }
 
-fn exact_sum(device: &Device, sizes: &Sizes) -> Result<Calls> {
+fn exact_sum(device: &Device, sizes: &GpuSizes) -> Result<Calls> {
     let device = device.clone();
-    let terms = numbers(&device, 1, sizes.copied, DType::F32)?;
-    let mut sums = FixedPointSum::new(&device, MemoryKind::Scratch, sizes.copied)?;
+    let terms = numbers(&device, 1, sizes.common.copied, DType::F32)?;
+    let mut sums = FixedPointSum::new(&device, MemoryKind::Scratch, sizes.common.copied)?;
     let limit = tandem_kernels::exact::limit(1 << 20);
     Ok(Box::new(move || Ok(ops::exact_sum(&device, terms.view(), sums.view_mut(), true, limit)?)))
 }
 
-fn adamw(device: &Device, sizes: &Sizes) -> Result<Calls> {
-    let (device, len) = (device.clone(), sizes.copied);
+fn adamw(device: &Device, sizes: &GpuSizes) -> Result<Calls> {
+    let (device, len) = (device.clone(), sizes.common.copied);
     let gradient = numbers(&device, 1, len, DType::F32)?;
     let mut master = numbers(&device, 1, len, DType::F32)?;
-    let mut copy = device.zeros(MemoryKind::Scratch, 1, len, sizes.dtype)?;
+    let mut copy = device.zeros(MemoryKind::Scratch, 1, len, sizes.common.dtype)?;
     let zeros = |moment| States::zeros(&device, MemoryKind::Scratch, moment, StateForm::F32, len);
     let (mut m, mut v) = (zeros(AdamMoment::First)?, zeros(AdamMoment::Second)?);
     let mut config =
