@@ -74,16 +74,23 @@ def args_with(args, **changes) -> Namespace:
     return Namespace(**vars(args) | changes)
 
 
+def try_one(tried: dict, setup: GpuSetup, task: Task, args) -> bool:
+    """Adds how one set-up ended; false if the time was up before."""
+    found = timing.run(setup, task, 0, args)
+    if found.is_late:
+        return False
+    took = {"error": found.error} if found.error else {"seconds": statistics.mean(found.seconds[1:])}
+    tried[setup.name] = took | {"bytes": found.gpu_peak_bytes or found.peak_bytes, "try": setup.text}
+    return True
+
+
 def try_tandem(tried: dict, task: Task, recipe: str, args) -> bool:
     """Set-ups that the plan ranks highest."""
     for setup in plan.promising(recipe, task, args)[:args.tries]:
         if setup.name in tried:
             continue
-        found = timing.run(setup, task, 0, args)
-        if found.is_late:
+        if not try_one(tried, setup, task, args):
             return False
-        took = {"error": found.error} if found.error else {"seconds": statistics.mean(found.seconds[1:])}
-        tried[setup.name] = took | {"bytes": found.gpu_peak_bytes or found.peak_bytes, "try": setup.text}
     return True
 
 
@@ -98,12 +105,9 @@ def try_torchtune(tried: dict, task: Task, recipe: str, args) -> bool:
     for setup in [GpuSetup("torchtune", recipe, "bf16", "sdpa", batch=batch) for batch in TORCHTUNE if pairs % batch == 0]:
         if setup.name in tried:
             continue
-        found = timing.run(setup, task, 0, args)
-        if found.is_late:
+        if not try_one(tried, setup, task, args):
             return False
-        took = {"error": found.error} if found.error else {"seconds": statistics.mean(found.seconds[1:])}
-        tried[setup.name] = took | {"bytes": found.gpu_peak_bytes or found.peak_bytes, "try": setup.text}
-        if not found.error:
+        if "error" not in tried[setup.name]:
             break
     return True
 

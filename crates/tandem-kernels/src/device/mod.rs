@@ -206,8 +206,8 @@ impl Device {
     }
 
     /// Runs an operation's kernel and returns its result. A dry run records the cost instead and
-    /// returns `None`. On a GPU the kernel is put into the stream; a profiled device waits until it
-    /// has run.
+    /// returns `None`. On a GPU the kernel is put into the stream; while a profile records, it is waited
+    /// for.
     #[inline]
     pub(crate) fn launch<T>(&self, work: OpCost, kernel: impl FnOnce(On) -> Result<T>) -> Result<Option<T>> {
         self.launch_counting(|| work, kernel)
@@ -225,7 +225,8 @@ impl Device {
                 None => kernel(On::Cpu(cpu))?,
                 Some(profile) => profile.launch(work, || 0, || kernel(On::Cpu(cpu)))?,
             }),
-            Self::Cuda(cuda) => Some(match &cuda.profile {
+            // Only what is recorded is waited for.
+            Self::Cuda(cuda) => Some(match cuda.profile.as_ref().filter(|profile| profile.is_on()) {
                 None => kernel(On::Cuda(cuda))?,
                 Some(profile) => {
                     cuda.synchronize()?;

@@ -179,7 +179,8 @@ impl Profile {
         }
     }
 
-    fn is_on(&self) -> bool {
+    /// Returns whether operations are recorded.
+    pub(crate) fn is_on(&self) -> bool {
         self.is_on.load(Ordering::Relaxed)
     }
 

@@ -253,7 +253,7 @@ impl Drop for Division {
     }
 }
 
-/// What one operation moves of a buffer in parts.
+/// Share of one operation in a buffer that is divided into parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     /// As many elements of each rank, from the start.

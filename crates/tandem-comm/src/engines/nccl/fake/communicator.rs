@@ -93,7 +93,7 @@ pub(super) struct OfRank {
     pub(super) rank: usize,
     /// Operations that are not in their streams yet.
     pub(super) launching: Vec<Posted>,
-    /// Where to write this rank's part of a division in progress.
+    /// Address for this rank's part of a division in progress.
     pub(super) dividing: Option<usize>,
     /// Number of operations put into streams, and the last one's.
     pub(super) num_posted: usize,

@@ -252,29 +252,25 @@ collective!(all_gather(), None, 0);
 collective!(reduce(reduction, root), Some(reduction), root);
 collective!(broadcast(root), None, root);
 
-unsafe extern "C" fn send(
-    from: *const c_void,
-    count: usize,
-    data_type: c_int,
-    root: c_int,
-    raw: RawCommunicator,
-    stream: RawStream,
-) -> c_int {
-    let what = What { name: "send", reduction: None, root, data_type, count };
-    post(what, (from as usize, from as usize), raw, stream)
+/// Defines a message of NCCL's, which has one address.
+macro_rules! message {
+    ($name:ident, $address:ty) => {
+        unsafe extern "C" fn $name(
+            at: $address,
+            count: usize,
+            data_type: c_int,
+            root: c_int,
+            raw: RawCommunicator,
+            stream: RawStream,
+        ) -> c_int {
+            let what = What { name: stringify!($name), reduction: None, root, data_type, count };
+            post(what, (at as usize, at as usize), raw, stream)
+        }
+    };
 }
 
-unsafe extern "C" fn recv(
-    to: *mut c_void,
-    count: usize,
-    data_type: c_int,
-    root: c_int,
-    raw: RawCommunicator,
-    stream: RawStream,
-) -> c_int {
-    let what = What { name: "recv", reduction: None, root, data_type, count };
-    post(what, (to as usize, to as usize), raw, stream)
-}
+message!(send, *const c_void);
+message!(recv, *mut c_void);
 
 unsafe extern "C" fn group_start() -> c_int {
     own().write_down("group".to_owned());

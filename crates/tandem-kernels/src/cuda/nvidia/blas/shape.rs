@@ -12,7 +12,7 @@ use crate::DType;
 use crate::cuda::driver::{Factor, Matmul};
 use crate::cuda::matmul::alignment;
 
-/// What cuBLASLt needs to know of a GEMM.
+/// Size, types, strides and alignments of a GEMM: all that cuBLASLt needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Shape {
     /// Rows, columns and depth.
