@@ -292,6 +292,11 @@ pub unsafe trait Driver: Send + Sync + Any {
     /// As [`Driver::copy`].
     unsafe fn clear(&self, stream: Stream, at: u64, bytes: usize) -> Result<()>;
 
+    /// Loads all kernels of a source file, so that none is loaded while others run.
+    fn load_all(&self, _source: &'static Source) -> Result<()> {
+        Ok(())
+    }
+
     /// Returns a kernel of a source file by name.
     fn function(&self, source: &'static Source, name: &str) -> Result<Function>;
 

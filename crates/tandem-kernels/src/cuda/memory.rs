@@ -64,6 +64,13 @@ impl Tables {
         Ok(Self { driver: driver.clone(), stream, state: Mutex::new(state) })
     }
 
+    /// Maps the memory of all tables.
+    pub(crate) fn map_all(&self) -> Result<()> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.device.grow(TABLES)?;
+        state.host.grow(TABLES)
+    }
+
     /// Returns the device address of a table with these contents, valid for work put into the
     /// stream before the next call.
     pub(crate) fn send(&self, bytes: &[u8]) -> Result<u64> {
@@ -166,6 +173,11 @@ impl Window {
     pub(crate) fn new(driver: &Drivers) -> Result<Self> {
         let host = driver.pinned(WINDOW)?;
         Ok(Self { driver: driver.clone(), host: Mutex::new(host) })
+    }
+
+    /// Maps the whole window.
+    pub(crate) fn map_all(&self) -> Result<()> {
+        self.host.lock().unwrap_or_else(PoisonError::into_inner).grow(WINDOW)
     }
 
     /// Copies from the device when the stream's work so far is done, and waits.

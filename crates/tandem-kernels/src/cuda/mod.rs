@@ -214,6 +214,18 @@ impl Cuda {
         self.shared.tf32
     }
 
+    /// Loads all kernels that a model with heads of this size may need, and maps the memory of all tables.
+    pub(crate) fn load_ahead(&self, head_dim: usize) -> Result<()> {
+        if is_stand_in() {
+            // Nothing waits for anything there.
+            return Ok(());
+        }
+        let needed = SOURCES.iter().filter(|source| attention::serves(source, head_dim));
+        needed.into_iter().try_for_each(|source| self.driver().load_all(source))?;
+        self.shared.tables.map_all()?;
+        self.shared.window.map_all()
+    }
+
     /// Waits until all work so far is done.
     pub fn synchronize(&self) -> Result<()> {
         self.driver().synchronize(self.stream())

@@ -332,6 +332,13 @@ impl Device {
         self.arena().map_or(Ok(()), |arena| arena.reserve(bytes))
     }
 
+    /// Does now what a GPU else does when it is first needed, and for which its driver may wait for running
+    /// work: loads the kernels of models with heads of this size, and maps memory beside the arena. Running
+    /// work may be a collective that waits for another rank.
+    pub fn load_ahead(&self, head_dim: usize) -> Result<()> {
+        if let Self::Cuda(cuda) = self { cuda.load_ahead(head_dim) } else { Ok(()) }
+    }
+
     /// Returns whether every term of exact sums since the last call was finite and within its
     /// limit. Waits for a GPU.
     pub fn take_in_range(&self) -> Result<bool> {

@@ -166,6 +166,17 @@ pub(super) fn kernels(dtype: DType, head_dim: usize) -> Result<&'static Kernels>
     all.iter().find(|kernels| head_dim <= kernels.width).ok_or_else(|| too_wide(head_dim))
 }
 
+/// Returns whether a file has kernels for a head of this size, or none for heads of one size.
+pub(in crate::cuda) fn serves(source: &Source, head_dim: usize) -> bool {
+    let is_it = |other: &Source| std::ptr::eq(source, other);
+    let mut of_sizes = FORWARD.iter().chain(&BACKWARD).chain(&BOTH_F32);
+    let files = |kernels: &Kernels| {
+        [&kernels.forward, &kernels.of_queries, &kernels.of_keys].iter().any(|kernel| is_it(kernel.source))
+    };
+    !of_sizes.any(is_it)
+        || [DType::F32, DType::Bf16].into_iter().filter_map(|dtype| kernels(dtype, head_dim).ok()).any(files)
+}
+
 /// Creates the error for a head that no kernel has registers for.
 pub(super) fn too_wide(head_dim: usize) -> KernelError {
     KernelError::invalid("attention", format!("head size {head_dim}; GPU kernels support at most 256"))
@@ -185,6 +196,20 @@ mod tests {
                 assert!(kernel.shared <= LIMIT, "{}: {} bytes", kernel.name, kernel.shared);
             }
         }
+    }
+
+    #[test]
+    fn a_head_needs_the_files_of_one_width() {
+        let needed = |head_dim| {
+            let of_sizes = FORWARD.iter().chain(&BACKWARD).chain(&BOTH_F32);
+            of_sizes.filter(|source| serves(source, head_dim)).map(|source| source.name).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            needed(80),
+            ["attention_forward_80.cu", "attention_backward_80.cu", "attention_f32_128.cu"]
+        );
+        assert_eq!(needed(257), [""; 0]);
+        assert!(serves(&DELTA, 80) && serves(&DECODE, 257));
     }
 
     #[test]

@@ -8,7 +8,7 @@ mod kernels;
 mod tables;
 
 pub(crate) use decode::{decode, decode_parts};
-pub(super) use kernels::{BACKWARD, BOTH_F32, DECODE, DELTA, FORWARD};
+pub(super) use kernels::{BACKWARD, BOTH_F32, DECODE, DELTA, FORWARD, serves};
 
 use kernels::{Kernel, Kernels, NO_WINDOW, kernels};
 use tables::Entry;

@@ -11,14 +11,14 @@ use tandem_dlopen::text;
 use super::raw::result::{
     CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_STUB_LIBRARY, CUDA_SUCCESS,
 };
-use super::raw::{DeviceHandle, DriverFunctions, OLDEST, Opaque, attribute};
+use super::raw::{DeviceHandle, DriverFunctions, LoadFunctions, OLDEST, Opaque, attribute};
 use crate::cuda::driver::Properties;
 use crate::cuda::failed;
 use crate::{KernelError, Result};
 
-/// The initialised CUDA driver.
+/// The initialised CUDA driver, and functions that older ones lack.
 #[derive(Clone)]
-pub(super) struct Cuda(pub(super) Arc<DriverFunctions>);
+pub(super) struct Cuda(pub(super) Arc<DriverFunctions>, pub(super) Option<Arc<LoadFunctions>>);
 
 /// Message if there is no GPU.
 pub(super) const NO_GPU: &str = "NVIDIA's driver finds no GPU: there is none in this machine, CUDA_VISIBLE_DEVICES hides it, or \
@@ -26,8 +26,8 @@ pub(super) const NO_GPU: &str = "NVIDIA's driver finds no GPU: there is none in 
 
 impl Cuda {
     /// Initialises the driver, which may be too old or see no GPU.
-    pub(super) fn start(functions: Arc<DriverFunctions>) -> Result<Self> {
-        let this = Self(functions);
+    pub(super) fn start(functions: DriverFunctions, load: Option<LoadFunctions>) -> Result<Self> {
+        let this = Self(Arc::new(functions), load.map(Arc::new));
         let version = this.version()?;
         if version < OLDEST {
             return Err(failed(

@@ -179,6 +179,10 @@ unsafe impl Driver for Nvidia {
         self.modules.function(source, name)
     }
 
+    fn load_all(&self, source: &'static Source) -> Result<()> {
+        self.modules.load_all(source)
+    }
+
     unsafe fn launch(&self, stream: Stream, function: Function, grid: Grid, args: &[Arg]) -> Result<()> {
         let mut pointers: [*mut c_void; MAX_ARGUMENTS] = [std::ptr::null_mut(); MAX_ARGUMENTS];
         for (pointer, arg) in pointers[..args.len()].iter_mut().zip(args) {

@@ -5,14 +5,13 @@
 //! driver can run is opened: of its major version or an earlier one.
 
 use std::ffi::c_int;
-use std::sync::Arc;
 
 use tandem_dlopen::{FOLDERS, Folders, Library};
 
 use super::blas::raw::BlasFunctions;
 use super::compiler::NvrtcFunctions;
 use super::context::{Cuda, version_text};
-use super::raw::DriverFunctions;
+use super::raw::{DriverFunctions, LoadFunctions};
 use crate::Result;
 use crate::cuda::failed;
 
@@ -63,7 +62,8 @@ impl Wanted {
 
 /// Opens NVIDIA's driver.
 pub(super) fn driver() -> Result<Cuda> {
-    Cuda::start(Arc::new(open_driver()?.1))
+    let (library, functions) = open_driver()?;
+    Cuda::start(functions, LoadFunctions::load(&library).ok())
 }
 
 /// Opens NVIDIA's driver without initialising it.

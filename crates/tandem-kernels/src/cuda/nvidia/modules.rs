@@ -60,6 +60,24 @@ impl Modules {
         Ok(Function(function))
     }
 
+    /// Loads all kernels of a file. The driver else loads a kernel when it is first needed, and may wait for
+    /// the GPU then.
+    pub(super) fn load_all(&self, source: &'static Source) -> Result<()> {
+        let module = self.module(source)?;
+        let Some(driver) = &self.context.cuda.1 else { return Ok(()) };
+        let mut count = 0;
+        // SAFETY: the module is loaded; the number is written to where it is.
+        self.context.call(source.name, |_| unsafe { (driver.count)(&raw mut count, module) })?;
+        let mut functions = vec![0; count as usize];
+        // SAFETY: as above, and the list has room for as many.
+        self.context
+            .call(source.name, |_| unsafe { (driver.list)(functions.as_mut_ptr(), count, module) })?;
+        functions.into_iter().try_for_each(|function| {
+            // SAFETY: the function is one of the module's.
+            self.context.call(source.name, |_| unsafe { (driver.load)(function) })
+        })
+    }
+
     fn module(&self, source: &'static Source) -> Result<Opaque> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(&module) = loaded.get(source.name) {

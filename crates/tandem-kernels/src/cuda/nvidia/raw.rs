@@ -186,6 +186,15 @@ impl Copy2D {
 }
 
 functions! {
+    /// Functions that load all kernels of a module, of drivers since CUDA 12.4.
+    pub(super) struct LoadFunctions {
+        count = c"cuModuleGetFunctionCount" (*mut c_uint, Opaque) -> c_int;
+        list = c"cuModuleEnumerateFunctions" (*mut Opaque, c_uint, Opaque) -> c_int;
+        load = c"cuFuncLoad" (Opaque) -> c_int;
+    }
+}
+
+functions! {
     /// Functions of CUDA's driver.
     pub(super) struct DriverFunctions {
         init = c"cuInit" (c_uint) -> c_int;

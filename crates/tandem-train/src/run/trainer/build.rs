@@ -178,6 +178,9 @@ impl TrainerBuilder<'_> {
             .map(|(run_dir, checkpoint)| resume::recorded_matmuls(run_dir, checkpoint.cursor().step));
         let proposed = matmuls::propose(config, outline, matmuls.or(recorded), mesh.world(), observer)?;
         let mut placement = MemoryPlacement::open(config, plan.needs(), plan.rooms, mesh.world().rank())?;
+        if mesh.world().size() > 1 {
+            placement.device.load_ahead(prepared.decoder.spec().attention.head_dim)?;
+        }
         proposed.agree(config, outline, &mut placement, mesh.world(), observer)?;
         if let Some(profiler) = &profiler {
             placement = placement.profiled(profiler.recording());
@@ -186,8 +189,7 @@ impl TrainerBuilder<'_> {
         let (policy, reference) = reference::load(config, prepared, &placement, mesh, &splits, observer)?;
         progress.begin_phase(Phase::Load);
         let decoder = &mesh.part(&prepared.decoder)?;
-        let shard = mesh.shard();
-        let partition = Arc::new(Partition::for_run(config.compute.sharded(), decoder, shard));
+        let partition = Arc::new(Partition::for_run(&config.compute, decoder, mesh));
         let mut learner = TrainState::new(config, decoder, &placement, mesh, partition)?;
         let mut scorer = TrainStep::new(config, placement, decoder.clone(), policy, reference);
         scorer.progress = progress;

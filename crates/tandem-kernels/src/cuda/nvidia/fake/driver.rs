@@ -6,7 +6,7 @@ use super::{
     ANSWERS, CURRENT, Gpu, INVALID_CONTEXT, INVALID_IMAGE, INVALID_VALUE, OK, OUT_OF_MEMORY, SHARED,
     STATIC_SHARED, gpus, memory, on_gpu,
 };
-use crate::cuda::nvidia::raw::{DeviceHandle, DriverFunctions, Opaque};
+use crate::cuda::nvidia::raw::{DeviceHandle, DriverFunctions, LoadFunctions, Opaque};
 
 const NOT_FOUND: c_int = 500;
 
@@ -57,6 +57,10 @@ pub(super) fn functions() -> DriverFunctions {
         set_function_attribute,
         launch,
     }
+}
+
+pub(super) fn load_functions() -> LoadFunctions {
+    LoadFunctions { count: function_count, list: list_functions, load: load_function }
 }
 
 /// Gives an answer.
@@ -277,6 +281,39 @@ unsafe extern "C" fn module_function(place: *mut Opaque, module: Opaque, name: *
         gpu.functions.insert(function, (name.to_owned(), 48 << 10));
         // SAFETY: as in CUDA.
         unsafe { answer(place, function) }
+    })
+}
+
+/// Returns the kernels of a module.
+fn kernels(gpu: &Gpu, module: Opaque) -> Vec<String> {
+    let parts = gpu.modules.get(&module).map(|text| text.split("KERNEL(").skip(1)).into_iter().flatten();
+    parts.filter_map(|part| part.split_once(',')).map(|(name, _)| name.to_owned()).collect()
+}
+
+unsafe extern "C" fn function_count(place: *mut c_uint, module: Opaque) -> c_int {
+    // SAFETY: as in CUDA.
+    on_gpu(|gpu| unsafe { answer(place, kernels(gpu, module).len() as c_uint) })
+}
+
+unsafe extern "C" fn list_functions(place: *mut Opaque, count: c_uint, module: Opaque) -> c_int {
+    on_gpu(|gpu| {
+        for (index, name) in kernels(gpu, module).into_iter().take(count as usize).enumerate() {
+            let function = gpu.number();
+            gpu.functions.insert(function, (name, 48 << 10));
+            // SAFETY: as in CUDA.
+            unsafe { answer(place.add(index), function) };
+        }
+        OK
+    })
+}
+
+unsafe extern "C" fn load_function(function: Opaque) -> c_int {
+    on_gpu(|gpu| match gpu.functions.get(&function).map(|(name, _)| format!("load {name}")) {
+        Some(call) => {
+            gpu.log(call);
+            OK
+        }
+        None => INVALID_VALUE,
     })
 }
 

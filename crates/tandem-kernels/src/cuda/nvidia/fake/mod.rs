@@ -136,7 +136,7 @@ impl Fake {
 
     /// CUDA's driver.
     pub(super) fn cuda() -> Result<Cuda> {
-        Cuda::start(Arc::new(driver::functions()))
+        Cuda::start(driver::functions(), Some(driver::load_functions()))
     }
 
     /// Opens it with a cache of kernels.

@@ -39,6 +39,16 @@ fn a_file_is_compiled_once_and_then_found_on_disk() {
 }
 
 #[test]
+fn all_kernels_of_a_file_are_loaded_ahead() {
+    let (fake, driver, _) = Fake::opened();
+    fake.calls();
+    driver.load_all(&SOURCE).unwrap();
+    assert_eq!(fake.calls(), ["load", "load first", "load second"]);
+    both(&driver);
+    assert_eq!(fake.calls(), [""; 0], "nothing is loaded later");
+}
+
+#[test]
 fn code_that_the_driver_refuses_is_compiled_anew() {
     let folder = Folder::new("refused");
     let cache = Cache::at(&folder.0);
