@@ -77,7 +77,7 @@ impl Saver {
         mesh: &mut DeviceMesh,
         snapshot: Option<Snapshot>,
     ) -> Self {
-        let share = CheckpointShard::new(decoder, config.compute.sharded(), mesh.share());
+        let share = CheckpointShard::new(decoder, &config.compute, mesh.share());
         let (rank, num_ranks) = (mesh.world().rank(), mesh.world().size());
         Self {
             checkpoints: Checkpoints::for_run(&config.output),

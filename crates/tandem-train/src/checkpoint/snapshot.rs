@@ -21,7 +21,7 @@ use tandem_model::{Decoder, FlatWeights, LayerId, ModelError, ParamSpec, Result 
 
 use crate::checkpoint::state::{CheckpointState, MasterWeights};
 use crate::checkpoint::{Checkpoint, TensorShard, TensorSpec};
-use crate::config::ShardedState;
+use crate::config::ComputeConfig;
 use crate::inputs::RunInputs;
 use crate::optimizer::adafactor::{MomentTensor, moment_tensors};
 use crate::optimizer::average::{AVERAGE, way_to_average};
@@ -123,8 +123,8 @@ pub struct CheckpointShard {
 
 impl CheckpointShard {
     /// Creates the shard of one of several replicas ([`DeviceMesh::share`]): a part of what it holds.
-    pub fn new(decoder: &Arc<Decoder>, sharded: ShardedState, share: (usize, usize)) -> Self {
-        let partition = Partition::among(sharded, decoder, share);
+    pub fn new(decoder: &Arc<Decoder>, compute: &ComputeConfig, share: (usize, usize)) -> Self {
+        let partition = Partition::among(compute, decoder, share, share.1);
         let written = |(index, layer): (usize, LayerId)| {
             let owned = partition.owned(index);
             if decoder.owns(layer) { owned } else { owned.start..owned.start }

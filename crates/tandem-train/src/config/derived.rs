@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use tandem_kernels::cpu::Isa;
 use tandem_kernels::{Backend, DType, Format};
 
-use super::{Checkpointing, ComputeConfig, Config, ShardedState};
+use super::{Checkpointing, ComputeConfig, Config, ShardedState, SumForm};
 
 impl Config {
     /// The folder of tokens and reference log-probabilities: `data.cache`, else the user's cache folder.
@@ -40,6 +40,13 @@ impl ComputeConfig {
     /// Returns whether sums are made in blocks: as configured, else on CPUs.
     pub fn sums_in_blocks(&self) -> bool {
         self.sum_blocks.unwrap_or(self.devices.backend() == Backend::Cpu)
+    }
+
+    /// Type in which the residual stream travels between stages on GPUs, and sums of slices: the compute type
+    /// where `reduction` is fast, else f32. None on CPUs, which exchange f32.
+    pub fn walk_wire(&self) -> Option<DType> {
+        let wire = if self.reduction == SumForm::Fast { self.compute_type() } else { DType::F32 };
+        (self.devices.backend() == Backend::Cuda).then_some(wire)
     }
 
     /// The compute type: as configured, else bf16 on a GPU and on a CPU that multiplies it natively.

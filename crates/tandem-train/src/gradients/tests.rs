@@ -60,10 +60,15 @@ impl Ranks {
 
     /// Two ranks that hold all sums, and reduce them once a step; `joins` layers in buckets.
     fn pair_of_wholes(&self, divides: bool, joins: bool) -> [Accumulator; 2] {
+        self.pair_of_wholes_in(divides, joins, None)
+    }
+
+    /// [`Ranks::pair_of_wholes`], with a `unit` in equal parts as on GPUs.
+    fn pair_of_wholes_in(&self, divides: bool, joins: bool, unit: Option<usize>) -> [Accumulator; 2] {
         let both = threads::groups(2, PATIENCE).into_iter().map(|group| {
             let place = if divides { (group.rank(), 2) } else { (0, 1) };
             let sharded = ShardedState { optimizer: divides, gradients: false, weights: !joins };
-            let partition = Partition::among(sharded, &self.decoder, place);
+            let partition = Partition::divided(sharded, &self.decoder, place, unit);
             assert_eq!(partition.buckets().len(), if joins { 2 } else { 4 });
             let groups = ReductionGroups { of_parts: None, of_all: Some(group), replicas: None };
             self.accumulator(partition, groups)
@@ -140,9 +145,16 @@ fn sums_are_reduced_while_the_last_pass_goes_on() {
         [(SumForm::Exact, DType::F32), (SumForm::Fast, DType::F32), (SumForm::Fast, DType::Bf16)]
     {
         let ranks = Ranks::new(form, wire);
-        for (divides, joins) in [(false, false), (false, true), (true, false), (true, true)] {
-            let what = format!("{form:?} in {wire:?}, divided: {divides}, joined: {joins}");
-            let mut both = ranks.pair_of_wholes(divides, joins);
+        for (divides, joins, unit) in [
+            (false, false, None),
+            (false, true, None),
+            (true, false, None),
+            (true, true, None),
+            (true, false, Some(2)),
+            (true, true, Some(4)),
+        ] {
+            let what = format!("{form:?} in {wire:?}, divided: {divides}, joined: {joins}, unit: {unit:?}");
+            let mut both = ranks.pair_of_wholes_in(divides, joins, unit);
             for step in 0..2 {
                 for (rank, sums) in both.iter_mut().enumerate() {
                     sums.begin(3).unwrap();

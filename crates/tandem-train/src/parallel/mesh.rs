@@ -69,9 +69,11 @@ impl DeviceMesh {
             None
         } else {
             let data = world.split_by(|rank| rank % of_model)?;
-            let tensor = if slices > 1 { Some(TensorGroup::new(&mut world, slices)?) } else { None };
+            let wire = compute.walk_wire();
+            let tensor = if slices > 1 { Some(TensorGroup::new(&mut world, slices, wire)?) } else { None };
             let pipeline = |rank: usize| rank / of_model * slices + rank % slices;
-            let stages = if stages > 1 { Some(PipelineGroup::new(world.split_by(pipeline)?)) } else { None };
+            let stages =
+                if stages > 1 { Some(PipelineGroup::new(world.split_by(pipeline)?, wire)?) } else { None };
             Some(Axes { data, tensor, stages })
         };
         let mut mesh = Self { world, axes, hybrid: None };

@@ -2,10 +2,11 @@
 //! them, and what travels.
 //!
 //! [`mesh`] divides the ranks into process groups. [`Partition`] says which part of a layer a rank
-//! owns. `stages` carries the residual stream between pipeline stages; `pipeline` is the order
+//! owns. `stages` carries the residual stream between pipeline stages, on GPUs over `links`; `pipeline` is the order
 //! of their micro-batches. `tensor_group` sums over the slices. [`collective_buffer`] hands device memory to collectives.
 
 pub mod collective_buffer;
+mod links;
 pub mod mesh;
 mod partition;
 pub(crate) mod pipeline;

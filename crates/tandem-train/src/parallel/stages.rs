@@ -12,25 +12,39 @@ use tandem_model::{
 };
 
 use crate::Result;
+use crate::parallel::links::StageLinks;
 
 /// One stage's end of a pipeline.
-pub struct PipelineGroup(RefCell<ProcessGroup>);
+pub struct PipelineGroup {
+    group: RefCell<ProcessGroup>,
+    /// Links to the neighbours, on GPUs.
+    links: Option<StageLinks>,
+}
 
 impl PipelineGroup {
-    /// Creates it from a group with one rank per stage, in order.
-    pub fn new(group: ProcessGroup) -> Self {
-        Self(RefCell::new(group))
+    /// Creates it from a group with one rank per stage, in order. On GPUs the residual stream travels in the
+    /// type `wire`, from GPU to GPU where the engine can. All ranks call this.
+    pub fn new(mut group: ProcessGroup, wire: Option<DType>) -> Result<Self> {
+        let links = wire.map(|wire| StageLinks::new(&mut group, wire)).transpose()?;
+        Ok(Self { group: RefCell::new(group), links })
     }
 
     /// Which stage this is.
     pub fn own(&self) -> PipelineStage {
-        let group = self.0.borrow();
+        let group = self.group.borrow();
         PipelineStage { index: group.rank(), count: group.size() }
     }
 
-    /// Hands a tensor of f32 to another stage.
-    pub fn send(&self, to: usize, device: &Device, x: &Tensor) -> Result<()> {
-        let mut group = self.0.borrow_mut();
+    /// Hands a tensor of f32 to a neighbouring stage.
+    pub fn send(&self, to: usize, device: &Device, x: Tensor) -> Result<()> {
+        match &self.links {
+            Some(links) => links.send(to > self.own().index, device, x),
+            None => self.send_over_host(to, device, &x),
+        }
+    }
+
+    fn send_over_host(&self, to: usize, device: &Device, x: &Tensor) -> Result<()> {
+        let mut group = self.group.borrow_mut();
         match device.host_read(x.view(), |x: &[f32]| group.send(to, x))? {
             Some(sent) => Ok(sent?),
             None => Ok(group.dry_send(to, ElementKind::F32, x.view().len())?),
@@ -43,13 +57,16 @@ impl PipelineGroup {
         let (rows, width) =
             (executor.stream_rows(forest), Extent::exact(executor.decoder.spec().hidden_size));
         let mut x = executor.device.alloc_in(MemoryKind::Activations, rows, width, DType::F32)?;
-        self.recv_into(from, executor.device, &mut x)?;
+        match &self.links {
+            Some(links) => links.recv(from < self.own().index, executor.device, &mut x)?,
+            None => self.recv_over_host(from, executor.device, &mut x)?,
+        }
         Ok(x)
     }
 
     /// Receives a tensor of f32 from another stage.
-    fn recv_into(&self, from: usize, device: &Device, x: &mut Tensor) -> Result<()> {
-        let mut group = self.0.borrow_mut();
+    fn recv_over_host(&self, from: usize, device: &Device, x: &mut Tensor) -> Result<()> {
+        let mut group = self.group.borrow_mut();
         match device.host_write(x.view_mut(), |x: &mut [f32]| group.recv(from, x))? {
             Some(received) => Ok(received?),
             None => Ok(group.dry_recv(from, ElementKind::F32, x.view().len())?),
@@ -62,7 +79,7 @@ impl PipelineGroup {
     /// # Panics
     /// The buffer is empty.
     pub fn add_up<T: Element + AddAssign>(&self, with: usize, sums: &mut [T], room: &mut [T]) -> Result<()> {
-        let mut group = self.0.borrow_mut();
+        let mut group = self.group.borrow_mut();
         for piece in sums.chunks_mut(room.len()) {
             group.send(with, piece)?;
             let theirs = &mut room[..piece.len()];
@@ -74,7 +91,7 @@ impl PipelineGroup {
 
     /// Makes the calls of [`PipelineGroup::add_up`] in a dry run, for `len` numbers with room for `piece`.
     pub fn dry_add_up(&self, with: usize, kind: ElementKind, len: usize, piece: usize) -> Result<()> {
-        let mut group = self.0.borrow_mut();
+        let mut group = self.group.borrow_mut();
         for start in (0..len).step_by(piece) {
             let len = piece.min(len - start);
             group.dry_send(with, kind, len)?;
@@ -85,24 +102,24 @@ impl PipelineGroup {
 
     /// Sums over all stages numbers whose sum has no order.
     pub fn all_reduce<T: Element>(&self, numbers: &mut [T]) -> Result<()> {
-        Ok(self.0.borrow_mut().all_reduce(numbers, Reduction::Sum)?)
+        Ok(self.group.borrow_mut().all_reduce(numbers, Reduction::Sum)?)
     }
 
     /// Broadcasts from the last stage.
     pub fn broadcast_from_last<T: Element>(&self, data: &mut [T]) -> Result<()> {
-        let mut group = self.0.borrow_mut();
+        let mut group = self.group.borrow_mut();
         let last = group.size() - 1;
         Ok(group.broadcast(data, last)?)
     }
 
     /// Gathers bytes of all stages in order; `counts` are per stage.
     pub fn gather(&self, own: &[u8], counts: &[usize]) -> Result<Vec<u8>> {
-        Ok(self.0.borrow_mut().gather(own, counts)?)
+        Ok(self.group.borrow_mut().gather(own, counts)?)
     }
 
     /// Asks another stage for numbers that it is about to [`PipelineGroup::answer`].
     pub fn ask(&self, stage: usize, numbers: &mut [f32]) -> Result<()> {
-        let mut group = self.0.borrow_mut();
+        let mut group = self.group.borrow_mut();
         // Sends only on request: messages in flight take memory.
         group.send(stage, &[0u8])?;
         Ok(group.recv(stage, numbers)?)
@@ -110,7 +127,7 @@ impl PipelineGroup {
 
     /// Gives the first stage numbers when it asks for them.
     pub fn answer(&self, numbers: &[f32]) -> Result<()> {
-        let mut group = self.0.borrow_mut();
+        let mut group = self.group.borrow_mut();
         group.recv(0, &mut [0u8])?;
         Ok(group.send(0, numbers)?)
     }
@@ -118,11 +135,11 @@ impl PipelineGroup {
 
 impl PipelineOps for PipelineGroup {
     fn send_stream(&self, device: &Device, x: &Tensor) -> ModelResult<()> {
-        self.send(self.own().index + 1, device, x).map_err(lost)
+        self.send_over_host(self.own().index + 1, device, x).map_err(lost)
     }
 
     fn recv_stream(&self, device: &Device, x: &mut Tensor) -> ModelResult<()> {
-        self.recv_into(self.own().index - 1, device, x).map_err(lost)
+        self.recv_over_host(self.own().index - 1, device, x).map_err(lost)
     }
 
     fn broadcast_from_last(&self, numbers: &mut [i64]) -> ModelResult<()> {
@@ -175,8 +192,8 @@ impl StagedExecutor<'_> {
         let x = self.stages.filter(|_| own > 0).map(recv).transpose()?;
         let (x, saved) = self.executor.stage_forward(weights, forest, x, scores, keep)?;
         if let Some((stages, x)) = self.stages.zip(x) {
-            x.reference.map_or(Ok(()), |x| stages.send(own + 1, self.executor.device, &x))?;
-            stages.send(own + 1, self.executor.device, &x.policy)?;
+            x.reference.map_or(Ok(()), |x| stages.send(own + 1, self.executor.device, x))?;
+            stages.send(own + 1, self.executor.device, x.policy)?;
         }
         Ok(saved)
     }
@@ -200,7 +217,7 @@ impl StagedExecutor<'_> {
         };
         let dx = self.executor.stage_backward(weights, grads, forest, saved, end)?;
         if let Some((stages, dx)) = self.stages.zip(dx) {
-            stages.send(own - 1, self.executor.device, &dx)?;
+            stages.send(own - 1, self.executor.device, dx)?;
         }
         Ok(())
     }

@@ -4,12 +4,15 @@
 //! of two. A sum of two numbers has no order, so every engine gives the same bits, which are those of one
 //! rank with all blocks. Where each rank needs some rows, a level halves the rows that a rank goes on
 //! with, so a rank sends as much as in a ring.
+//!
+//! Sums may travel in another type than f32 (on GPUs, `compute.reduction = "fast"`): they are rounded before
+//! each level and keep no bits.
 
 use std::cell::RefCell;
 use std::ops::Range;
 
 use tandem_comm::{Element, ProcessGroup, Reduction};
-use tandem_kernels::{Device, Tensor};
+use tandem_kernels::{DType, Device, Extent, MemoryKind, Tensor, ops};
 use tandem_model::{RankOrder, Result as ModelResult, TensorParallelOps, TensorParallelShard};
 
 use crate::Result;
@@ -22,16 +25,35 @@ pub(super) struct TensorGroup {
     /// Pairs of ranks that this rank belongs to, one for each level of the tree, neighbours first; none
     /// in a group of two or one that does not keep bits.
     pairs: Vec<RefCell<ProcessGroup>>,
+    /// Type in which sums of f32 travel, if it is another one.
+    wire: Option<DType>,
 }
 
 impl TensorGroup {
-    /// Divides the world into groups of `count` neighbours. All ranks call this.
-    pub(super) fn new(world: &mut ProcessGroup, count: usize) -> Result<Self> {
+    /// Divides the world into groups of `count` neighbours. Sums of f32 travel in `wire`, by default as they
+    /// are. All ranks call this.
+    pub(super) fn new(world: &mut ProcessGroup, count: usize, wire: Option<DType>) -> Result<Self> {
+        let wire = wire.filter(|wire| *wire != DType::F32);
         let all = RefCell::new(world.split_by(|rank| rank / count)?);
         let is_tree = count > 2 && TensorParallelShard { index: 0, count }.keeps_bits();
         let levels = if is_tree { count.ilog2() } else { 0 };
         let mut pair = |level: u32| world.split_by(|rank| rank & !(1 << level)).map(RefCell::new);
-        Ok(Self { all, pairs: (0..levels).map(&mut pair).collect::<Result<_, _>>()? })
+        Ok(Self { all, pairs: (0..levels).map(&mut pair).collect::<Result<_, _>>()?, wire })
+    }
+
+    /// Makes `sum` of a tensor in the type in which sums travel.
+    fn in_wire(
+        &self,
+        device: &Device,
+        x: &mut Tensor,
+        sum: impl FnOnce(&mut Tensor) -> ModelResult<()>,
+    ) -> ModelResult<()> {
+        let Some(wire) = self.wire.filter(|_| x.dtype() == DType::F32) else { return sum(x) };
+        let cols = Extent::exact(x.cols());
+        let mut rounded = device.alloc_in(MemoryKind::Activations, x.extent(), cols, wire)?;
+        ops::cast(device, x.view(), rounded.view_mut())?;
+        sum(&mut rounded)?;
+        Ok(ops::cast(device, rounded.view(), x.view_mut())?)
     }
 
     /// This rank's pair at each level of the tree; none if sums have no tree.
@@ -71,17 +93,19 @@ impl TensorGroup {
 
 impl TensorParallelOps for TensorGroup {
     fn sum(&self, device: &Device, x: &mut Tensor, order: RankOrder) -> ModelResult<()> {
-        let mut reduce = |group: &RefCell<ProcessGroup>| {
-            let numbers = collective_buffer::tensor(device, x);
-            group.borrow_mut().all_reduce_numbers(numbers, Reduction::Sum).map_err(lost)
-        };
-        let levels = self.levels();
-        match order {
-            _ if levels.is_empty() => reduce(&self.all),
-            RankOrder::Ranks => levels.into_iter().try_for_each(reduce),
-            // Neighbouring parts are of ranks that differ in the highest bit.
-            RankOrder::TokenParts => levels.into_iter().rev().try_for_each(reduce),
-        }
+        self.in_wire(device, x, |x| {
+            let mut reduce = |group: &RefCell<ProcessGroup>| {
+                let numbers = collective_buffer::tensor(device, x);
+                group.borrow_mut().all_reduce_numbers(numbers, Reduction::Sum).map_err(lost)
+            };
+            let levels = self.levels();
+            match order {
+                _ if levels.is_empty() => reduce(&self.all),
+                RankOrder::Ranks => levels.into_iter().try_for_each(reduce),
+                // Neighbouring parts are of ranks that differ in the highest bit.
+                RankOrder::TokenParts => levels.into_iter().rev().try_for_each(reduce),
+            }
+        })
     }
 
     fn gather_rows(&self, device: &Device, x: &mut Tensor, counts: &[usize]) -> ModelResult<()> {
@@ -110,22 +134,24 @@ impl TensorParallelOps for TensorGroup {
     }
 
     fn sum_tokens(&self, device: &Device, x: &mut Tensor, counts: &[usize]) -> ModelResult<()> {
-        let levels = self.levels();
-        if levels.is_empty() {
-            let (counts, sum) = (elements(x, counts), Reduction::Sum);
-            let numbers = collective_buffer::tensor(device, x);
-            return self.all.borrow_mut().reduce_scatter_numbers(numbers, &counts, sum).map_err(lost);
-        }
-        let mut held = 0..counts.len();
-        for (level, pair) in levels.into_iter().enumerate() {
-            let ([first, second], sizes) = Self::halves(&held, counts);
-            let rows = counts[..held.start].iter().sum::<usize>();
-            let rows = rows..rows + sizes[0] + sizes[1];
-            let (sizes, numbers) = (elements(x, &sizes), collective_buffer::rows(device, x, rows));
-            pair.borrow_mut().reduce_scatter_numbers(numbers, &sizes, Reduction::Sum).map_err(lost)?;
-            held = if self.is_second(level) { second } else { first };
-        }
-        Ok(())
+        self.in_wire(device, x, |x| {
+            let levels = self.levels();
+            if levels.is_empty() {
+                let (counts, sum) = (elements(x, counts), Reduction::Sum);
+                let numbers = collective_buffer::tensor(device, x);
+                return self.all.borrow_mut().reduce_scatter_numbers(numbers, &counts, sum).map_err(lost);
+            }
+            let mut held = 0..counts.len();
+            for (level, pair) in levels.into_iter().enumerate() {
+                let ([first, second], sizes) = Self::halves(&held, counts);
+                let rows = counts[..held.start].iter().sum::<usize>();
+                let rows = rows..rows + sizes[0] + sizes[1];
+                let (sizes, numbers) = (elements(x, &sizes), collective_buffer::rows(device, x, rows));
+                pair.borrow_mut().reduce_scatter_numbers(numbers, &sizes, Reduction::Sum).map_err(lost)?;
+                held = if self.is_second(level) { second } else { first };
+            }
+            Ok(())
+        })
     }
 
     fn gather(&self, numbers: &mut [f64]) -> ModelResult<()> {

@@ -40,7 +40,7 @@ pub fn reference_pass(
         frozen = start.frozen(config, &decoder, placement, mesh.shard(), MemoryKind::Reference, None)?;
         frozen.as_mut()
     } else {
-        let partition = Arc::new(Partition::for_run(config.compute.sharded(), &decoder, mesh.shard()));
+        let partition = Arc::new(Partition::for_run(&config.compute, &decoder, mesh));
         let start = InitialWeights::dry(outline.quantised);
         policy = start.policy(config, &decoder, placement, mesh, &partition, None)?;
         if decoders.reference.is_some() {
@@ -108,8 +108,7 @@ pub fn load(
     mesh: &mut DeviceMesh,
 ) -> Result<(TrainStep, TrainState)> {
     let scorer = scorer(config, outline, placement, mesh)?;
-    let shard = mesh.shard();
-    let partition = Arc::new(Partition::for_run(config.compute.sharded(), &scorer.decoder, shard));
+    let partition = Arc::new(Partition::for_run(&config.compute, &scorer.decoder, mesh));
     let learner = TrainState::new(config, &scorer.decoder, placement, mesh, partition)?;
     Ok((scorer, learner))
 }
@@ -124,7 +123,7 @@ pub fn scorer(
     placement.device.set_place(format_args!("loading"));
     let decoders = ModelSpecs::from_config(config, &outline.decoder)?;
     let decoder = &mesh.part(&decoders.policy)?;
-    let partition = Arc::new(Partition::for_run(config.compute.sharded(), decoder, mesh.shard()));
+    let partition = Arc::new(Partition::for_run(&config.compute, decoder, mesh));
     let start = InitialWeights::dry(outline.quantised);
     let mut policy = start.policy(config, decoder, placement, mesh, &partition, None)?;
     let reference = if config.reference.kind == ReferenceKind::Precompute {

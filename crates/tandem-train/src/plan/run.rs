@@ -189,7 +189,7 @@ pub fn rank_classes(config: &Config, outline: &PlanInputs, num_ranks: usize) -> 
         let layers = layers.map(|layer| (decoder.layout(layer).len, decoder.trained(layer).len));
         let layers: Vec<_> = layers.collect();
         let by_rank = |count: usize| {
-            let partition = Partition::among(sharded, &decoder, (0, count));
+            let partition = Partition::among(&config.compute, &decoder, (0, count), data);
             move |rank: usize| {
                 let buckets = 0..partition.buckets().len();
                 buckets.map(|bucket| partition.bucket_counts(bucket)[rank]).collect()

@@ -208,7 +208,7 @@ pub(crate) fn load(
     let mut print = Fingerprint::new(decoder);
     let (mut policy, format) = {
         let start = InitialWeights::for_policy(config, &prepared.folder, decoder)?;
-        let partition = Arc::new(Partition::for_run(config.compute.sharded(), decoder, mesh.shard()));
+        let partition = Arc::new(Partition::for_run(&config.compute, decoder, mesh));
         let see: LoadObserver = &mut |layer, flat| print.see(layer, flat);
         let see = Some(see).filter(|_| precomputes && precomputed.is_none());
         let policy = start.policy(config, decoder, placement, mesh, &partition, see)?;
@@ -268,9 +268,8 @@ pub(crate) fn kept(
             None,
         )?),
         ReferenceKind::Sync if decoder.adapter().is_none() => {
-            let shard = mesh.shard();
-            let partition = Arc::new(Partition::for_run(config.compute.sharded(), decoder, shard));
-            let start = start(decoder)?;
+            let partition = Arc::new(Partition::for_run(&config.compute, decoder, mesh));
+            let (start, shard) = (start(decoder)?, mesh.shard());
             let weights =
                 start.trained(config, decoder, placement, shard, &partition, MemoryKind::Reference, None)?;
             Reference::Followed(Box::new(Policy::full(weights)))

@@ -51,7 +51,7 @@ impl TrainState {
         // a GPU, whose memory the host does not read.
         let copies = config.train.async_checkpoints && config.train.save_every.is_some();
         let snapshot = if copies || placement.device.backend() == Backend::Cuda {
-            let share = snapshot::CheckpointShard::new(decoder, config.compute.sharded(), mesh.share());
+            let share = snapshot::CheckpointShard::new(decoder, &config.compute, mesh.share());
             let follows = config.reference.kind == ReferenceKind::Sync;
             Some(Snapshot::new(placement.checkpoint_device(), share, &optimizer, follows)?)
         } else {

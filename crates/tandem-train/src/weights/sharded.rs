@@ -208,13 +208,15 @@ impl Gathered {
         group: &mut ProcessGroup,
         Pieces { flat, matrices, .. }: &Pieces,
     ) -> Outcome {
-        group.all_gather_numbers(collective_buffer::tensor(by, &mut self.flat), &flat.counts)?;
-        match (&mut self.matrices, matrices) {
-            (Some(whole), Some(piece)) => {
-                group.all_gather_numbers(collective_buffer::tensor(by, whole), &piece.counts)
+        group.together(|group| {
+            group.all_gather_numbers(collective_buffer::tensor(by, &mut self.flat), &flat.counts)?;
+            match (&mut self.matrices, matrices) {
+                (Some(whole), Some(piece)) => {
+                    group.all_gather_numbers(collective_buffer::tensor(by, whole), &piece.counts)
+                }
+                _ => Ok(()),
             }
-            _ => Ok(()),
-        }
+        })
     }
 }
 
