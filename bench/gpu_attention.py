@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times attention on a GPU: torch's, by each of its back ends, and Tandem's; forward and backward, in turns.
+"""Times attention on a GPU: torch's, by each of its back ends, and Tandem's, by each kind of its kernels; forward and backward, in turns.
 
     cargo bench -p tandem-kernels --bench ops --no-run        # says where the program is that times Tandem's
     python bench/gpu_attention.py --ops-bench target/release/deps/ops-… --out docs/results/gpu/attention.md
@@ -58,9 +58,15 @@ def of_torch(case: tuple, backend: SDPBackend, device: str) -> dict:
     return seconds
 
 
-def of_tandem(program: str, device: str) -> dict:
+def kernels_of(device: str) -> dict:
+    """Kinds of Tandem's kernels, by their names in the table."""
+    has_warpgroups = device == "cpu" or torch.cuda.get_device_capability() == (9, 0)
+    return {"Tandem": "mma"} | ({"Tandem, wgmma": "wgmma"} if has_warpgroups else {})
+
+
+def of_tandem(program: str, device: str, kernels: str) -> dict:
     """Seconds of each case and pass: `{(16, 1024): {"forward": 0.001, …}}`."""
-    command = [program, "--device", PLACE[device], "--json", "attention"]
+    command = [program, "--device", PLACE[device], "--attention", kernels, "--json", "attention"]
     process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found = {}
     for line in process.stdout.splitlines():
@@ -75,9 +81,9 @@ def measure(args) -> list:
     """A value for each case, pass and program: the median of the rounds."""
     samples = {}
     for _ in range(args.rounds):
-        ours = of_tandem(args.ops_bench, args.device)
+        ours = {name: of_tandem(args.ops_bench, args.device, kernels) for name, kernels in kernels_of(args.device).items()}
         for case in CASES[args.device]:
-            found = {"Tandem": ours.get(case[:2], {})}
+            found = {name: seconds.get(case[:2], {}) for name, seconds in ours.items()}
             for name, backend in BACKENDS[args.device].items():
                 try:
                     found[name] = of_torch(case, backend, args.device)
@@ -91,17 +97,18 @@ def measure(args) -> list:
 
 
 def table(measured: list, device: str) -> list:
-    programs = [f"torch, {name}" for name in BACKENDS[device]]
-    lines = ["| | " + " | ".join([*programs, "Tandem", "best of torch ÷ Tandem"]) + " |", "|---|" + "---|" * (len(programs) + 2)]
+    own = list(kernels_of(device))
+    programs = [f"torch, {name}" for name in BACKENDS[device]] + own
+    lines = ["| | " + " | ".join([*programs, "best of torch ÷ best of Tandem"]) + " |", "|---|" + "---|" * (len(programs) + 1)]
     for which in PASSES:
         for case in CASES[device]:
             count, length, heads, _ = case
             flops = 2.0 * count * length * (length + 1) * heads * HEAD * (2.5 if which == "backward" else 1.0)
             seconds = {one["program"]: one["seconds"] for one in measured if (one["case"], one["pass"]) == (case, which)}
             cells = [f"{1e3 * seconds[name]:.3f} ms, {flops / seconds[name] / 1e12:.0f} TFLOP/s" if name in seconds else "–"
-                     for name in [*BACKENDS[device], "Tandem"]]
-            best = min((value for name, value in seconds.items() if name != "Tandem"), default=None)
-            ratio = f"{best / seconds['Tandem']:.2f}" if best and "Tandem" in seconds else "–"
+                     for name in [*BACKENDS[device], *own]]
+            best, ours = (min((value for name, value in seconds.items() if (name in own) == is_own), default=None) for is_own in (False, True))
+            ratio = f"{best / ours:.2f}" if best and ours else "–"
             lines.append(f"| {which}, {count} × {length} | " + " | ".join([*cells, ratio]) + " |")
     return lines
 

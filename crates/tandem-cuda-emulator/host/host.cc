@@ -5,6 +5,7 @@
 #if !defined(__x86_64__)
 #include <ucontext.h>
 #endif
+#include <deque>
 #include <map>
 #include <memory>
 #include <vector>
@@ -59,6 +60,7 @@ void touch(const Copy &copy) {
     __tsan_write_range(copy.to, 16);
     if (copy.valid) __tsan_read_range(const_cast<void *>(copy.from), copy.valid);
 }
+void touch_read(const void *at, unsigned bytes) { __tsan_read_range(const_cast<void *>(at), bytes); }
 #else
 typedef char Known;
 Known known_fiber() { return 1; }
@@ -68,6 +70,7 @@ Known known_now() { return 1; }
 void give(char *) {}
 void take(char *) {}
 void touch(const Copy &) {}
+void touch_read(const void *, unsigned) {}
 #endif
 
 // Places of a barrier. They take turns: some threads give at the next barrier before others have
@@ -91,6 +94,9 @@ struct Fiber {
     // Groups of copies that were committed and not waited for, and those of the next group.
     std::vector<std::vector<Copy>> groups;
     std::vector<Copy> next;
+    // The same of products of a warpgroup.
+    std::deque<std::deque<Wide>> products;
+    std::deque<Wide> next_products;
 };
 
 struct Machine {
@@ -188,6 +194,8 @@ void begin(Fiber &fiber, unsigned index) {
     fiber.parity = 0;
     fiber.groups.clear();
     fiber.next.clear();
+    fiber.products.clear();
+    fiber.next_products.clear();
 #if defined(__x86_64__)
     // As if `body` had been called: six registers, its address, and a stack that is aligned as
     // after a call.
@@ -314,6 +322,25 @@ void wait_copies(unsigned left) {
         }
         fiber->groups.erase(fiber->groups.begin());
     }
+}
+
+void touch_shared(const void *at, unsigned bytes) { touch_read(at, bytes); }
+
+UNWATCHED void push_wide(const Wide &wide) { on->running->next_products.push_back(wide); }
+
+UNWATCHED void commit_wide() {
+    Fiber *fiber = on->running;
+    fiber->products.push_back(std::move(fiber->next_products));
+    fiber->next_products.clear();
+}
+
+UNWATCHED bool pop_wide(unsigned left, Wide &wide) {
+    Fiber *fiber = on->running;
+    while (fiber->products.size() > left && fiber->products.front().empty()) fiber->products.pop_front();
+    if (fiber->products.size() <= left) return false;
+    wide = fiber->products.front().front();
+    fiber->products.front().pop_front();
+    return true;
 }
 
 } // namespace tandem_host

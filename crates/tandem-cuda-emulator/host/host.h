@@ -80,6 +80,22 @@ char *warp_slots();
 void copy_later(void *to, const void *from, unsigned valid);
 void commit_copies();
 void wait_copies(unsigned groups_left);
+// A product of a warpgroup as `wgmma.cuh` has it: this thread's part of D and, unless A is in shared memory, of A;
+// matrices in shared memory; columns of B, whether its rows are those of its tile, and whether D is added to.
+struct Wide {
+    float *d;
+    const uint32_t *a;
+    uint64_t a_matrix, b_matrix;
+    unsigned n;
+    bool across, adds;
+};
+// Keeps a product until the thread waits for it.
+void push_wide(const Wide &wide);
+void commit_wide();
+// Takes the next product of all groups but the last `groups_left`; false if there is none.
+bool pop_wide(unsigned groups_left, Wide &wide);
+// Tells ThreadSanitizer of a read.
+void touch_shared(const void *at, unsigned bytes);
 [[noreturn]] void fail(const char *reason);
 
 // What each lane gives, for all of them.

@@ -115,23 +115,23 @@ template <typename T> struct Operands {
         return {shape.head_dim, pack, shape.group(), 1 / std::sqrt(float(shape.head_dim)), shape.softcap, shape.window};
     }
 
-    void forward(const std::string &kernel, int tile, size_t shared) const {
+    void forward(const std::string &kernel, int tile, size_t shared, int threads = 128) const {
         const Tiles tiles = query_tiles(forest, tile / pack);
-        launch(kernel, {{tiles.count, shape.heads / pack, 1}, 128, shared},
+        launch(kernel, {{tiles.count, shape.heads / pack, 1}, threads, shared},
                {{tiles.at, q, q_stride, k, kv_stride, v, kv_stride, out, q_stride, log_sum_exp, shape.heads}, rest()});
     }
     Args backward_operands(const Tiles &tiles) const {
         return {tiles.at, q,        q_stride,    k,           kv_stride, v, kv_stride, d_out,
                 q_stride, log_sum_exp, shape.heads, delta, shape.heads};
     }
-    void backward_queries(const std::string &kernel, int tile, size_t shared) const {
+    void backward_queries(const std::string &kernel, int tile, size_t shared, int threads = 128) const {
         const Tiles tiles = query_tiles(forest, tile / pack);
-        launch(kernel, {{tiles.count, shape.heads / pack, 1}, 128, shared},
+        launch(kernel, {{tiles.count, shape.heads / pack, 1}, threads, shared},
                {backward_operands(tiles), {dq, q_stride}, rest()});
     }
-    void backward_keys(const std::string &kernel, int tile, size_t shared) const {
+    void backward_keys(const std::string &kernel, int tile, size_t shared, int threads = 128) const {
         const Tiles tiles = key_tiles(forest, tile, shape.window);
-        launch(kernel, {{tiles.count, shape.kv_heads, 1}, 128, shared},
+        launch(kernel, {{tiles.count, shape.kv_heads, 1}, threads, shared},
                {backward_operands(tiles), {dk, kv_stride, dv, kv_stride}, rest()});
     }
 };

@@ -206,6 +206,14 @@ impl Emulated {
         self
     }
 
+    /// Makes it a GPU of another compute capability, with the shared memory of a block that such GPUs have.
+    #[must_use]
+    pub fn with_capability(mut self, capability: (u32, u32)) -> Self {
+        self.properties.capability = capability;
+        self.properties.shared_memory = if capability == (9, 0) { 227 << 10 } else { 99 << 10 };
+        self
+    }
+
     /// Sets the number of the GPU.
     #[must_use]
     pub fn with_ordinal(mut self, ordinal: usize) -> Self {

@@ -108,6 +108,10 @@ fn compile(compiler: &Compiler, jobs: &[(&Source, &str)]) -> Vec<Outcome> {
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some(&(source, target)) = jobs.get(index) else { break };
+            // Not all GPUs have its instructions.
+            if source.only.is_some_and(|only| compiler.target(only).ok().as_deref() != Some(target)) {
+                continue;
+            }
             let compiled = compiler.compile(source, target, &["--ptxas-options=-v"]);
             let outcome = compiled.map(|compiled| Usage::from_log(&compiled.log)).map_err(|e| e.to_string());
             outcomes.lock().expect("no other thread has panicked")[index] = outcome;

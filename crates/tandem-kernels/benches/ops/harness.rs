@@ -1,7 +1,8 @@
 //! Timing and printing.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
+use tandem_cuda_emulator::Emulated;
 use tandem_kernels::cuda::driver::Drivers;
 use tandem_kernels::cuda::{self, Options};
 use tandem_kernels::{Backend, DType, Device, MemoryKind, Tensor, ops};
@@ -32,15 +33,15 @@ impl Place {
     const NAMES: [(&str, Self); 3] = [("cpu", Self::Cpu), ("cuda", Self::Cuda), ("emulated", Self::Emulated)];
 
     /// A device there, with much of its memory.
-    fn device(self, threads: usize) -> tandem_kernels::Result<Device> {
+    fn device(self, threads: usize, options: Options) -> tandem_kernels::Result<Device> {
         match self {
             Self::Cpu => Device::cpu(threads, 4 << 30),
             Self::Cuda => {
                 let driver = cuda::open(0)?;
                 let capacity = driver.free_memory()?.saturating_sub(cuda::BESIDE);
-                Device::cuda(driver, capacity, Options::default())
+                Device::cuda(driver, capacity, options)
             }
-            Self::Emulated => tandem_cuda_emulator::device(1 << 30),
+            Self::Emulated => Device::cuda(Arc::new(emulated_hopper()), 1 << 30, options),
         }
     }
 
@@ -49,9 +50,14 @@ impl Place {
         match self {
             Self::Cpu => panic!("a CPU has no algorithms to choose from: --device cuda"),
             Self::Cuda => cuda::open(0).unwrap_or_else(|error| panic!("{error}")),
-            Self::Emulated => tandem_cuda_emulator::driver(1 << 30),
+            Self::Emulated => Arc::new(emulated_hopper()),
         }
     }
+}
+
+/// An emulated GPU that has all kernels.
+fn emulated_hopper() -> Emulated {
+    Emulated::new(1 << 30).with_capability((9, 0))
 }
 
 /// The machine's peaks in this run.
@@ -96,13 +102,20 @@ impl Bench {
         // Cargo passes `--bench`.
         let mut words = std::env::args().skip(1).filter(|a| !a.starts_with("--bench"));
         let (mut place, mut is_json, mut asked, mut filter) = (Place::Cpu, false, None, None);
-        let mut algorithms = None;
+        let (mut algorithms, mut options) = (None, Options::default());
         while let Some(word) = words.next() {
             match &*word {
                 "--device" => {
                     let name = words.next().unwrap_or_default();
                     let known = Place::NAMES.into_iter().find(|(known, _)| *known == name);
                     place = known.unwrap_or_else(|| panic!("--device cpu|cuda|emulated, not {name:?}")).1;
+                }
+                "--attention" => {
+                    options.wgmma = match words.next().as_deref() {
+                        Some("mma") => false,
+                        Some("wgmma") => true,
+                        other => panic!("--attention mma|wgmma, not {other:?}"),
+                    }
                 }
                 "--json" => is_json = true,
                 "--products" => asked = Some(products(&words.by_ref().collect::<Vec<_>>())),
@@ -118,8 +131,9 @@ impl Bench {
         }
         let threads = std::env::var("TANDEM_BENCH_THREADS").ok().and_then(|t| t.parse().ok());
         let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-        let device =
-            place.device(threads).unwrap_or_else(|error| panic!("the device does not start: {error}"));
+        let device = place
+            .device(threads, options)
+            .unwrap_or_else(|error| panic!("the device does not start: {error}"));
         let is_json = is_json || asked.is_some();
         Self { device, place, threads, peak: Peak::default(), products: asked, algorithms, filter, is_json }
     }

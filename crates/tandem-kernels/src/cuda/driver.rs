@@ -49,6 +49,8 @@ pub struct Source {
     pub text: &'static str,
     /// Lets the compiler fuse multiply and add. False where results must have the CPU's bits.
     pub fused: bool,
+    /// Compute capability of the only GPUs that have its instructions, if not all have them.
+    pub only: Option<(u32, u32)>,
 }
 
 /// Launch dimensions.

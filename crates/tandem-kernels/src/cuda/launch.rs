@@ -15,7 +15,12 @@ macro_rules! source {
         $crate::cuda::source!($name, false)
     };
     ($name:literal, $fused:literal) => {
-        $crate::cuda::driver::Source { name: $name, text: include_str!(concat!("cu/", $name)), fused: $fused }
+        $crate::cuda::driver::Source {
+            name: $name,
+            text: include_str!(concat!("cu/", $name)),
+            fused: $fused,
+            only: None,
+        }
     };
 }
 pub(crate) use source;
@@ -39,6 +44,10 @@ pub static SOURCES: &[&Source] = &[
     &super::attention::BACKWARD[4],
     &super::attention::BACKWARD[5],
     &super::attention::BACKWARD[6],
+    &super::attention::FORWARD_WGMMA[0],
+    &super::attention::FORWARD_WGMMA[1],
+    &super::attention::BACKWARD_WGMMA[0],
+    &super::attention::BACKWARD_WGMMA[1],
     &super::attention::BOTH_F32[0],
     &super::attention::BOTH_F32[1],
     &super::attention::BOTH_F32[2],
@@ -70,6 +79,7 @@ pub static HEADERS: &[Source] = &[
     source!("attention.cuh"),
     source!("attention_f32_tiles.cuh"),
     source!("attention_tiles.cuh"),
+    source!("attention_wgmma.cuh"),
     source!("columns.cuh"),
     source!("common.cuh"),
     source!("elements.cuh"),
@@ -78,6 +88,7 @@ pub static HEADERS: &[Source] = &[
     source!("sigmoid.cuh"),
     source!("states.cuh"),
     source!("vectors.cuh"),
+    source!("wgmma.cuh"),
 ];
 
 /// Collects kernel arguments.

@@ -230,7 +230,8 @@ mod tests {
 
     #[test]
     fn a_dry_run_lists_each_shape_of_a_linear_layer_once() {
-        let (device, list) = Device::meta_listing_matmuls(Options { tf32: true }).unwrap();
+        let (device, list) =
+            Device::meta_listing_matmuls(Options { tf32: true, ..Options::default() }).unwrap();
         let alloc = |rows, cols, dtype| device.alloc(MemoryKind::Scratch, rows, cols, dtype).unwrap();
         let (x, w) = (alloc(100, 64, DType::Bf16), alloc(48, 64, DType::Bf16));
         let (mut y, mut dx) = (alloc(100, 48, DType::Bf16), alloc(100, 64, DType::Bf16));

@@ -71,7 +71,7 @@ struct Shared {
     functions: Mutex<HashMap<&'static str, Function>>,
     /// Kernels, matmuls, copies and clears so far.
     launches: AtomicU64,
-    tf32: bool,
+    options: Options,
     /// The last field: the others wait for the stream when they are dropped.
     stream: OwnStream,
 }
@@ -93,11 +93,24 @@ impl Drop for OwnStream {
 pub struct Options {
     /// Lets f32 GEMMs round factors to 10 bits (TF32), for tensor cores.
     pub tf32: bool,
+    /// Multiplies attention of bf16 by warpgroups (`wgmma`), which only GPUs of compute capability 9.0 do.
+    pub wgmma: bool,
 }
 
 impl Cuda {
     /// Creates a device with an arena of at most `capacity` bytes.
     pub(crate) fn new(driver: Drivers, capacity: usize, options: Options) -> Result<Self> {
+        let (major, minor) = driver.properties().capability;
+        if options.wgmma && (major, minor) != attention::WGMMA {
+            return Err(failed(
+                "attention",
+                format!(
+                    "{} has compute capability {major}.{minor}, and only GPUs of 9.0 multiply by warpgroups; set \
+                     compute.attention to \"mma\"",
+                    driver.properties().name
+                ),
+            ));
+        }
         let flags: Arc<dyn Region> = Arc::from(driver.reserve(size_of::<u32>())?);
         flags.grow(size_of::<u32>())?;
         let arena = Arena::on(driver.reserve(capacity)?, capacity);
@@ -123,7 +136,7 @@ impl Cuda {
             flags,
             functions: Mutex::default(),
             launches: AtomicU64::new(0),
-            tf32: options.tf32,
+            options,
             stream,
         };
         Ok(Self { arena, shared: Arc::new(shared), profile: None })
@@ -151,8 +164,8 @@ impl Cuda {
     }
 
     fn streaming_beside(&self, arena: Arc<Arena>) -> Result<Self> {
-        let Shared { stream, flags, tf32, .. } = &*self.shared;
-        Self::streaming(stream.driver.clone(), arena, flags.clone(), Options { tf32: *tf32 })
+        let Shared { stream, flags, options, .. } = &*self.shared;
+        Self::streaming(stream.driver.clone(), arena, flags.clone(), *options)
     }
 
     /// Shares the device and times operations.
@@ -167,7 +180,8 @@ impl Cuda {
         let tf32 = if self.tf32() { " tf32" } else { "" };
         // The library divides a GEMM by the number of multiprocessors.
         let count = properties.multiprocessors;
-        format!("cuda sm_{major}{minor} x{count} {}{tf32}", self.driver().versions())
+        let wgmma = if self.wgmma() { " wgmma" } else { "" };
+        format!("cuda sm_{major}{minor} x{count} {}{tf32}{wgmma}", self.driver().versions())
     }
 
     /// Returns the address of the flag that kernels set if a term of an exact sum is out of range:
@@ -211,7 +225,12 @@ impl Cuda {
 
     /// Returns whether f32 products may use TF32.
     pub(crate) fn tf32(&self) -> bool {
-        self.shared.tf32
+        self.shared.options.tf32
+    }
+
+    /// Returns whether attention of bf16 multiplies by warpgroups.
+    pub(crate) fn wgmma(&self) -> bool {
+        self.shared.options.wgmma
     }
 
     /// Loads all kernels that a model with heads of this size may need, and maps the memory of all tables.
@@ -220,7 +239,7 @@ impl Cuda {
             // Nothing waits for anything there.
             return Ok(());
         }
-        let needed = SOURCES.iter().filter(|source| attention::serves(source, head_dim));
+        let needed = SOURCES.iter().filter(|source| attention::serves(source, head_dim, self.wgmma()));
         needed.into_iter().try_for_each(|source| self.driver().load_all(source))?;
         self.shared.tables.map_all()?;
         self.shared.window.map_all()

@@ -9,7 +9,7 @@ use super::error::Result;
 use super::form::{self, Form, boolean, choice, custom, integer, path};
 use super::keys::keys;
 use super::reader::Entry;
-use super::types::{Offload, Sharding, SumForm};
+use super::types::{AttentionKernels, Offload, Sharding, SumForm};
 use crate::size;
 
 /// Most ranks in one process: beyond any machine, and few enough that a typing error starts no
@@ -32,6 +32,12 @@ keys! {
         /// Let f32 matmuls on a GPU round their factors to 10 bits (TF32): faster than f32 and less
         /// precise. Only with `dtype = "f32"` on GPUs.
         tf32: bool = boolean().unless(|tf32| refuse_tf32(*tf32, dtype, devices)).or(false),
+        /// Kernels of bf16 attention on GPUs. `"wgmma"`: they multiply by warpgroups, which GPUs of
+        /// compute capability 9.0 (H100, H200) alone can do, with heads of 33 to 64 and of 97 to 128
+        /// numbers; other heads are computed as with `"mma"`. See [gpu.md](gpu.md#attention).
+        attention: AttentionKernels = choice(AttentionKernels::NAMES)
+            .unless(|kernels| refuse_wgmma(*kernels, dtype, devices))
+            .or(AttentionKernels::Mma),
         /// On a GPU: time the algorithms that cuBLASLt offers for the run's matmuls before the first
         /// step, and take the fastest of each shape. The choice is kept on disk for later runs, and with
         /// the run, which keeps it when it resumes. `false`: the library's first choice. See
@@ -294,6 +300,18 @@ fn refuse_tf32(tf32: bool, dtype: Option<DType>, devices: Devices) -> Option<Str
         }
         (Some(DType::F32), _) => return None,
         _ => "it is only for f32 matmuls; set compute.dtype to \"f32\", or remove this: bf16 is faster still",
+    };
+    Some(reason.to_owned())
+}
+
+fn refuse_wgmma(kernels: AttentionKernels, dtype: Option<DType>, devices: Devices) -> Option<String> {
+    let reason = match (kernels, dtype, devices) {
+        (AttentionKernels::Mma, ..) => return None,
+        (_, _, Devices::Cpu(_)) => "a CPU has no warpgroups; name GPUs with compute.devices, or remove this",
+        (_, Some(DType::F32), _) => {
+            "it is for attention of bf16; set compute.dtype to \"bf16\", or remove this"
+        }
+        _ => return None,
     };
     Some(reason.to_owned())
 }

@@ -78,7 +78,7 @@ pub use schema::json_schema;
 pub use server::{ServerConfig, ServerKind, ServerRatio, unservable};
 pub(crate) use train::MAX_STEPS;
 pub use train::{Length, MicroBatchSize, TrainConfig};
-pub use types::{Offload, ShardedState, Sharding, SumForm};
+pub use types::{AttentionKernels, Offload, ShardedState, Sharding, SumForm};
 
 pub use crate::objective::ObjectiveConfig;
 use error::Result;

@@ -71,6 +71,21 @@ impl ShardedState {
     }
 }
 
+/// Kernels of bf16 attention on GPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AttentionKernels {
+    /// Products of a warp, which every GPU has.
+    #[default]
+    Mma,
+    /// Products of four warps: Hopper's.
+    Wgmma,
+}
+
+impl AttentionKernels {
+    /// Every choice with its name in the config.
+    pub const NAMES: [(&'static str, Self); 2] = [("mma", Self::Mma), ("wgmma", Self::Wgmma)];
+}
+
 /// How gradients are added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SumForm {

@@ -8,7 +8,7 @@ use tandem_kernels::cuda::driver::Drivers;
 use tandem_kernels::cuda::{self, Options};
 use tandem_kernels::{Backend, Device, KernelError};
 
-use crate::config::{ComputeConfig, Config, Devices, Engine, GpuSet};
+use crate::config::{AttentionKernels, ComputeConfig, Config, Devices, Engine, GpuSet};
 use crate::{Result, TrainError};
 
 /// Resolves "auto" to the machine's GPUs, else the CPU, and "cuda" to all GPU ordinals. Checks that
@@ -131,8 +131,13 @@ fn missing(compute: &ComputeConfig, error: &KernelError) -> TrainError {
 pub fn device(config: &Config, rank: usize, capacity: usize) -> Result<Device> {
     match driver(config, rank)? {
         None => Ok(Device::cpu(config.compute.num_threads(), capacity)?),
-        Some(driver) => Ok(Device::cuda(driver, capacity, Options { tf32: config.compute.tf32 })?),
+        Some(driver) => Ok(Device::cuda(driver, capacity, options(&config.compute))?),
     }
+}
+
+/// Returns the options of a GPU's device.
+pub(crate) fn options(compute: &ComputeConfig) -> Options {
+    Options { tf32: compute.tf32, wgmma: compute.attention == AttentionKernels::Wgmma }
 }
 
 /// Opens the driver of a rank's GPU; `None` if the rank computes on the CPU.

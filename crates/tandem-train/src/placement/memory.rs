@@ -17,8 +17,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use tandem_kernels::cuda::MatmulList;
 use tandem_kernels::cuda::driver::MatmulChoice;
-use tandem_kernels::cuda::{MatmulList, Options};
 use tandem_kernels::file::FileSystem;
 use tandem_kernels::meta::Ledger;
 use tandem_kernels::{Backend, Device, KernelError, Profile};
@@ -164,7 +164,7 @@ impl MemoryPlacement {
         compute: &ComputeConfig,
         rooms: PassCapacities,
     ) -> Result<(Self, MatmulList)> {
-        let (device, list) = Device::meta_listing_matmuls(Options { tf32: compute.tf32 })?;
+        let (device, list) = Device::meta_listing_matmuls(gpus::options(compute))?;
         Ok((Self { device, ..Self::meta(compute, rooms) }, list))
     }
 

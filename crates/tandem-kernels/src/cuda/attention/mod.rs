@@ -1,6 +1,6 @@
 //! Attention over a forest and over a cache: choice of kernels and tiles.
 //!
-//! bf16 uses tensor cores, f32 does not. Kernels are compiled for a *width* that heads are padded
+//! bf16 uses tensor cores, f32 does not. On GPUs of [`WGMMA`] bf16 may multiply by warpgroups. Kernels are compiled for a *width* that heads are padded
 //! to. Each width is a source of its own, so that a run compiles only what it needs.
 
 mod decode;
@@ -8,7 +8,9 @@ mod kernels;
 mod tables;
 
 pub(crate) use decode::{decode, decode_parts};
-pub(super) use kernels::{BACKWARD, BOTH_F32, DECODE, DELTA, FORWARD, serves};
+pub(super) use kernels::{
+    BACKWARD, BACKWARD_WGMMA, BOTH_F32, DECODE, DELTA, FORWARD, FORWARD_WGMMA, WGMMA, serves,
+};
 
 use kernels::{Kernel, Kernels, NO_WINDOW, kernels};
 use tables::Entry;
@@ -34,7 +36,7 @@ impl<'a> Call<'a> {
     fn new(cuda: &'a Cuda, q: View, forest: &'a Forest, shape: &'a AttentionShape) -> Result<Self> {
         let hides = |window: &u32| forest.positions.iter().any(|position| position >= window);
         let window = shape.window.filter(hides).unwrap_or(NO_WINDOW);
-        let kernels = kernels(q.dtype(), shape.head_dim)?;
+        let kernels = kernels(q.dtype(), shape.head_dim, cuda.wgmma())?;
         Ok(Self { cuda, forest, shape, kernels, pack: pack(shape, 16), window })
     }
 
@@ -43,7 +45,7 @@ impl<'a> Call<'a> {
     fn query_tiles(&self, kernel: &Kernel) -> Result<(u64, Grid)> {
         let (count, entries) = tables::query_tiles(self.forest, kernel.rows / self.pack);
         let blocks = [count, self.shape.heads / self.pack, 1];
-        let grid = Grid::with_dims(blocks, kernels::THREADS).with_shared(kernel.shared);
+        let grid = Grid::with_dims(blocks, kernel.threads).with_shared(kernel.shared);
         Ok((self.cuda.table::<Entry>(&entries)?, grid))
     }
 
@@ -51,7 +53,8 @@ impl<'a> Call<'a> {
     fn key_tiles(&self) -> Result<(u64, Grid)> {
         let (count, entries) = tables::key_tiles(self.forest, self.kernels.keys, self.window);
         let blocks = [count, self.shape.kv_heads, 1];
-        let grid = Grid::with_dims(blocks, kernels::THREADS).with_shared(self.kernels.of_keys.shared);
+        let kernel = &self.kernels.of_keys;
+        let grid = Grid::with_dims(blocks, kernel.threads).with_shared(kernel.shared);
         Ok((self.cuda.table::<Entry>(&entries)?, grid))
     }
 

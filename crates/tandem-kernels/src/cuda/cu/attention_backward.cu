@@ -14,23 +14,6 @@
 
 namespace {
 
-// Keys that a row does not see have no weight, and their scores no gradient, even if the row's own
-// are no numbers.
-template <int M, int N>
-__device__ __forceinline__ void hide_unseen(const WarpRows<M> &own, int key, int window, float (&gradient)[M][N][4]) {
-#pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int position = own.position_of(threadIdx.x, m, half);
-#pragma unroll
-            for (int n = 0; n < N; n++)
-#pragma unroll
-                for (int i = 0; i < 2; i++)
-                    if (!sees(position, key + 8 * n + 2 * int(threadIdx.x % 4) + i, window)) gradient[m][n][2 * half + i] = 0;
-        }
-}
-
 template <int WIDTH> struct QueriesSizes {
     static constexpr int M = WIDTH <= 128 ? 2 : 1, ROWS = 16 * M * WARPS, KEYS = 32;
     // Tiles of keys and values: where there is room for two, they come while others are multiplied.
@@ -135,7 +118,9 @@ backward_queries(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q,
 #pragma unroll
                     for (int i = 0; i < 4; i++)
                         gradient[m][n][i] *= exp2_fast(scores[m][n][i] * factors.after - less[m][i / 2]);
-            if (!own.see_all(key, KEYS, window)) hide_unseen<M, N>(own, key, window, gradient);
+            // Keys that a row does not see have no weight, and their scores no gradient, even if the row's own
+            // are no numbers.
+            if (!own.see_all(key, KEYS, window)) hide_unseen<false>(own, key, window, 0, gradient);
             uint32_t rounded[M][N / 2][4];
             round_scores<M, N>(rounded, gradient);
             multiply_columns<WIDTH, M, N / 2>(sums, rounded, k_tile);

@@ -13,57 +13,6 @@ template <int WIDTH> struct ForwardSizes {
     static constexpr int M = WIDTH <= 128 ? 2 : 1, ROWS = 16 * M * WARPS, KEYS = 64;
 };
 
-// Scores of keys that a row does not see are -∞.
-template <int M, int N>
-__device__ __forceinline__ void hide_unseen(const WarpRows<M> &own, int key, int window, float (&scores)[M][N][4]) {
-#pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int position = own.position_of(anew(threadIdx.x), m, half);
-#pragma unroll
-            for (int n = 0; n < N; n++)
-#pragma unroll
-                for (int i = 0; i < 2; i++)
-                    if (!sees(position, key + 8 * n + 2 * int(threadIdx.x % 4) + i, window))
-                        scores[m][n][2 * half + i] = -INFINITY;
-        }
-}
-
-// Turns scores into weights below the largest so far, which and whose sum (each thread its own
-// part) are kept by row, and shrinks what was summed before.
-template <int WIDTH, int M, int N>
-__device__ __forceinline__ void normalize(float factor, float (&scores)[M][N][4], float (&largest)[M][2], float (&sum)[M][2],
-                                          float (&sums)[M][WIDTH / 8][4]) {
-#pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const float before = largest[m][half];
-            float now = before;
-#pragma unroll
-            for (int n = 0; n < N; n++) now = fmaxf(now, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
-            now = fmaxf(now, __shfl_xor_sync(ALL, now, 1));
-            now = fmaxf(now, __shfl_xor_sync(ALL, now, 2));
-            largest[m][half] = now;
-            // The difference first: of two products the compiler would round only one, and what is left of
-            // `LOWEST`, where a row has seen no key yet, is beyond every exponent.
-            const float less = now * factor, shrink = exp2_fast((before - now) * factor);
-            float total = sum[m][half] * shrink;
-#pragma unroll
-            for (int n = 0; n < N; n++)
-#pragma unroll
-                for (int i = 2 * half; i < 2 * half + 2; i++) {
-                    scores[m][n][i] = exp2_fast(scores[m][n][i] * factor - less);
-                    total += scores[m][n][i];
-                }
-            sum[m][half] = total;
-#pragma unroll
-            for (int part = 0; part < WIDTH / 8; part++)
-                sums[m][part][2 * half] *= shrink, sums[m][part][2 * half + 1] *= shrink;
-        }
-}
-
 template <int WIDTH>
 __device__ __forceinline__ void
 forward(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, int q_stride, const bf16 *__restrict__ k,
@@ -95,7 +44,6 @@ forward(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, int q_st
 
     const WarpRows<M> own(tile, pack);
     const Factors factors(scale, softcap);
-    const int t = threadIdx.x % 4;
     const bf16 *const own_q = q_tile + own.first * WIDTH;
     float sums[M][WIDTH / 8][4], largest[M][2], sum[M][2];
     clear(sums);
@@ -114,17 +62,11 @@ forward(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, int q_st
         if (is_seen) {
             float scores[M][N][4];
             multiply_rows<WIDTH, M, N>(scores, own_q, k_tile);
-            if (factors.is_capped()) {
-#pragma unroll
-                for (int m = 0; m < M; m++)
-#pragma unroll
-                    for (int n = 0; n < N; n++)
-#pragma unroll
-                        for (int i = 0; i < 4; i++)
-                            scores[m][n][i] = factors.cap * tanh_fast(scores[m][n][i] * factors.before);
-            }
-            if (!own.see_all(key, KEYS, window)) hide_unseen(own, key, window, scores);
-            normalize<WIDTH, M, N>(factors.after, scores, largest, sum, sums);
+            if (factors.is_capped()) cap(factors, scores);
+            if (!own.see_all(key, KEYS, window)) hide_unseen<true>(own, key, window, -INFINITY, scores);
+            float shrink[M][2];
+            weigh(factors.after, scores, largest, sum, shrink);
+            scale_rows(sums, shrink);
             round_scores<M, N>(weights, scores);
         }
         // Values are there, and nobody needs the keys.
@@ -138,23 +80,12 @@ forward(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, int q_st
     }
     if (own.last_position < 0) return;
 
+    const auto place = [&](int row) { return query_place(own.first + row); };
     float inverse[M][2];
-#pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float total = sum[m][half];
-            total += __shfl_xor_sync(ALL, total, 1);
-            total += __shfl_xor_sync(ALL, total, 2);
-            inverse[m][half] = 1.0f / total;
-            const int row = own.first + 16 * m + 8 * half + threadIdx.x % WARP / 4, query = pack.query(row);
-            if (t == 0 && query < tile.count)
-                log_sum_exp[size_t(tile.row + query) * lse_stride + first_head + pack.head(row)] =
-                    (largest[m][half] * factors.after + log2f(total)) * LN2;
-        }
+    finish(tile, pack, own, factors, first_head, largest, sum, log_sum_exp, lse_stride, inverse);
     bf16 *const own_out = q_tile + own.first * WIDTH;
     put_rows<WIDTH, M>(own_out, sums, inverse);
-    store_rows<WIDTH, 16 * M>(own_out, out, out_stride, [&](int row) { return query_place(own.first + row); }, head_dim);
+    store_rows<WIDTH, 16 * M>(own_out, out, out_stride, place, head_dim);
 }
 
 } // namespace

@@ -24,6 +24,20 @@ template <int WIDTH> struct Tile {
     static __device__ __forceinline__ int place(int row, int part) { return row * WIDTH + place_in_row(part, flip(row)); }
 };
 
+// Eight numbers of a row from a column on, one by one; those that are not there are zeros.
+__device__ __forceinline__ void load_part(bf16 *to, const bf16 *from, int stride, Place place, int first, int head_dim) {
+    const size_t offset = size_t(place.row) * stride + place.column;
+    uint32_t words[4];
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        const int column = first + 2 * n;
+        const uint32_t low = place.row >= 0 && column < head_dim ? from[offset + column].bits : 0;
+        const uint32_t high = place.row >= 0 && column + 1 < head_dim ? from[offset + column + 1].bits : 0;
+        words[n] = low | high << 16;
+    }
+    *reinterpret_cast<uint4 *>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+}
+
 // Begins to bring `ROWS` rows into a tile; those that are not there are zeros.
 template <int WIDTH, int ROWS, typename PlaceOf>
 __device__ __forceinline__ void load_tile(bf16 *tile, const bf16 *from, int stride, PlaceOf place_of, int head_dim, bool wide) {
@@ -56,17 +70,7 @@ __device__ __forceinline__ void load_tile(bf16 *tile, const bf16 *from, int stri
     for (int i = threadIdx.x; i < ROWS * PARTS; i += THREADS) {
         const int row = i / PARTS, part = i % PARTS;
         const Place place = place_of(row);
-        const size_t offset = size_t(place.row) * stride + place.column;
-        uint32_t words[4];
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-            const int column = 8 * part + 2 * n;
-            const uint32_t low = place.row >= 0 && column < head_dim ? from[offset + column].bits : 0;
-            const uint32_t high = place.row >= 0 && column + 1 < head_dim ? from[offset + column + 1].bits : 0;
-            words[n] = low | high << 16;
-        }
-        uint4 *to = reinterpret_cast<uint4 *>(tile + Tile<WIDTH>::place(row, part));
-        *to = make_uint4(words[0], words[1], words[2], words[3]);
+        load_part(tile + Tile<WIDTH>::place(row, part), from, stride, place, 8 * part, head_dim);
     }
     // Lanes part at rows that are not there, and products follow without a barrier.
     __syncwarp();
@@ -74,7 +78,7 @@ __device__ __forceinline__ void load_tile(bf16 *tile, const bf16 *from, int stri
 
 // A warp's numbers, times a factor for each row, into `16 · M` rows of a tile that no other warp
 // uses.
-template <int WIDTH, int M>
+template <int WIDTH, int M, typename Layout = Tile<WIDTH>>
 __device__ __forceinline__ void put_rows(bf16 *tile, const float (&x)[M][WIDTH / 8][4], const float (&factor)[M][2]) {
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     __syncwarp();
@@ -85,14 +89,14 @@ __device__ __forceinline__ void put_rows(bf16 *tile, const float (&x)[M][WIDTH /
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const int row = 16 * m + 8 * half + g;
-                *reinterpret_cast<uint32_t *>(tile + Tile<WIDTH>::place(row, part) + 2 * t) =
+                *reinterpret_cast<uint32_t *>(tile + Layout::place(row, part) + 2 * t) =
                     pack_bf16(x[m][part][2 * half] * factor[m][half], x[m][part][2 * half + 1] * factor[m][half]);
             }
     __syncwarp();
 }
 
 // From there to memory.
-template <int WIDTH, int ROWS, typename PlaceOf>
+template <int WIDTH, int ROWS, typename Layout = Tile<WIDTH>, typename PlaceOf>
 __device__ __forceinline__ void store_rows(const bf16 *tile, bf16 *to, int stride, PlaceOf place_of, int head_dim) {
     constexpr int PARTS = WIDTH / 8;
     const bool wide = is_wide(to, stride, head_dim);
@@ -102,7 +106,7 @@ __device__ __forceinline__ void store_rows(const bf16 *tile, bf16 *to, int strid
         const Place place = place_of(row);
         if (place.row < 0) continue;
         const size_t offset = size_t(place.row) * stride + place.column;
-        const bf16 *from = tile + Tile<WIDTH>::place(row, part);
+        const bf16 *from = tile + Layout::place(row, part);
         if (wide) {
             if (8 * part < head_dim)
                 *reinterpret_cast<uint4 *>(to + offset + 8 * part) = *reinterpret_cast<const uint4 *>(from);
@@ -216,5 +220,91 @@ template <int M> struct WarpRows {
         return key + keys - 1 <= position && last_position - key < window;
     }
 };
+
+// Numbers of keys that a row does not see become `hidden`. `ANEW`: registers are scarce, see `anew`.
+template <bool ANEW, int M, int N>
+__device__ __forceinline__ void hide_unseen(const WarpRows<M> &own, int key, int window, float hidden, float (&x)[M][N][4]) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int thread = ANEW ? anew(threadIdx.x) : int(threadIdx.x), position = own.position_of(thread, m, half);
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    if (!sees(position, key + 8 * n + 2 * (thread % 4) + i, window)) x[m][n][2 * half + i] = hidden;
+        }
+}
+
+template <int M, int N> __device__ __forceinline__ void cap(const Factors &factors, float (&scores)[M][N][4]) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) scores[m][n][i] = factors.cap * tanh_fast(scores[m][n][i] * factors.before);
+}
+
+// Turns scores into weights below the largest so far, which and whose sum (each thread its own
+// part) are kept by row. What was summed before is to be shrunk.
+template <int M, int N>
+__device__ __forceinline__ void weigh(float factor, float (&scores)[M][N][4], float (&largest)[M][2], float (&sum)[M][2],
+                                      float (&shrink)[M][2]) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float before = largest[m][half];
+            float now = before;
+#pragma unroll
+            for (int n = 0; n < N; n++) now = fmaxf(now, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
+            now = fmaxf(now, __shfl_xor_sync(ALL, now, 1));
+            now = fmaxf(now, __shfl_xor_sync(ALL, now, 2));
+            largest[m][half] = now;
+            // The difference first: of two products the compiler would round only one, and what is left of
+            // `LOWEST`, where a row has seen no key yet, is beyond every exponent.
+            const float less = now * factor;
+            shrink[m][half] = exp2_fast((before - now) * factor);
+            float total = sum[m][half] * shrink[m][half];
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int i = 2 * half; i < 2 * half + 2; i++) {
+                    scores[m][n][i] = exp2_fast(scores[m][n][i] * factor - less);
+                    total += scores[m][n][i];
+                }
+            sum[m][half] = total;
+        }
+}
+
+template <int M, int N> __device__ __forceinline__ void scale_rows(float (&x)[M][N][4], const float (&factor)[M][2]) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) x[m][n][i] *= factor[m][i / 2];
+}
+
+// Stores each row's log-sum-exp, and gives the inverse of its sum.
+template <int M>
+__device__ __forceinline__ void finish(const Queries &tile, const Pack &pack, const WarpRows<M> &own, const Factors &factors,
+                                       int first_head, const float (&largest)[M][2], const float (&sum)[M][2], float *log_sum_exp,
+                                       int lse_stride, float (&inverse)[M][2]) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float total = sum[m][half];
+            total += __shfl_xor_sync(ALL, total, 1);
+            total += __shfl_xor_sync(ALL, total, 2);
+            inverse[m][half] = 1.0f / total;
+            const int row = own.first + 16 * m + 8 * half + threadIdx.x % WARP / 4, query = pack.query(row);
+            if (threadIdx.x % 4 == 0 && query < tile.count)
+                log_sum_exp[size_t(tile.row + query) * lse_stride + first_head + pack.head(row)] =
+                    (largest[m][half] * factors.after + log2f(total)) * LN2;
+        }
+}
 
 } // namespace

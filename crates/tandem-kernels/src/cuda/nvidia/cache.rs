@@ -155,7 +155,7 @@ fn folder(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
 mod tests {
     use super::*;
 
-    static SOURCE: Source = Source { name: "sum.cu", text: "a text", fused: true };
+    static SOURCE: Source = Source { name: "sum.cu", text: "a text", fused: true, only: None };
 
     fn in_temporary_folder<T>(name: &str, act: impl FnOnce(&Path) -> T) -> T {
         act(&tempfile::tempdir().unwrap().path().join(name))

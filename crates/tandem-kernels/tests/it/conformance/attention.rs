@@ -1,7 +1,7 @@
 use tandem_kernels::ops::{self, AttentionShape};
 use tandem_kernels::{DType, Device, Forest, Segment};
 
-use super::matrix::{Matrix, Random, TYPES, cases, poison, same_at_every_thread_count};
+use super::matrix::{Matrix, Random, TYPES, poison, same_at_every_thread_count};
 use crate::places::Place;
 
 /// A forest from `(length, parent)` per segment.
@@ -159,6 +159,12 @@ fn run_behind(
     ]
 }
 
+/// Every place with the types that its kernels of attention are of.
+fn cases() -> Vec<(Place, DType)> {
+    let of_type = |(dtype, _)| Place::of_attention_in(dtype).into_iter().map(move |place| (place, dtype));
+    TYPES.into_iter().flat_map(of_type).collect()
+}
+
 #[track_caller]
 fn check(what: &str, forest: &Forest, shape: &AttentionShape, spread: f64) {
     check_behind(0, what, forest, shape, spread);
@@ -186,7 +192,7 @@ fn check_behind(pad: usize, what: &str, forest: &Forest, shape: &AttentionShape,
         );
         // Scores of magnitude s carry an error of s units in the last place into their exponential.
         let tolerance = tolerance * spread.max(1.0) * if dtype == DType::F32 { 3.0 } else { 1.0 };
-        for place in Place::all() {
+        for place in Place::of_attention_in(dtype) {
             let found = same_at_every_thread_count(place, |device| {
                 run_behind(pad, device, &qkv, &d_out, forest, shape, dtype)
             });
@@ -344,7 +350,7 @@ fn the_bits_of_a_tree_do_not_depend_on_its_neighbours() {
     let alone = forest(&[(150, None), (70, Some(0)), (33, Some(0))]);
     let among = forest(&[(40, None), (7, Some(0)), (150, None), (70, Some(2)), (33, Some(2)), (100, None)]);
     let (own, all, skip) = (alone.num_tokens(), among.num_tokens(), 47);
-    for (place, dtype, _) in cases() {
+    for (place, dtype) in cases() {
         for shape in [plain(4, 2, 64), plain(2, 1, 20)] {
             let (q, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
             let mut random = Random(5);
@@ -365,8 +371,10 @@ fn the_bits_of_a_tree_do_not_depend_on_its_neighbours() {
 fn softcap() {
     let shape = AttentionShape { softcap: Some(5.0), ..plain(4, 2, 16) };
     check("softcap", &mixed(), &shape, 3.0);
-    let shape = AttentionShape { softcap: Some(5.0), window: Some(20), ..plain(4, 2, 256) };
-    check("softcap and window", &mixed(), &shape, 3.0);
+    for head_dim in [64, 100, 256] {
+        let shape = AttentionShape { softcap: Some(5.0), window: Some(20), ..plain(4, 2, head_dim) };
+        check(&format!("softcap and window, heads of {head_dim}"), &mixed(), &shape, 3.0);
+    }
 }
 
 /// Scores up to ±200: without the running maximum the exponentials would overflow.
@@ -374,19 +382,22 @@ fn softcap() {
 fn large_scores() {
     let shape = AttentionShape { scale: 1.0, ..plain(2, 1, 16) };
     check("large scores", &forest(&[(150, None)]), &shape, 6.0);
+    let shape = AttentionShape { scale: 0.5, ..plain(2, 1, 64) };
+    check("large scores, heads of 64", &forest(&[(150, None)]), &shape, 6.0);
 }
 
 /// A step with a number that is none must be found out: neither pass may turn it into something
 /// finite.
 #[test]
 fn not_a_number_stays_one() {
-    for (place, dtype, _) in cases() {
-        let (forest, shape) = (forest(&[(20, None), (5, Some(0)), (5, Some(0))]), plain(2, 1, 16));
+    let all = cases().into_iter().flat_map(|(place, dtype)| [16, 64].map(|width| (place, dtype, width)));
+    for (place, dtype, width) in all {
+        let (forest, shape) = (forest(&[(20, None), (5, Some(0)), (5, Some(0))]), plain(2, 1, width));
         let mut random = Random(31);
-        let mut qkv = random.matrix(30, 64, dtype);
-        let d_out = random.matrix(30, 32, dtype);
+        let mut qkv = random.matrix(30, 4 * width, dtype);
+        let d_out = random.matrix(30, 2 * width, dtype);
         // A key of the first answer.
-        *qkv.at(21, 40) = f64::NAN;
+        *qkv.at(21, 2 * width + 8) = f64::NAN;
         let device = place.device(2, 1 << 28);
         let [out, _, dq, dk, _] = run(&device, &qkv, &d_out, &forest, &shape, dtype);
         for t in 0..30 {

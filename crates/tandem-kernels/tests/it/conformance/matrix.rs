@@ -160,8 +160,8 @@ pub fn same_at_every_thread_count<R: PartialEq + Debug>(place: Place, compute: i
     let first = run(THREADS[0]);
     let again = match place {
         Place::Cpu(_) => &THREADS[1..],
-        Place::Emulated => &[],
-        Place::Gpu => &THREADS[..1],
+        Place::Emulated | Place::EmulatedWgmma => &[],
+        Place::Gpu | Place::GpuWgmma => &THREADS[..1],
     };
     for threads in again {
         let other = run(*threads);

@@ -1,12 +1,12 @@
 //! Where conformance tests run: every level of vector instructions that this processor has, a GPU that the processor emulates,
 //! and a GPU where there is one. `TANDEM_TEST_CUDA=1` runs them on the GPU alone, those too that are otherwise for the emulated one.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use tandem_kernels::Device;
 use tandem_kernels::cpu::Isa;
 use tandem_kernels::cuda::driver::Drivers;
 use tandem_kernels::cuda::{self, Options};
+use tandem_kernels::{DType, Device};
 
 /// One of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +16,10 @@ pub enum Place {
     Emulated,
     /// The first GPU.
     Gpu,
+    /// [`Place::Emulated`], with attention by warpgroups.
+    EmulatedWgmma,
+    /// [`Place::Gpu`], with attention by warpgroups.
+    GpuWgmma,
 }
 
 /// Drivers of the first GPU, if it can be used. All tests share them and their loaded kernels.
@@ -32,6 +36,19 @@ impl Place {
         }
         let others = [Self::Emulated].into_iter().chain(gpu().map(|_| Self::Gpu));
         Self::processors().into_iter().chain(others).collect()
+    }
+
+    /// [`Place::all`], with every kind of kernels that attention of a type has.
+    pub fn of_attention_in(dtype: DType) -> Vec<Self> {
+        let all = Self::all();
+        let is_hopper = || gpu().is_some_and(|gpu| gpu.properties().capability == (9, 0));
+        let wgmma = all.iter().filter_map(|place| match place {
+            _ if dtype == DType::F32 => None,
+            Self::Emulated => Some(Self::EmulatedWgmma),
+            Self::Gpu if is_hopper() => Some(Self::GpuWgmma),
+            _ => None,
+        });
+        all.iter().copied().chain(wgmma).collect()
     }
 
     /// Every level of vector instructions. AMX is emulated on a processor that has its vectors but no tiles.
@@ -54,6 +71,8 @@ impl Place {
             Self::Cpu(isa) => isa.name(),
             Self::Emulated => "emulated CUDA",
             Self::Gpu => "CUDA",
+            Self::EmulatedWgmma => "emulated CUDA by warpgroups",
+            Self::GpuWgmma => "CUDA by warpgroups",
         }
     }
 
@@ -67,10 +86,14 @@ impl Place {
         match self {
             Self::Cpu(isa) => Device::cpu_with_isa(threads, capacity, isa),
             Self::Emulated => tandem_cuda_emulator::device(capacity),
-            Self::Gpu => Device::cuda(
+            Self::EmulatedWgmma => {
+                let hopper = tandem_cuda_emulator::Emulated::new(capacity).with_capability((9, 0));
+                Device::cuda(Arc::new(hopper), capacity, Options { wgmma: true, ..Options::default() })
+            }
+            Self::Gpu | Self::GpuWgmma => Device::cuda(
                 gpu().expect("`tandem doctor` finds a GPU").clone(),
                 capacity,
-                Options::default(),
+                Options { wgmma: self == Self::GpuWgmma, ..Options::default() },
             ),
         }
         .expect("threads and memory")

@@ -86,6 +86,20 @@ fn tf32_is_for_products_of_f32_on_gpus() {
 }
 
 #[test]
+fn products_by_warpgroups_are_for_attention_of_bf16_on_gpus() {
+    assert_eq!(
+        refusal(EXAMPLE, &["compute.devices=cpu", "compute.attention=wgmma"]),
+        "--set compute.attention=wgmma: `compute.attention`: a CPU has no warpgroups; name GPUs with compute.devices, or \
+         remove this"
+    );
+    assert_eq!(
+        refusal(EXAMPLE, &["compute.devices=cuda", "compute.dtype=f32", "compute.attention=wgmma"]),
+        "--set compute.attention=wgmma: `compute.attention`: it is for attention of bf16; set compute.dtype to \"bf16\", or \
+         remove this"
+    );
+}
+
+#[test]
 fn offloading_says_where_to_and_what_it_goes_with() {
     assert_eq!(
         refusal(EXAMPLE, &["compute.offload=nvme"]),

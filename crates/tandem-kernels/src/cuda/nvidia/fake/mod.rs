@@ -13,7 +13,7 @@ mod nvrtc;
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_int;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use super::cache::Cache;
 use super::context::Cuda;

@@ -6,8 +6,10 @@ use crate::cuda::nvidia::cache::Cache;
 use crate::cuda::nvidia::fake::{Fake, Kind, num_compiled};
 
 static SOURCE: Source =
-    Source { name: "norm.cu", text: "KERNEL(first, …) { }\nKERNEL(second, …) { }", fused: true };
-static BROKEN: Source = Source { name: "head.cu", text: "#error", fused: true };
+    Source {
+        name: "norm.cu", text: "KERNEL(first, …) { }\nKERNEL(second, …) { }", fused: true, only: None
+    };
+static BROKEN: Source = Source { name: "head.cu", text: "#error", fused: true, only: None };
 
 /// Opens a new GPU with the cache in that folder; gives the driver and what was compiled by `act`.
 fn compiled(folder: &Folder, act: impl FnOnce(&Drivers)) -> usize {

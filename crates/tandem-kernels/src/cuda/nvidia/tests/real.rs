@@ -39,7 +39,7 @@ fn a_real_nvrtc_compiles_kernels() {
     }
     let text = compiler.compile(source, "compute_80", &[]).unwrap().image;
     assert!(String::from_utf8(text).unwrap().contains(".target sm_80"));
-    let broken = Source { name: "broken.cu", text: "KERNEL(one) { none(); }", fused: true };
+    let broken = Source { name: "broken.cu", text: "KERNEL(one) { none(); }", fused: true, only: None };
     let error = compiler.compile(&broken, "sm_80", &[]).err().unwrap().to_string();
     assert!(error.starts_with("broken.cu for sm_80: NVRTC ") && error.contains("none"), "{error}");
 }
@@ -51,8 +51,10 @@ fn a_real_nvrtc_rounds_as_it_is_told() {
     let compiler = Compiler::open(Some(Path::new(&path))).unwrap();
     let text = "extern \"C\" __global__ void one(float *x) { x[0] = x[1] * x[2] + x[3]; }";
     let code = |fused| {
-        let image =
-            compiler.compile(&Source { name: "one.cu", text, fused }, "compute_80", &[]).unwrap().image;
+        let image = compiler
+            .compile(&Source { name: "one.cu", text, fused, only: None }, "compute_80", &[])
+            .unwrap()
+            .image;
         String::from_utf8(image).unwrap().contains("fma.rn.f32")
     };
     assert_eq!([true, false].map(code), [true, false]);
