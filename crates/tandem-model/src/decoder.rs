@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use tandem_kernels::DType;
+
 use crate::layout::PipelineStage;
 use crate::layout::blocks::Blocks;
 use crate::layout::slice::{self, Run, TensorParallelShard};
@@ -27,6 +29,8 @@ pub struct Decoder {
     positions: usize,
     slice: TensorParallelShard,
     sum_blocks: Blocks,
+    /// Type of the residual stream.
+    residual: DType,
     stage: PipelineStage,
     /// Layers of the stage, and the blocks among them.
     layers: Vec<LayerId>,
@@ -70,6 +74,7 @@ impl Decoder {
             layers: PipelineStage::WHOLE.layers(&spec)?,
             blocks: 0..spec.num_layers,
             sum_blocks: Blocks::new(&spec, TensorParallelShard::WHOLE, &spec),
+            residual: DType::F32,
             spec,
             positions,
             slice: TensorParallelShard::WHOLE,
@@ -111,6 +116,21 @@ impl Decoder {
         Self { adapter: None, ..self.clone() }
     }
 
+    /// Keeps the residual stream in this type, f32 or the compute type. Its gradient stays f32.
+    ///
+    /// # Panics
+    /// If this is a part of a decoder.
+    #[must_use]
+    pub fn with_residual(self, residual: DType) -> Self {
+        assert!(self.whole.is_none(), "a decoder gets the type of its stream before it is divided");
+        Self { residual, ..self }
+    }
+
+    /// Returns the type of the residual stream.
+    pub fn residual(&self) -> DType {
+        self.residual
+    }
+
     /// Sums over sharded dimensions without blocks: each device chooses the order, and the bits depend on
     /// the number of tensor-parallel ranks.
     ///
@@ -149,6 +169,7 @@ impl Decoder {
             } else {
                 Blocks::new(&whole.spec, slice, &spec)
             },
+            residual: whole.residual,
             spec,
             slice,
             stage: whole.stage,

@@ -13,9 +13,12 @@ pub(super) static SOURCE: driver::Source = source!("gemm.cu");
 const WIDE: usize = 1 << 22;
 
 /// Returns how many of `rows` output rows need an f32 scratch accumulator; 0 if cuBLASLt can write
-/// the final type. The library rounds to bf16 before any addition, and does not produce bf16 from f32.
+/// the final type. The library rounds to bf16 before any addition, and does not produce bf16 from f32. A
+/// residual of bf16 is one that may be added so.
 pub(crate) fn wide_rows(product: &Product, rows: usize) -> usize {
-    let is_added_to = product.accumulate || product.bias.is_some() || product.residual.is_some();
+    let is_wide = |residual: &View| residual.dtype() == DType::F32;
+    let is_added_to =
+        product.accumulate || product.bias.is_some() || product.residual.as_ref().is_some_and(is_wide);
     if product.c.dtype() == DType::F32 || !(is_added_to || product.a.dtype() == DType::F32) {
         return 0;
     }

@@ -15,7 +15,8 @@ use crate::{
 
 /// Computes `y[T,N] = x[T,K] · w[N,K]ᵀ (+ bias[1,N]) (+ residual[T,N])`.
 ///
-/// `x` and `w` share one type (f32 or bf16); `bias` and `residual` are f32; `y` is either type.
+/// `x` and `w` share one type (f32 or bf16); `bias` is f32, `y` either type, and `residual` f32 or, on a GPU,
+/// if all are, bf16.
 pub fn linear(
     device: &Device,
     x: View,
@@ -111,7 +112,8 @@ pub fn sharded_linear_backward_weight(
 /// of zeros leaves the bits of [`linear`]. For a bf16 result a GPU rounds term and product before it adds
 /// them, and again after.
 ///
-/// `x`, `w`, `h` and `b` share one type; `bias` and `residual` are f32; `y` is f32 or bf16.
+/// `x`, `w`, `h` and `b` share one type; `bias` is f32, `y` f32 or bf16, and `residual` f32 or, on a GPU, if
+/// all others are, bf16.
 pub fn linear_low_rank(
     device: &Device,
     x: View,
@@ -152,13 +154,26 @@ fn forward(
     }
     if let Some(residual) = residual {
         check::shape(op, "residual", &residual, t, n)?;
-        check::is_f32(op, "residual", &residual)?;
+        let all = [x.dtype(), y.dtype(), residual.dtype()];
+        if residual.dtype() != DType::F32 && (device.backend() == Backend::Cpu || all.contains(&DType::F32)) {
+            return Err(KernelError::invalid(
+                op,
+                "a residual of bf16 is for a GPU, factors and a result of bf16",
+            ));
+        }
     }
+    // Bias and product are added to it in f32.
+    let mut y = y;
+    let comes_first = bias.and(residual).filter(|residual| residual.dtype() != DType::F32);
+    if let Some(residual) = comes_first {
+        super::cast(device, residual, y.reborrow())?;
+    }
+    let (residual, accumulate) = (residual.filter(|_| comes_first.is_none()), comes_first.is_some());
     let extra = bias.map_or(0, |b| b.num_bytes()) + residual.map_or(0, |r| r.num_bytes());
     let (a, b) = (Operand::rows_of(x), Operand::rows_of(w));
     let term = low_rank.map(|LowRank { h, b }| Term { a: Operand::rows_of(h), b: Operand::rows_of(b) });
     let Order { tree, is_sharded } = order;
-    let product = Product { term, bias, residual, tree, is_sharded, ..Product::plain(a, b, y, false) };
+    let product = Product { term, bias, residual, tree, is_sharded, ..Product::plain(a, b, y, accumulate) };
     run(device, op, product, (t, n, k), extra)
 }
 

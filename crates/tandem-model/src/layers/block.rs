@@ -1,7 +1,8 @@
 //! One transformer block, forward and backward, for every arrangement of its two halves.
 //!
 //! Forward. `R` is `T`, unless only the scored rows go on after the last block's attention. The
-//! residual stream `x`, `m`, `y` is f32, everything inside a half is in the compute type:
+//! residual stream `x`, `m`, `y` is f32 or the compute type ([`crate::Decoder::residual`]), everything inside
+//! a half is in the compute type:
 //!
 //! ```text
 //! n1_TD   = norm1(x_TD)
@@ -84,7 +85,7 @@ pub(crate) enum SavePolicy {
 
 /// Tensors that a block's forward kept.
 pub(crate) struct SavedBlock {
-    /// `[T,D]` f32, if it is on the device.
+    /// `[T,D]`, if it is on the device.
     pub(super) input: Option<Tensor>,
     /// The input, if it is offloaded.
     pub(super) away: Option<OffloadedActivation>,
@@ -98,7 +99,7 @@ struct Inner {
     /// `n1`, of all rows.
     norm1: Normed,
     mixed: Mixed,
-    /// `m` `[R,D]` f32, this rank's rows.
+    /// `m` `[R,D]`, this rank's rows.
     middle: Option<Tensor>,
     /// `n2`, of R rows. Absent if one norm serves both halves.
     norm2: Option<Normed>,
@@ -165,7 +166,7 @@ pub(crate) struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// Computes the residual stream after the block, `[R,D]` f32, from the one before it, `[T,D]`;
+    /// Computes the residual stream after the block, `[R,D]`, from the one before it, `[T,D]`;
     /// both are this rank's rows.
     pub(crate) fn forward(
         &self,
@@ -239,7 +240,7 @@ impl Block<'_> {
             ops::scale(walk.device, sum.view_mut(), scale)?;
         }
         ops::add(walk.device, stream, sum.view_mut())?;
-        Ok((sum, term))
+        Ok((walk.in_stream_type(sum)?, term))
     }
 
     /// Computes the gradient of a half's output from `dy`, that of the residual stream after it, this
@@ -387,7 +388,7 @@ impl Block<'_> {
         let (walk, weights) = (self.walk, self.weights);
         let mut norm2 = inner.norm2.take().expect("a sequential block has a second norm");
         restore(walk, weights, NORM2, middle, shares, &mut norm2)?;
-        let mut dn = walk.alloc(shares.all(), dx.cols(), DType::F32)?;
+        let mut dn = walk.alloc(shares.all(), dx.cols(), walk.branch_type())?;
         {
             let d_term =
                 self.term_backward(inner.mlp_term.take(), POST_NORM2, dx.view(), shares.blocks(), gradients)?;
@@ -424,7 +425,7 @@ impl Block<'_> {
         let (walk, weights) = (self.walk, self.weights);
         let Inner { mut norm1, mixed, reduced, attention_term, .. } = inner;
         restore(walk, weights, NORM1, x, &rows.tokens, &mut norm1)?;
-        let mut dn = walk.alloc(rows.tokens.all(), x.cols(), DType::F32)?;
+        let mut dn = walk.alloc(rows.tokens.all(), x.cols(), walk.branch_type())?;
         {
             let d_term =
                 self.term_backward(attention_term, POST_NORM1, dx.view(), rows.after().blocks(), gradients)?;

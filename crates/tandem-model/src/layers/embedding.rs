@@ -10,7 +10,7 @@ use crate::{ModelError, Result};
 
 impl LayerExecutor<'_> {
     /// Computes `x[t] = scale · token_table[tokens[t]] (+ position_table[positions[t]])`, this
-    /// rank's rows `[T,D]` f32. Each row comes from the rank that holds the token.
+    /// rank's rows `[T,D]`. Each row comes from the rank that holds the token.
     pub(crate) fn embed(
         &self,
         weights: &mut dyn WeightSource,
@@ -31,7 +31,7 @@ impl LayerExecutor<'_> {
                 let own = shares.own();
                 ops::add_noise(self.device, x.view_mut().row_range(0..own.len()), &noise[own])?;
             }
-            Ok(x)
+            self.in_stream_type(x)
         })?;
         weights.release(LayerId::Embedding);
         Ok(x)

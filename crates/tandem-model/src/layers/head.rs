@@ -37,7 +37,7 @@ impl ScoredRows {
 pub(super) struct SavedHead {
     /// Index of each prediction among the scored rows.
     index: Vec<u32>,
-    /// This rank's scored rows of the residual stream `[R,D]` f32, the norm of all of them, and
+    /// This rank's scored rows of the residual stream `[R,D]`, the norm of all of them, and
     /// their division over ranks. Absent if nothing is scored.
     pub(super) scored: Option<(Tensor, Normed, SequenceParallelRows)>,
     /// Logits that backward need not recompute.

@@ -71,9 +71,9 @@ impl LayerExecutor<'_> {
         Ok(Some(hidden))
     }
 
-    /// Computes this rank's rows of `x · wᵀ + terms (+ residual) (+ bias)`, f32, scaled for DoRA, of a
-    /// matrix that ranks divide by columns. `residual` are this rank's rows. Also returns `s · x̃ Aᵀ` of
-    /// all rows, if there are terms.
+    /// Computes this rank's rows of `x · wᵀ + terms (+ residual) (+ bias)`, scaled for DoRA, of a matrix that
+    /// ranks divide by columns: in the type of `residual`, this rank's rows of the stream, else in f32. Also
+    /// returns `s · x̃ Aᵀ` of all rows, if there are terms.
     pub(super) fn linear_term(
         &self,
         weights: &LayerWeights,
@@ -86,13 +86,16 @@ impl LayerExecutor<'_> {
         let (w, bias) = (weights.require(weight)?, weights.get(bias));
         let tree = self.decoder.sum_blocks().tree(weight);
         let term = weights.low_rank(weight);
-        let mut y = self.alloc(x.extent(), w.rows(), DType::F32)?;
-        if term.is_none() && self.split.is_none() {
+        let dtype = residual.map_or(DType::F32, |residual| residual.dtype());
+        // What ranks or blocks sum is f32 until it is the sum.
+        let is_direct = self.split.is_none() && (tree.is_none() || dtype == DType::F32);
+        let mut y = self.alloc(x.extent(), w.rows(), if is_direct { dtype } else { DType::F32 })?;
+        if term.is_none() && is_direct {
             ops::sharded_linear(self.device, x, w, tree, bias, residual, y.view_mut())?;
             return Ok((y, None));
         }
         if let Some(term) = term.as_ref().filter(|term| term.magnitude.is_none())
-            && self.split.is_none()
+            && is_direct
             && tree.is_none()
         {
             // One pass over the result for all of its terms.
@@ -101,6 +104,9 @@ impl LayerExecutor<'_> {
             let low_rank = ops::LowRank { h: hidden.view(), b: spread.as_ref().map_or(term.b, Tensor::view) };
             ops::linear_low_rank(self.device, x, w, low_rank, bias, residual, y.view_mut())?;
             return Ok((y, Some(hidden)));
+        }
+        if y.dtype() != DType::F32 {
+            y = self.alloc(x.extent(), w.rows(), DType::F32)?;
         }
         ops::sharded_linear(self.device, x, w, tree, None, None, y.view_mut())?;
         let mut y = self.join(y, shares)?;
@@ -130,7 +136,7 @@ impl LayerExecutor<'_> {
             ops::fill(self.device, ones.view_mut(), 1.0)?;
             ops::scale_columns(self.device, y.view_mut(), ones.view(), Some(bias))?;
         }
-        Ok((y, hidden))
+        Ok((self.in_type(y, dtype)?, hidden))
     }
 
     /// Adds the terms from `hidden = s · x̃ Aᵀ` of all rows to this rank's rows `y`, f32.

@@ -1,6 +1,6 @@
 //! Forward and backward over the layers, with explicit gradients.
 //!
-//! The residual stream `x` `[T,D]` and its gradient are f32; inside a layer, matrices and
+//! The residual stream `x` `[T,D]` is f32 or the compute type, its gradient f32; inside a layer, matrices and
 //! activations are in the compute type. The gradient of the residual stream is one buffer that
 //! every layer adds into.
 //!
@@ -243,10 +243,26 @@ impl LayerExecutor<'_> {
 
     /// Returns an f32 tensor in the compute type.
     fn in_compute_type(&self, x: Tensor) -> Result<Tensor> {
-        if self.dtype == DType::F32 {
+        self.in_type(x, self.dtype)
+    }
+
+    /// Returns an f32 tensor in the residual stream's type.
+    fn in_stream_type(&self, x: Tensor) -> Result<Tensor> {
+        self.in_type(x, self.decoder.residual())
+    }
+
+    /// Returns the type of the gradient of a half's input: that of the product that gives it, where the
+    /// stream is of the compute type and no sum follows, else f32.
+    fn branch_type(&self) -> DType {
+        let is_wide = self.decoder.residual() == DType::F32 || self.sums_terms();
+        if is_wide { DType::F32 } else { self.dtype }
+    }
+
+    fn in_type(&self, x: Tensor, dtype: DType) -> Result<Tensor> {
+        if x.dtype() == dtype {
             return Ok(x);
         }
-        let mut cast = self.alloc(x.extent(), x.cols(), self.dtype)?;
+        let mut cast = self.alloc(x.extent(), x.cols(), dtype)?;
         ops::cast(self.device, x.view(), cast.view_mut())?;
         Ok(cast)
     }

@@ -46,7 +46,7 @@ pub(crate) const POST_NORM1: NormParts = (ParamKind::PostNorm1Weight, ParamKind:
 pub(crate) const POST_NORM2: NormParts = (ParamKind::PostNorm2Weight, ParamKind::PostNorm2Weight);
 pub(crate) const FINAL_NORM: NormParts = (ParamKind::FinalNormWeight, ParamKind::FinalNormBias);
 
-/// Normalises `x` `[T,D]` f32, this rank's rows, into the compute type; gathers all rows. Where the
+/// Normalises `x` `[T,D]`, this rank's rows, into the compute type; gathers all rows. Where the
 /// model has no norm, the rows themselves are cast and gathered.
 pub(crate) fn norm(
     walk: &LayerExecutor,

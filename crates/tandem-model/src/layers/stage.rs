@@ -2,7 +2,7 @@
 //! scores, or the stream for the next one. A whole decoder is its only stage.
 
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{Backend, DType, Device, Extent, Forest, Tensor};
+use tandem_kernels::{Backend, Device, Extent, Forest, Tensor};
 
 use super::attention::{AttentionKernel, ForestAttention};
 use super::block::Block;
@@ -69,7 +69,7 @@ impl LayerExecutor<'_> {
                 // depends on that pass. Otherwise its gap would grow the arena beyond the plan.
                 weights.fetch(LayerId::Block(self.decoder.blocks().start))?;
                 let own = self.shares(tokens.len()).own_extent();
-                let mut x = self.alloc(own, self.decoder.spec().hidden_size, DType::F32)?;
+                let mut x = self.alloc(own, self.decoder.spec().hidden_size, self.decoder.residual())?;
                 stages.recv_stream(device, &mut x)?;
                 let x = PolicyAndReferenceScores::one(x);
                 self.blocks_from(weights, x, tokens.len(), attend, keep, rows)?.0
@@ -81,7 +81,7 @@ impl LayerExecutor<'_> {
         }
     }
 
-    /// Runs the forward pass of a stage. `x` is the residual stream `[T,D]` f32 of the stage
+    /// Runs the forward pass of a stage. `x` is the residual stream `[T,D]` of the stage
     /// before, this rank's rows; the first stage has none. The last stage scores the forest's
     /// predictions, the others return the stream for the next one. With `keep`,
     /// [`LayerExecutor::stage_backward`] follows. A reference that shares the base goes along if it has
@@ -217,11 +217,12 @@ impl LayerExecutor<'_> {
     /// Checks that `x` is this rank's rows of the residual stream of all tokens.
     fn check_stream(&self, forest: &Forest, x: &Tensor) -> Result<()> {
         let expected = (self.stream_rows(forest).len(), self.decoder.spec().hidden_size);
-        if (x.rows(), x.cols(), x.dtype()) == (expected.0, expected.1, DType::F32) {
+        let dtype = self.decoder.residual();
+        if (x.rows(), x.cols(), x.dtype()) == (expected.0, expected.1, dtype) {
             return Ok(());
         }
         Err(ModelError::Invalid(format!(
-            "a stage was given {} x {} {}, expected {} x {} f32",
+            "a stage was given {} x {} {}, expected {} x {} {dtype}",
             x.rows(),
             x.cols(),
             x.dtype(),

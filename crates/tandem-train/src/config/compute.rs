@@ -32,6 +32,13 @@ keys! {
         /// Let f32 matmuls on a GPU round their factors to 10 bits (TF32): faster than f32 and less
         /// precise. Only with `dtype = "f32"` on GPUs.
         tf32: bool = boolean().unless(|tf32| refuse_tf32(*tf32, dtype, devices)).or(false),
+        /// Type of the residual stream on GPUs: the sums that blocks add to, their saved copies, and the
+        /// gradient of each half's input. `"bf16"` halves the memory of saved block inputs, and rounds each
+        /// sum as transformers does with a model of bf16. The stream's own gradient stays f32. Only with
+        /// bf16 matmuls, and without `compute.pipeline`. See [gpu.md](gpu.md#residual).
+        residual: DType = choice([("f32", DType::F32), ("bf16", DType::Bf16)])
+            .unless(|residual| refuse_residual(*residual, dtype, devices))
+            .or(DType::F32),
         /// Kernels of bf16 attention on GPUs. `"wgmma"`: they multiply by warpgroups, which GPUs of
         /// compute capability 9.0 (H100, H200) alone can do, with heads of 33 to 64 and of 97 to 128
         /// numbers; other heads are computed as with `"mma"`. See [gpu.md](gpu.md#attention).
@@ -89,6 +96,9 @@ keys! {
         /// bit for bit. With m micro-batches on a data rank the stages idle (p − 1) / (m + p − 1)
         /// of the time: see [ranks.md](ranks.md#layers-over-ranks).
         pipeline: usize = integer(1..=MAX_RANKS as u64)
+            .unless(|stages| (*stages > 1 && residual != DType::F32).then(|| {
+                "stages exchange a residual stream of f32; remove compute.residual, or this".to_owned()
+            }))
             .or(1)
             .free(),
         /// Activations recomputed in backward to save memory: `"none"`, `"selective"` (norms and
@@ -300,6 +310,20 @@ fn refuse_tf32(tf32: bool, dtype: Option<DType>, devices: Devices) -> Option<Str
         }
         (Some(DType::F32), _) => return None,
         _ => "it is only for f32 matmuls; set compute.dtype to \"f32\", or remove this: bf16 is faster still",
+    };
+    Some(reason.to_owned())
+}
+
+fn refuse_residual(residual: DType, dtype: Option<DType>, devices: Devices) -> Option<String> {
+    let reason = match (residual, dtype, devices) {
+        (DType::F32, ..) => return None,
+        (_, _, Devices::Cpu(_)) => {
+            "a CPU adds the residual stream in f32; name GPUs with compute.devices, or remove this"
+        }
+        (_, Some(DType::F32), _) => {
+            "matmuls of f32 add to a stream of f32; set compute.dtype to \"bf16\", or remove this"
+        }
+        _ => return None,
     };
     Some(reason.to_owned())
 }

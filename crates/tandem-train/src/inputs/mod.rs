@@ -68,6 +68,7 @@ impl ModelSpecs {
             true => plain.clone(),
             false => plain.clone().without_sum_blocks(),
         };
+        let plain = &plain.clone().with_residual(config.compute.residual);
         let adapted = |adapter: AdapterConfig| -> Result<_> {
             Ok(Arc::new(plain.clone().with_adapter(Adapter::new(adapter, plain.spec())?)))
         };

@@ -6,7 +6,7 @@ use tandem_comm::ProcessGroup;
 use tandem_comm::nccl::Libraries;
 use tandem_kernels::cuda::driver::Drivers;
 use tandem_kernels::cuda::{self, Options};
-use tandem_kernels::{Backend, Device, KernelError};
+use tandem_kernels::{Backend, DType, Device, KernelError};
 
 use crate::config::{AttentionKernels, ComputeConfig, Config, Devices, Engine, GpuSet};
 use crate::{Result, TrainError};
@@ -41,10 +41,21 @@ pub fn resolve(compute: &mut ComputeConfig) -> Result<()> {
             }
         }
     };
-    if compute.tf32 && compute.devices.backend() == Backend::Cpu {
-        let reason = "compute.tf32 = true: a CPU has no TF32, and this machine has no GPU: leave it out, or give compute.devices = \"cuda\", \
-                      which says what is missing";
-        return Err(TrainError::Mismatch { reason: reason.to_owned() });
+    if compute.devices.backend() == Backend::Cpu {
+        let of_gpus = [
+            (compute.tf32, "compute.tf32 = true: a CPU has no TF32"),
+            (compute.residual != DType::F32, "compute.residual = \"bf16\": a CPU adds in f32"),
+            (
+                compute.attention == AttentionKernels::Wgmma,
+                "compute.attention = \"wgmma\": a CPU has no warpgroups",
+            ),
+        ];
+        if let Some((_, refused)) = of_gpus.into_iter().find(|(is_asked, _)| *is_asked) {
+            let reason = format!(
+                "{refused}, and this machine has no GPU: leave it out, or give compute.devices = \"cuda\", which says what is missing"
+            );
+            return Err(TrainError::Mismatch { reason });
+        }
     }
     Ok(())
 }

@@ -54,6 +54,31 @@ fn frozen_weights_are_divided_too() {
 
 #[test]
 #[ignore = "long: runs in .ci/nightly"]
+fn a_residual_stream_of_bf16_has_the_same_bits_and_is_near_in_slices() {
+    if !has_gpus(2, "a_residual_stream_of_bf16_has_the_same_bits_and_is_near_in_slices") {
+        return;
+    }
+    let small = Small::new("dpo");
+    let settings = ["compute.dtype=bf16", "adapter.kind=dora", "adapter.rank=4", "train.steps=3"];
+    let run =
+        |name: &str, place: &[&str]| small.finish(name, RunDirPolicy::Fresh, &[&settings, place].concat());
+    let wide = run("wide", &["compute.devices=cuda:0"]);
+    let one = run("one", &["compute.devices=cuda:0", "compute.residual=bf16"]);
+    assert!(one.steps != wide.steps, "sums of bf16 have other bits");
+    let two = ["compute.devices=cuda:0,1", "compute.residual=bf16"];
+    assert_eq!(run("two", &[&two[..], &["compute.sharding=zero3"]].concat()).steps, one.steps);
+    for (name, division) in [("block", "compute.checkpointing=block"), ("offload", "compute.offload=host")] {
+        let again = run(name, &["compute.devices=cuda:0", "compute.residual=bf16", division]);
+        assert_eq!(again.steps, one.steps, "{name}");
+    }
+    let slices = run("slices", &[&two[..], &["compute.tensor=2"]].concat()).losses;
+    for (a, b) in one.losses.iter().zip(&slices) {
+        assert!((a - b).abs() <= 1e-2 * a.abs().max(1.0), "{a} and {b}");
+    }
+}
+
+#[test]
+#[ignore = "long: runs in .ci/nightly"]
 fn slices_and_stages_are_near() {
     if !has_gpus(2, "slices_and_stages_are_near") {
         return;

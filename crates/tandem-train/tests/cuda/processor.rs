@@ -13,7 +13,7 @@ fn near(method: &'static str, settings: &[&str], tolerance: f64) {
         let slow = ["train.learning_rate=1e-3", "train.steps=4", "train.warmup_steps=0"];
         small.finish(name, RunDirPolicy::Fresh, &[&slow, settings, place].concat()).losses
     };
-    let cpu = run("cpu", &["compute.devices=cpu", "compute.dtype=f32"]);
+    let cpu = run("cpu", &["compute.devices=cpu", "compute.dtype=f32", "compute.residual=f32"]);
     let cuda = run("cuda", &["compute.devices=cuda:0"]);
     assert_eq!(cpu.len(), cuda.len());
     for (step, (a, b)) in cpu.iter().zip(&cuda).enumerate() {
@@ -34,6 +34,13 @@ const IN_BF16: f64 = 2e-2;
 fn sft() {
     near("sft", &[], SAME_ARITHMETIC);
     near("sft", &["compute.dtype=bf16"], IN_BF16);
+}
+
+#[test]
+fn a_residual_stream_of_bf16_is_near() {
+    near("sft", &["compute.dtype=bf16", "compute.residual=bf16"], IN_BF16);
+    let lora = ["adapter.rank=4", "reference.kind=base", "compute.dtype=bf16", "compute.residual=bf16"];
+    near("dpo", &lora, IN_BF16);
 }
 
 #[test]

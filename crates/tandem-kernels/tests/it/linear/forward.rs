@@ -64,6 +64,42 @@ fn forward_of_few_rows() {
     });
 }
 
+/// On GPUs: added by the library as it writes the result, or with a bias in f32.
+#[test]
+fn a_residual_of_bf16_is_added_on_gpus() {
+    for_all(|&Case { ref what, place, device, shape: (t, k, n), dtype, out, pad, .. }| {
+        let rank = 5;
+        let matrix = |seed, rows, cols| Matrix::new(device, seed, (rows, cols), dtype, pad);
+        let (x, w, h, b) = (matrix(1, t, k), matrix(2, n, k), matrix(3, t, rank), matrix(4, n, rank));
+        let bias = Matrix::new(device, 5, (1, n), DType::F32, pad);
+        let residual = Matrix::new(device, 6, (t, n), DType::Bf16, pad);
+        let sums = Sums::new(
+            (t, n, k + rank),
+            |i, p| if p < k { x.values[i * k + p] } else { h.values[i * rank + p - k] },
+            |p, j| if p < k { w.values[j * k + p] } else { b.values[j * rank + p - k] },
+        );
+        for with_bias in [false, true] {
+            let mut y = Matrix::new(device, 7, (t, n), out, pad);
+            let (term, bias_view) = (LowRank { h: h.view(), b: b.view() }, with_bias.then(|| bias.view()));
+            let r = Some(residual.view());
+            let done = ops::linear_low_rank(device, x.view(), w.view(), term, bias_view, r, y.view_mut());
+            if place.is_cpu() || [dtype, out].contains(&DType::F32) {
+                let refused = done.unwrap_err().to_string();
+                assert!(
+                    refused.contains("a residual of bf16 is for a GPU, factors and a result of bf16"),
+                    "{refused}"
+                );
+                continue;
+            }
+            done.unwrap();
+            let bias_at = |i: usize| if with_bias { bias.values[i % n] } else { 0.0 };
+            let sums = sums.plus(bias_at).plus_old(&residual, true);
+            let what = format!("{what}, bias {with_bias}");
+            sums.check_with_term(&what, (place, device), &y, [n, k, rank], out);
+        }
+    });
+}
+
 /// A low-rank term is added, and on a processor rounded once with the product.
 #[test]
 fn forward_with_a_low_rank_term() {

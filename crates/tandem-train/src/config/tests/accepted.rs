@@ -103,6 +103,7 @@ fn the_example_arrives_whole() {
             devices: Devices::Cpu(1),
             dtype: Some(DType::F32),
             tf32: false,
+            residual: DType::F32,
             attention: AttentionKernels::Mma,
             matmul_autotune: true,
             threads: Some(2),

@@ -86,6 +86,18 @@ fn tf32_is_for_products_of_f32_on_gpus() {
 }
 
 #[test]
+fn a_residual_stream_of_bf16_is_for_bf16_on_gpus_without_stages() {
+    let text = refusal(EXAMPLE, &["compute.devices=cpu", "compute.residual=bf16"]);
+    assert!(text.contains("`compute.residual`: a CPU adds the residual stream in f32"), "{text}");
+    let text = refusal(EXAMPLE, &["compute.devices=cuda", "compute.dtype=f32", "compute.residual=bf16"]);
+    assert!(text.contains("`compute.residual`: matmuls of f32 add to a stream of f32"), "{text}");
+    let staged =
+        ["compute.devices=cuda", "compute.dtype=bf16", "compute.residual=bf16", "compute.pipeline=2"];
+    let text = refusal(EXAMPLE, &staged);
+    assert!(text.contains("`compute.pipeline`: stages exchange a residual stream of f32"), "{text}");
+}
+
+#[test]
 fn products_by_warpgroups_are_for_attention_of_bf16_on_gpus() {
     assert_eq!(
         refusal(EXAMPLE, &["compute.devices=cpu", "compute.attention=wgmma"]),
