@@ -1,18 +1,20 @@
 //! How long answers take: `cargo bench -p tandem-model --bench generate -- MODEL PROMPTS.json [--answers 4] [--tokens 128] [--dtype f32]
-//! [--threads 2] [--repeats 3]`
+//! [--threads 2] [--repeats 3] [--format nf4 [--in-place no]]`
 //!
 //! PROMPTS.json is a list of lists of token ids. Answers are drawn from the model's own distribution and never stop early. A line of
 //! JSON tells the seconds of each repeat, the first of which warms up, the seconds of a token step after the first, and the bytes that
-//! were taken. `bench/generate` runs it in turns with transformers, `bench/real` also with llama.cpp.
+//! were taken. With a format the matrices of blocks are packed in it, and multiplied by as they are, or unpacked at every step with
+//! `--in-place no`. `bench/generate` runs it in turns with transformers, `bench/real` also with llama.cpp.
 
 use std::path::PathBuf;
 use std::time::Instant;
 
 use serde_json::json;
-use tandem_kernels::{DType, Device, MemoryKind};
+use tandem_kernels::{Bytes, DType, Device, Format, MemoryKind, Tensor, ops};
 use tandem_model::decode::Flow;
 use tandem_model::{
-    Decoder, Generator, GeneratorOptions, ModelFolder, Request, ResidentWeights, Result, Sampling,
+    Decoder, FlatWeights, Generator, GeneratorOptions, LayerId, LayerWeights, ModelFolder, PackedLayer,
+    Packing, Request, ResidentWeights, Result, Sampling, WeightSource,
 };
 
 struct Arguments {
@@ -23,6 +25,8 @@ struct Arguments {
     dtype: DType,
     threads: usize,
     repeats: usize,
+    format: Option<Format>,
+    in_place: bool,
 }
 
 fn main() -> Result<()> {
@@ -60,8 +64,74 @@ impl Arguments {
             },
             threads: number("threads", 2),
             repeats: number("repeats", 3),
+            format: options.get("format").map(|name| Format::from_name(name).expect("a format")),
+            in_place: options.get("in-place").is_none_or(|word| word != "no"),
         })
     }
+}
+
+/// Weights that are packed, and the layer that was fetched last.
+struct Packed<'a> {
+    decoder: &'a Decoder,
+    device: &'a Device,
+    dtype: DType,
+    layers: Vec<(Packing, Bytes)>,
+    unpacked: Option<Tensor>,
+    in_place: bool,
+}
+
+impl<'a> Packed<'a> {
+    fn new(
+        decoder: &'a Decoder,
+        device: &'a Device,
+        masters: &FlatWeights,
+        format: Format,
+        dtype: DType,
+        in_place: bool,
+    ) -> Result<Self> {
+        let mut layers = Vec::new();
+        for (layer, flat) in decoder.layers().into_iter().zip(&masters.layers) {
+            let packing = Packing::new(decoder, layer, format, dtype);
+            let mut bytes = Bytes::new(device, MemoryKind::Weights, packing.len())?;
+            for piece in packing.pieces() {
+                let values = flat.view().col_range(piece.flat.clone()).reshape(piece.rows, piece.cols);
+                ops::pack(device, values, piece.format, bytes.range_mut(piece.bytes.clone()))?;
+            }
+            layers.push((packing, bytes));
+        }
+        Ok(Self { decoder, device, dtype, layers, unpacked: None, in_place })
+    }
+
+    fn fetch_unpacked(&mut self, layer: LayerId, len: fn(&Packing) -> usize) -> Result<LayerWeights<'_>> {
+        let (packing, bytes) = &self.layers[self.decoder.index(layer)];
+        self.unpacked = None;
+        if len(packing) > 0 {
+            let mut unpacked = self.device.alloc(MemoryKind::Gathered, 1, len(packing), self.dtype)?;
+            packing.unpack(self.device, bytes.view(), unpacked.view_mut())?;
+            self.unpacked = Some(unpacked);
+        }
+        let unpacked = self.unpacked.as_ref().map(Tensor::view);
+        Ok(LayerWeights::packed(PackedLayer::new(packing, bytes.view(), unpacked)))
+    }
+}
+
+impl WeightSource for Packed<'_> {
+    fn prefetch(&mut self, _: LayerId) -> Result<()> {
+        Ok(())
+    }
+
+    fn fetch(&mut self, layer: LayerId) -> Result<LayerWeights<'_>> {
+        self.fetch_unpacked(layer, Packing::unpacked_len)
+    }
+
+    fn fetch_packed(&mut self, layer: LayerId) -> Result<LayerWeights<'_>> {
+        match self.in_place {
+            true => self.fetch_unpacked(layer, Packing::always_unpacked_len),
+            false => self.fetch(layer),
+        }
+    }
+
+    fn release(&mut self, _: LayerId) {}
 }
 
 fn run(arguments: &Arguments) -> Result<()> {
@@ -75,7 +145,15 @@ fn run(arguments: &Arguments) -> Result<()> {
         DType::F32 => None,
         DType::Bf16 => Some(masters.compute_copy(&decoder, &device, MemoryKind::Weights, DType::Bf16)?),
     };
-    let mut source = ResidentWeights::new(&decoder, &masters, copy.as_ref());
+    let mut resident = ResidentWeights::new(&decoder, &masters, copy.as_ref());
+    let mut packed = arguments
+        .format
+        .map(|format| Packed::new(&decoder, &device, &masters, format, *dtype, arguments.in_place))
+        .transpose()?;
+    let source: &mut dyn WeightSource = match &mut packed {
+        Some(packed) => packed,
+        None => &mut resident,
+    };
     let options = GeneratorOptions {
         max_batch: prompts.len() * answers,
         cache_tokens: prompts.iter().map(|prompt| prompt.len() + answers * tokens).sum(),
@@ -96,7 +174,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         let requests = (0..).zip(prompts).map(request).collect();
         let began = Instant::now();
         let mut first = began;
-        let found = generator.generate(&mut source, requests, &mut |token| {
+        let found = generator.generate(source, requests, &mut |token| {
             if token.index == 0 {
                 first = Instant::now();
             }

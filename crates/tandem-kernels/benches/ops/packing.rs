@@ -1,6 +1,8 @@
-//! Unpacking frozen weights, beside a cast of plain bf16, which moves more bytes.
+//! Unpacking frozen weights, beside a cast of plain bf16, which moves more bytes; and products that read packed weights as they
+//! are, beside those of unpacked ones.
 
 use tandem_kernels::format::Format;
+use tandem_kernels::ops::{PackedRows, PackedWeight, Weight};
 use tandem_kernels::{Bytes, DType, MemoryKind, ops};
 
 use crate::harness::{Bench, Work};
@@ -24,6 +26,13 @@ pub fn run(bench: &Bench) {
             }
         }
     }
+    if !bench.is_gpu() {
+        for dtype in [DType::Bf16, DType::F32] {
+            for rows in [1, 4, 16, 32] {
+                products(bench, rows, dtype);
+            }
+        }
+    }
     for format in [Format::Nf4, Format::Int8] {
         let name = format!("pack {format}");
         if bench.wants(&name) {
@@ -44,6 +53,50 @@ fn one(bench: &Bench, name: &str, format: Format, dtype: DType, rows: usize, col
     }]);
     let bytes = packed.len() + out.view().num_bytes();
     print(bench, name, bytes, rows * cols, seconds);
+}
+
+/// Times products of a few rows with a plain weight and with packed ones, in turns with unpacking and the plain product.
+fn products(bench: &Bench, rows: usize, dtype: DType) {
+    let (n, k) = (ROWS, COLS);
+    let name = |of: &str| format!("linear {dtype} {rows}x{k}x{n}, {of}");
+    if ![Format::Nf4, Format::Int8].iter().any(|format| bench.wants(&name(format.name()))) {
+        return;
+    }
+    let (x, mut y) = (bench.matrix(rows, k, dtype), [(); 3].map(|()| bench.matrix(rows, n, dtype)));
+    let mut plain = bench.matrix(n, k, dtype);
+    for format in [Format::Nf4, Format::Int8] {
+        let mut bytes =
+            Bytes::new(&bench.device, MemoryKind::Scratch, format.packed_len(n, k)).expect("memory");
+        ops::pack(&bench.device, plain.view(), format, bytes.view_mut()).expect("fits");
+        let pieces = [PackedRows { rows: n, bytes: 0..bytes.len() }];
+        let weight = PackedWeight::new(bytes.view(), &pieces, format, k, dtype).expect("fits");
+        let mut unpacked = bench.matrix(n, k, dtype);
+        let [first, second, third] = &mut y;
+        let linear = |w: Weight, y: &mut tandem_kernels::Tensor| {
+            ops::linear(&bench.device, x.view(), w, None, None, y.view_mut()).expect("fits");
+        };
+        let alternatives: [&mut dyn FnMut(); 3] = [
+            &mut || linear(Weight::Packed(weight), first),
+            &mut || {
+                ops::unpack(&bench.device, bytes.view(), format, unpacked.view_mut()).expect("fits");
+                linear(unpacked.view().into(), second);
+            },
+            &mut || linear(plain.view().into(), third),
+        ];
+        let [packed, before, alone] = bench.median_seconds(alternatives);
+        let note = format!(
+            ", {:.2} G weights/s, {:.2} x unpack + linear, {:.2} x plain",
+            (n * k) as f64 / packed / 1e9,
+            before / packed,
+            alone / packed
+        );
+        bench.print(&name(format.name()), Work::Bytes(bytes.len() as f64), packed, &note);
+        if format == Format::Nf4 {
+            let bytes = (n * k * dtype.size()) as f64;
+            bench.print(&name("plain"), Work::Bytes(bytes), alone, "");
+        }
+        plain = unpacked;
+    }
 }
 
 fn pack(bench: &Bench, name: &str, format: Format) {

@@ -56,12 +56,10 @@ pub(super) fn quantise(scales: &[f32], mean: f32, bytes: &mut [u8]) -> f32 {
     largest
 }
 
-/// Reads the scales back from the bytes.
+/// Reads a scale back from its byte.
 #[inline(always)]
-pub(super) fn dequantise(bytes: &[u8], largest: f32, mean: f32, table: &[f32; 256], scales: &mut [f32]) {
-    for (scale, byte) in scales.iter_mut().zip(bytes) {
-        *scale = table[usize::from(*byte)] * largest + mean;
-    }
+pub(super) fn dequantise(byte: u8, largest: f32, mean: f32, table: &[f32; 256]) -> f32 {
+    table[usize::from(byte)] * largest + mean
 }
 
 /// Computes the mean with the bits of `torch.mean` on one CPU thread. (With more threads, torch

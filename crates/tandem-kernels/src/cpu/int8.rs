@@ -58,19 +58,25 @@ impl Cpu {
 
     pub(crate) fn unpack_int8(&self, packed: BytesView, values: ViewMut) {
         let ((rows, cols), packed) = (values.shape(), packed.as_slice());
-        let unit_len = Format::Int8.unit_len(cols);
         with_element!(values.dtype(), E => {
             let values = RowsMut::<E>::new(values);
             self.parallel_ranges(rows, block_rows(cols), |_, range| {
                 for row in range {
-                    let (codes, rest) = packed[row * unit_len..][..unit_len].split_at(cols);
-                    let scale = f32::from_le_bytes(rest[..4].try_into().expect("four bytes"));
+                    let (codes, scale) = row_of(packed, cols, row);
                     // SAFETY: rows are disjoint; a code for each weight.
                     unsafe { decode(self.isa(), codes, scale, values.row(row)) };
                 }
             });
         });
     }
+}
+
+/// Returns the codes of a row, and its scale.
+#[inline(always)]
+pub(super) fn row_of(packed: &[u8], cols: usize, row: usize) -> (&[u8], f32) {
+    let unit_len = Format::Int8.unit_len(cols);
+    let (codes, rest) = packed[row * unit_len..][..unit_len].split_at(cols);
+    (codes, f32::from_le_bytes(rest[..4].try_into().expect("four bytes")))
 }
 
 vector_kernel! {
@@ -97,21 +103,15 @@ vector_kernel! {
 }
 
 vector_kernel! {
-    /// Decodes a row. The slices have one length.
-    unsafe fn decode<V: Vector, E: Element>(codes: &[u8], scale: f32, values: &mut [E]) {
-        const CHUNK: usize = 64;
-        for (values, codes) in values.chunks_mut(CHUNK).zip(codes.chunks(CHUNK)) {
-            let mut x = [0.0f32; CHUNK];
-            for (x, code) in x.iter_mut().zip(codes) {
-                *x = f32::from(code.cast_signed());
-            }
-            let (from, to) = (x.as_ptr(), values.as_mut_ptr());
+    /// Decodes neighbours in a row. The slices have one length.
+    pub(super) unsafe fn decode<V: Vector, E: Element>(codes: &[u8], scale: f32, values: &mut [E]) {
+        // SAFETY: the lanes lie inside both.
+        unsafe {
+            let (scale, inverse) = (V::splat(scale), V::splat(1.0 / LARGEST));
+            let (from, to) = (codes.as_ptr(), values.as_mut_ptr());
             for_lanes!(V, values.len(), |start, count| {
-                // SAFETY: the lanes lie inside both.
-                unsafe {
-                    let x = V::load(from.add(start), count).mul(V::splat(scale)).mul(V::splat(1.0 / LARGEST));
-                    x.put(to.add(start), count);
-                }
+                let x = V::load_i8(from.add(start), count).mul(scale).mul(inverse);
+                x.put(to.add(start), count);
             });
         }
     }

@@ -137,12 +137,11 @@ impl Cpu {
         let table = &*TABLE;
         with_element!(values.dtype(), E => {
             let values = RowsMut::from_slice(values.into_slice::<E>());
-            self.parallel_ranges(len, NF4_UNIT, |unit, range| {
+            self.parallel_ranges(len, NF4_UNIT, |_, range| {
                 // SAFETY: units are disjoint.
                 let values = unsafe { values.part(0, range.start, range.len()) };
-                let packed = &packed[unit * NF4_UNIT_LEN..][..NF4_UNIT_LEN];
-                // SAFETY: a whole unit, and no more weights than it holds.
-                unsafe { decode(self.isa(), packed, table, values) };
+                // SAFETY: the weights lie in the matrix.
+                unsafe { decode(self.isa(), packed, table, range.start, values) };
             });
         });
     }
@@ -154,8 +153,58 @@ fn write_scales(rest: &mut [u8], largest: f32, mean: f32) {
     rest[MEAN - SCALES..][..4].copy_from_slice(&mean.to_le_bytes());
 }
 
+#[inline(always)]
 fn read_f32(unit: &[u8], at: usize) -> f32 {
     f32::from_le_bytes(unit[at..at + 4].try_into().expect("four bytes"))
+}
+
+/// Blocks of a packed matrix, one after another.
+#[derive(Clone, Copy)]
+pub(super) struct Blocks {
+    /// The unit, and those after it in the matrix.
+    unit: *const u8,
+    /// Block in the unit.
+    block: usize,
+    largest: f32,
+    mean: f32,
+    end: *const u8,
+}
+
+impl Blocks {
+    pub(super) const NONE: Self =
+        Self { unit: std::ptr::null(), block: 0, largest: 0.0, mean: 0.0, end: std::ptr::null() };
+
+    /// Begins at a block.
+    ///
+    /// # Panics
+    /// If there is none.
+    #[inline(always)]
+    pub(super) fn from(packed: &[u8], block: usize) -> Self {
+        let unit = &packed[block / NF4_BLOCKS * NF4_UNIT_LEN..][..NF4_UNIT_LEN];
+        let (largest, mean) = (read_f32(unit, LARGEST), read_f32(unit, MEAN));
+        Self { unit: unit.as_ptr(), block: block % NF4_BLOCKS, largest, mean, end: packed.as_ptr_range().end }
+    }
+
+    /// Returns the address of the next block's codes, and its scale.
+    ///
+    /// # Safety
+    /// The matrix is still borrowed.
+    #[inline(always)]
+    pub(super) unsafe fn next(&mut self, table: &[f32; 256]) -> (*const u8, f32) {
+        // SAFETY: the unit is whole, and lies in the matrix.
+        unsafe {
+            if self.block == NF4_BLOCKS {
+                let unit = self.unit.wrapping_add(NF4_UNIT_LEN);
+                assert!(unit < self.end, "a block beyond the last");
+                *self = Self::from(std::slice::from_raw_parts(unit, self.end.addr() - unit.addr()), 0);
+            }
+            let scale =
+                double_quant::dequantise(*self.unit.add(SCALES + self.block), self.largest, self.mean, table);
+            let codes = self.unit.add(self.block * NF4_BLOCK / 2);
+            self.block += 1;
+            (codes, scale)
+        }
+    }
 }
 
 vector_kernel! {
@@ -204,29 +253,39 @@ vector_kernel! {
 }
 
 vector_kernel! {
-    /// Decodes weights of a unit.
-    unsafe fn decode<V: Vector, E: Element>(unit: &[u8], table: &[f32; 256], values: &mut [E]) {
-        let mut scales = [0.0f32; NF4_BLOCKS];
-        let count = values.len().div_ceil(NF4_BLOCK);
-        let (largest, mean) = (read_f32(unit, LARGEST), read_f32(unit, MEAN));
-        double_quant::dequantise(&unit[SCALES..][..count], largest, mean, table, &mut scales);
-        for (block, values) in values.chunks_mut(NF4_BLOCK).enumerate() {
+    /// Decodes neighbours in a packed matrix, from weight `first` on. They lie in `packed`.
+    pub(super) unsafe fn decode<V: Vector, E: Element>(
+        packed: &[u8],
+        table: &[f32; 256],
+        first: usize,
+        values: &mut [E],
+    ) {
+        let (mut at, end) = (first, first + values.len());
+        if at == end {
+            return;
+        }
+        let mut blocks = Blocks::from(packed, first / NF4_BLOCK);
+        while at < end {
+            // SAFETY: `packed` is borrowed.
+            let (places, scale) = unsafe { blocks.next(table) };
             // A weight is one of sixteen products, rounded once for the block.
             let mut products = [E::from_f32(0.0); 16];
             let (from, to) = (NUMBERS.as_ptr(), products.as_mut_ptr());
-            let places = &unit[block * NF4_BLOCK / 2..][..NF4_BLOCK / 2];
+            let skipped = at % NF4_BLOCK;
+            let values = &mut values[at - first..end.min(at - skipped + NF4_BLOCK) - first];
+            at += values.len();
             // SAFETY: sixteen numbers; 32 bytes are 64 places, and the weights, or else `whole`,
             // have room for them.
             unsafe {
                 for_lanes!(V, 16, |start, lanes| {
-                    V::load(from.add(start), lanes).mul(V::splat(scales[block])).put(to.add(start), lanes);
+                    V::load(from.add(start), lanes).mul(V::splat(scale)).put(to.add(start), lanes);
                 });
                 if values.len() == NF4_BLOCK {
-                    V::look_up(products.as_ptr(), places.as_ptr(), values.as_mut_ptr());
+                    V::look_up(products.as_ptr(), places, values.as_mut_ptr());
                 } else {
                     let mut whole = [E::from_f32(0.0); NF4_BLOCK];
-                    V::look_up(products.as_ptr(), places.as_ptr(), whole.as_mut_ptr());
-                    values.copy_from_slice(&whole[..values.len()]);
+                    V::look_up(products.as_ptr(), places, whole.as_mut_ptr());
+                    values.copy_from_slice(&whole[skipped..][..values.len()]);
                 }
             }
         }

@@ -6,38 +6,51 @@
 
 use std::ops::Range;
 
-use crate::ops::DepthTree;
+use crate::ops::{DepthTree, PackedWeight, Weight};
 use crate::{DType, Extent, View, ViewMut};
 
 /// A factor: its rows, and elements along k.
 #[derive(Clone, Copy)]
 pub(crate) struct Operand<'a> {
-    view: View<'a>,
+    matrix: Weight<'a>,
     transposed: bool,
 }
 
 impl<'a> Operand<'a> {
     /// Creates a factor from the rows of a matrix.
-    pub(crate) fn rows_of(view: View<'a>) -> Self {
-        Self { view, transposed: false }
+    pub(crate) fn rows_of(matrix: impl Into<Weight<'a>>) -> Self {
+        Self { matrix: matrix.into(), transposed: false }
     }
 
     /// Creates a factor from the columns of a matrix.
     pub(crate) fn columns_of(view: View<'a>) -> Self {
-        Self { view, transposed: true }
+        Self { matrix: view.into(), transposed: true }
     }
 
     pub(crate) fn dtype(&self) -> DType {
-        self.view.dtype()
+        match self.matrix {
+            Weight::Plain(view) => view.dtype(),
+            Weight::Packed(packed) => packed.dtype(),
+        }
+    }
+
+    /// Returns rows and columns of the matrix as stored.
+    fn shape(&self) -> (usize, usize) {
+        match self.matrix {
+            Weight::Plain(view) => view.shape(),
+            Weight::Packed(packed) => (packed.rows(), packed.cols()),
+        }
     }
 
     pub(crate) fn rows(&self) -> usize {
-        if self.transposed { self.view.cols() } else { self.view.rows() }
+        let (rows, cols) = self.shape();
+        if self.transposed { cols } else { rows }
     }
 
     /// Returns the elements along k.
     pub(crate) fn depth(&self) -> usize {
-        if self.transposed { self.view.rows() } else { self.view.cols() }
+        let (rows, cols) = self.shape();
+        if self.transposed { rows } else { cols }
     }
 
     pub(crate) fn is_transposed(&self) -> bool {
@@ -45,29 +58,60 @@ impl<'a> Operand<'a> {
     }
 
     pub(crate) fn stride(&self) -> usize {
-        self.view.stride()
+        self.view().stride()
+    }
+
+    /// Returns the packed matrix, if it is one.
+    pub(crate) fn packed(&self) -> Option<PackedWeight<'a>> {
+        match self.matrix {
+            Weight::Plain(_) => None,
+            Weight::Packed(packed) => Some(packed),
+        }
     }
 
     /// Returns the matrix as stored.
+    ///
+    /// # Panics
+    /// If it is packed.
     pub(crate) fn view(&self) -> View<'a> {
-        self.view
+        match self.matrix {
+            Weight::Plain(view) => view,
+            Weight::Packed(_) => panic!("a packed factor is unpacked part by part"),
+        }
     }
 
     /// Returns the extent of the rows.
     pub(crate) fn extent(&self) -> Extent {
-        if self.transposed { Extent::exact(self.view.cols()) } else { self.view.extent() }
+        match self.matrix {
+            Weight::Plain(view) if !self.transposed => view.extent(),
+            _ => Extent::exact(self.rows()),
+        }
     }
 
     /// Returns a range of the rows.
     pub(crate) fn row_range(&self, rows: Range<usize>) -> Self {
-        let view = if self.transposed { self.view.col_range(rows) } else { self.view.row_range(rows) };
-        Self { view, ..*self }
+        if self.transposed { self.col_part(rows) } else { self.row_part(rows) }
     }
 
     /// Returns a range of the elements along k.
     pub(crate) fn depth_range(&self, range: Range<usize>) -> Self {
-        let view = if self.transposed { self.view.row_range(range) } else { self.view.col_range(range) };
-        Self { view, ..*self }
+        if self.transposed { self.row_part(range) } else { self.col_part(range) }
+    }
+
+    fn row_part(&self, rows: Range<usize>) -> Self {
+        let matrix = match self.matrix {
+            Weight::Plain(view) => Weight::Plain(view.row_range(rows)),
+            Weight::Packed(packed) => Weight::Packed(packed.row_range(rows)),
+        };
+        Self { matrix, ..*self }
+    }
+
+    fn col_part(&self, cols: Range<usize>) -> Self {
+        let matrix = match self.matrix {
+            Weight::Plain(view) => Weight::Plain(view.col_range(cols)),
+            Weight::Packed(packed) => Weight::Packed(packed.col_range(cols)),
+        };
+        Self { matrix, ..*self }
     }
 }
 
@@ -142,7 +186,7 @@ impl Addends {
 pub(crate) struct Product<'a> {
     /// `[M, K]`, f32 or bf16.
     pub a: Operand<'a>,
-    /// `[N, K]`, of the same type.
+    /// `[N, K]`, of the same type; on the CPU it may be packed.
     pub b: Operand<'a>,
     /// A second pair of factors of the same type, whose product is added. If it runs as a GEMM of
     /// its own, the sum so far has been rounded to the type of `c`.

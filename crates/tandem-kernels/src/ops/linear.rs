@@ -8,6 +8,7 @@ use super::columns::partial_sums;
 use super::depth_tree::DepthTree;
 use super::low_rank::LowRank;
 use crate::device::{launch, launch_matmuls};
+use crate::ops::Weight;
 use crate::ops::gemm::{Operand, Product, Term};
 use crate::{
     Backend, DType, Device, Extent, KernelError, MemoryKind, OpCost, Result, Tensor, View, ViewMut, cuda,
@@ -16,16 +17,16 @@ use crate::{
 /// Computes `y[T,N] = x[T,K] · w[N,K]ᵀ (+ bias[1,N]) (+ residual[T,N])`.
 ///
 /// `x` and `w` share one type (f32 or bf16); `bias` is f32, `y` either type, and `residual` f32 or, on a GPU,
-/// if all are, bf16.
-pub fn linear(
+/// if all are, bf16. On the CPU `w` may be packed, with the bits of the unpacked matrix.
+pub fn linear<'a>(
     device: &Device,
     x: View,
-    w: View,
+    w: impl Into<Weight<'a>>,
     bias: Option<View>,
     residual: Option<View>,
     y: ViewMut,
 ) -> Result<()> {
-    forward(device, "linear", x, w, None, bias, residual, y, Order::default())
+    forward(device, "linear", x, w.into(), None, bias, residual, y, Order::default())
 }
 
 /// Order of sums in a product.
@@ -56,28 +57,28 @@ impl<'a> Order<'a> {
 
 /// Computes [`linear`] with a weight that tensor parallelism may shard: an element's bits depend on
 /// its row of `x`, its row of `w`, and `tree` alone. With a tree, `y` is f32.
-pub fn sharded_linear(
+pub fn sharded_linear<'a>(
     device: &Device,
     x: View,
-    w: View,
+    w: impl Into<Weight<'a>>,
     tree: Option<&DepthTree>,
     bias: Option<View>,
     residual: Option<View>,
     y: ViewMut,
 ) -> Result<()> {
-    forward(device, "linear", x, w, None, bias, residual, y, Order::sharded(tree))
+    forward(device, "linear", x, w.into(), None, bias, residual, y, Order::sharded(tree))
 }
 
 /// Computes [`linear_low_rank`] with a weight that tensor parallelism may shard by rows.
-pub fn sharded_linear_low_rank(
+pub fn sharded_linear_low_rank<'a>(
     device: &Device,
     x: View,
-    w: View,
+    w: impl Into<Weight<'a>>,
     low_rank: LowRank,
     bias: Option<View>,
     y: ViewMut,
 ) -> Result<()> {
-    forward(device, "linear_low_rank", x, w, Some(low_rank), bias, None, y, Order::sharded(None))
+    forward(device, "linear_low_rank", x, w.into(), Some(low_rank), bias, None, y, Order::sharded(None))
 }
 
 /// Computes [`linear_backward_input`] of a weight that tensor parallelism may shard, overwriting `dx`.
@@ -114,23 +115,23 @@ pub fn sharded_linear_backward_weight(
 ///
 /// `x`, `w`, `h` and `b` share one type; `bias` is f32, `y` f32 or bf16, and `residual` f32 or, on a GPU, if
 /// all others are, bf16.
-pub fn linear_low_rank(
+pub fn linear_low_rank<'a>(
     device: &Device,
     x: View,
-    w: View,
+    w: impl Into<Weight<'a>>,
     low_rank: LowRank,
     bias: Option<View>,
     residual: Option<View>,
     y: ViewMut,
 ) -> Result<()> {
-    forward(device, "linear_low_rank", x, w, Some(low_rank), bias, residual, y, Order::default())
+    forward(device, "linear_low_rank", x, w.into(), Some(low_rank), bias, residual, y, Order::default())
 }
 
 fn forward(
     device: &Device,
     op: &'static str,
     x: View,
-    w: View,
+    w: Weight,
     low_rank: Option<LowRank>,
     bias: Option<View>,
     residual: Option<View>,
@@ -138,6 +139,9 @@ fn forward(
     order: Order,
 ) -> Result<()> {
     let ((t, k), n) = (x.shape(), w.rows());
+    if matches!(w, Weight::Packed(_)) && device.backend() == Backend::Cuda {
+        return Err(KernelError::invalid(op, "a GPU's products read no packed weights: unpack them"));
+    }
     check::shape(op, "w", &w, n, k)?;
     check::shape(op, "y", &y, t, n)?;
     check::same_type(op, "w", &w, &x)?;
@@ -174,7 +178,8 @@ fn forward(
     let term = low_rank.map(|LowRank { h, b }| Term { a: Operand::rows_of(h), b: Operand::rows_of(b) });
     let Order { tree, is_sharded } = order;
     let product = Product { term, bias, residual, tree, is_sharded, ..Product::plain(a, b, y, accumulate) };
-    run(device, op, product, (t, n, k), extra)
+    let weight = w.num_bytes();
+    run(device, op, product, (t, n, k), weight, extra)
 }
 
 /// Computes `y[T,N] += x[T,K] · w[N,K]ᵀ`: a low-rank term added to a layer's output.
@@ -187,7 +192,7 @@ pub fn linear_add(device: &Device, x: View, w: View, y: ViewMut) -> Result<()> {
     check::shape(OP, "y", &y, t, n)?;
     check::same_type(OP, "w", &w, &x)?;
     let (a, b) = (Operand::rows_of(x), Operand::rows_of(w));
-    run(device, OP, Product::plain(a, b, y, true), (t, n, k), 0)
+    run(device, OP, Product::plain(a, b, y, true), (t, n, k), w.num_bytes(), 0)
 }
 
 /// Computes `dx[T,K] = dy[T,N] · w[N,K]`, or `+=` if `accumulate`.
@@ -243,7 +248,7 @@ fn backward_input(
     let term = low_rank.map(|(dh, a)| Term { a: Operand::rows_of(dh), b: Operand::columns_of(a) });
     let Order { tree, is_sharded } = order;
     let product = Product { term, tree, is_sharded, ..Product::plain(a, b, dx, accumulate) };
-    run(device, op, product, (t, k, n), 0)
+    run(device, op, product, (t, k, n), w.num_bytes(), 0)
 }
 
 /// Computes `dw[N,K] = dy[T,N]ᵀ · x[T,K]`, or `+=` if `accumulate`. `dw` is f32; `dy` and `x` share
@@ -274,7 +279,7 @@ fn backward_weight(
     check::is_f32(OP, "dw", &dw)?;
     let (a, b) = (Operand::columns_of(dy), Operand::columns_of(x));
     let product = Product { is_sharded, ..Product::plain(a, b, dw, accumulate) };
-    run(device, OP, product, (n, k, t), 0)
+    run(device, OP, product, (n, k, t), x.num_bytes(), 0)
 }
 
 /// Allocates f32 rows of the result, if a GPU accumulates there before it rounds, or sums blocks of
@@ -298,16 +303,18 @@ fn wide_sums(device: &Device, product: &Product) -> Result<Option<Tensor>> {
         .transpose()
 }
 
-/// Runs or records a checked product of `m × k` by `k × n`.
+/// Runs or records a checked product of `m × k` by `k × n`, whose second factor has so many bytes.
 fn run(
     device: &Device,
     op: &'static str,
     product: Product,
     (m, n, k): (usize, usize, usize),
+    second_bytes: usize,
     extra_bytes: usize,
 ) -> Result<()> {
-    let (k, dtype) = (k + product.term.map_or(0, |term| term.depth()), product.a.dtype());
-    let read = (m + n) * k * dtype.size() + extra_bytes;
+    let (rank, dtype) = (product.term.map_or(0, |term| term.depth()), product.a.dtype());
+    let read = (m * (k + rank) + n * rank) * dtype.size() + second_bytes + extra_bytes;
+    let k = k + rank;
     // A GPU writes a low-rank term first, and adds it to the product.
     let again = product.term.is_some() && device.backend() == Backend::Cuda;
     let passes = 1 + usize::from(product.accumulate) + if again { 2 } else { 0 };

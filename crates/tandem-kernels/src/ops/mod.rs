@@ -31,6 +31,7 @@ mod noise;
 mod norm;
 pub(crate) mod optimizer;
 mod pack;
+pub(crate) mod packed;
 mod rope;
 mod sampling;
 
@@ -85,5 +86,6 @@ pub use optimizer::{
 };
 pub(crate) use pack::rows_of_block;
 pub use pack::{pack, unpack};
+pub use packed::{FEW_ROWS, PackedRows, PackedWeight, Weight};
 pub use rope::{RopePairs, RopeTable, rope};
 pub use sampling::{Draw, relative_weights, sample, shape_logits};

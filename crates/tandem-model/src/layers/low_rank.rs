@@ -4,6 +4,7 @@
 
 use std::ops::Range;
 
+use tandem_kernels::ops::Weight;
 use tandem_kernels::{DType, MemoryKind, Tensor, View, ViewMut, ops};
 
 use super::LayerExecutor;
@@ -51,7 +52,7 @@ impl LayerExecutor<'_> {
         x: View,
         y: &mut Tensor,
     ) -> Result<Option<Tensor>> {
-        let w = weights.require(weight)?;
+        let w = weights.weight(weight)?;
         let Some(term) = weights.low_rank(weight) else {
             ops::sharded_linear(self.device, x, w, None, bias, None, y.view_mut())?;
             return Ok(None);
@@ -64,7 +65,7 @@ impl LayerExecutor<'_> {
             self.with_terms(&term, x, w, hidden.view(), bias, y.view_mut())?;
             return Ok(Some(hidden));
         }
-        let norms = self.norms(weight, &term, w)?;
+        let norms = self.norms(weight, &term, weights.require(weight)?)?;
         let factors = self.factors(&term, norms.view(), w.rows())?;
         self.with_terms(&term, x, w, hidden.view(), None, y.view_mut())?;
         ops::scale_columns(self.device, y.view_mut(), factors.view(), bias)?;
@@ -83,7 +84,7 @@ impl LayerExecutor<'_> {
         residual: Option<View>,
         shares: &SequenceParallelRows,
     ) -> Result<(Tensor, Option<Tensor>)> {
-        let (w, bias) = (weights.require(weight)?, weights.get(bias));
+        let (w, bias) = (weights.weight(weight)?, weights.get(bias));
         let tree = self.decoder.sum_blocks().tree(weight);
         let term = weights.low_rank(weight);
         let dtype = residual.map_or(DType::F32, |residual| residual.dtype());
@@ -120,7 +121,7 @@ impl LayerExecutor<'_> {
         };
         let factors = match &term {
             Some(term) if term.magnitude.is_some() => {
-                let norms = self.norms(weight, term, w)?;
+                let norms = self.norms(weight, term, weights.require(weight)?)?;
                 Some(self.factors(term, norms.view(), w.rows())?)
             }
             _ => None,
@@ -185,15 +186,16 @@ impl LayerExecutor<'_> {
     }
 
     /// Computes `y = x · wᵀ + terms (+ bias)`, the terms from `hidden = s · x̃ Aᵀ`.
-    pub(super) fn with_terms(
+    pub(super) fn with_terms<'w>(
         &self,
         term: &LowRank,
         x: View,
-        w: View,
+        w: impl Into<Weight<'w>>,
         hidden: View,
         bias: Option<View>,
         y: ViewMut,
     ) -> Result<()> {
+        let w = w.into();
         let spread = self.spread_b(term, w.rows())?;
         let b = spread.as_ref().map_or(term.b, Tensor::view);
         let low_rank = ops::LowRank { h: hidden, b };

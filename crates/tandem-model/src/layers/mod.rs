@@ -42,11 +42,12 @@ pub use stage::{Gradient, PipelineOps};
 pub use streams::PolicyAndReferenceScores;
 
 use tandem_kernels::ops::{HeadScores, NoiseRow};
-use tandem_kernels::{DType, Device, Extent, Forest, MemoryKind, Tensor, View, ops};
+use tandem_kernels::{Backend, DType, Device, Extent, Forest, MemoryKind, Tensor, View, ops};
 
 use crate::Result;
 use crate::decoder::Decoder;
 use crate::layout::{LayerId, ParamKind};
+use crate::lora::{Adapter, AdapterKind};
 use crate::weights::{LayerWeights, WeightSource};
 
 use block::SavedBlock;
@@ -189,7 +190,12 @@ impl LayerExecutor<'_> {
             let layer = LayerId::Block(index);
             self.device.set_place(format_args!("forward {layer}"));
             self.prefetch_after(weights, index)?;
-            let layer_weights = StreamWeights::fetch(weights, layer, x.reference.is_some())?;
+            let layer_weights = match x.reference.is_some() {
+                false if keep == SavePolicy::Nothing && self.reads_packed(num_tokens) => {
+                    StreamWeights::fetch_packed(weights, layer)?
+                }
+                both => StreamWeights::fetch(weights, layer, both)?,
+            };
             x = x.try_map(|x, is_reference| {
                 let walk = self.for_stream(is_reference);
                 let block = Block { walk: &walk, weights: layer_weights.stream(is_reference), index };
@@ -205,6 +211,15 @@ impl LayerExecutor<'_> {
             weights.release(layer);
         }
         Ok((x, saved))
+    }
+
+    /// Returns whether the products of a forward pass over so many tokens read packed weights as they are. The
+    /// bits are the same. DoRA's norms read all weights besides.
+    fn reads_packed(&self, num_tokens: usize) -> bool {
+        let is_dora = |adapter: &Adapter| adapter.config().kind == AdapterKind::Dora;
+        self.device.backend() == Backend::Cpu
+            && num_tokens <= ops::FEW_ROWS
+            && !self.decoder.adapter().is_some_and(is_dora)
     }
 
     /// Returns the passes of one stream: a reference has neither dropout nor noise.
@@ -276,7 +291,7 @@ impl LayerExecutor<'_> {
         bias: ParamKind,
         x: View,
     ) -> Result<(Tensor, Option<Tensor>)> {
-        let mut y = self.alloc(x.extent(), weights.require(weight)?.rows(), self.dtype)?;
+        let mut y = self.alloc(x.extent(), weights.weight(weight)?.rows(), self.dtype)?;
         let reduced = self.linear_into(weights, (weight, weights.get(bias)), x, &mut y)?;
         Ok((y, reduced))
     }

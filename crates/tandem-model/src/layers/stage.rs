@@ -67,7 +67,11 @@ impl LayerExecutor<'_> {
                 self.check_split()?;
                 // Before the stream has room, the last layer of the pass before is dropped, whose place
                 // depends on that pass. Otherwise its gap would grow the arena beyond the plan.
-                weights.fetch(LayerId::Block(self.decoder.blocks().start))?;
+                let first = LayerId::Block(self.decoder.blocks().start);
+                match self.reads_packed(tokens.len()) {
+                    true => weights.fetch_packed(first)?,
+                    false => weights.fetch(first)?,
+                };
                 let own = self.shares(tokens.len()).own_extent();
                 let mut x = self.alloc(own, self.decoder.spec().hidden_size, self.decoder.residual())?;
                 stages.recv_stream(device, &mut x)?;

@@ -38,6 +38,11 @@ pub(super) struct StreamWeights<'w> {
 }
 
 impl<'w> StreamWeights<'w> {
+    /// Fetches a layer as [`WeightSource::fetch_packed`].
+    pub(super) fn fetch_packed(weights: &'w mut dyn WeightSource, layer: LayerId) -> Result<Self> {
+        Ok(Self { policy: weights.fetch_packed(layer)?, reference: None })
+    }
+
     /// Fetches a layer, for the reference too if `both`.
     pub(super) fn fetch(weights: &'w mut dyn WeightSource, layer: LayerId, both: bool) -> Result<Self> {
         if both {

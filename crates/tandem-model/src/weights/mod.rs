@@ -11,7 +11,7 @@
 //! | pass | calls |
 //! |---|---|
 //! | forward, start | `prefetch(Embedding)`, `prefetch(Block(0))`, `fetch` and `release(Embedding)` |
-//! | each block | `prefetch` of the next layer, `fetch`, forward, `release` |
+//! | each block | `prefetch` of the next layer, `fetch` (or `fetch_packed`), forward, `release` |
 //! | head | `fetch` and `release(Head)` for the final norm, then the same for the layer with the head's weight |
 //! | backward, start | `prefetch` of the last block |
 //! | head | `fetch` and `release(Head)`; `fetch`, `open`, `release` of the layer with the head's weight, and `emit` if that is the embedding; `fetch`, `open`, `release`, `emit(Head)` |
@@ -29,6 +29,7 @@ mod resident;
 pub use packing::{PackedLayer, PackedMatrix, Packing, WholeMatrix};
 pub use resident::{FlatWeights, ResidentGradients, ResidentWeights};
 
+use tandem_kernels::ops::Weight;
 use tandem_kernels::{View, ViewMut};
 
 use crate::layout::{LayerId, LayerLayout, ParamKind};
@@ -182,6 +183,18 @@ impl<'a> LayerWeights<'a> {
         self.get(part).ok_or_else(|| ModelError::Invalid(format!("the weight source gave no {part:?}")))
     }
 
+    /// Returns a matrix of a block for a product, as [`LayerWeights::require`]; packed, if the layer came from
+    /// [`WeightSource::fetch_packed`].
+    pub(crate) fn weight(&self, part: ParamKind) -> Result<Weight<'a>> {
+        let own = self.adapter.and_then(|adapter| adapter.weights.get(part));
+        match (own, &self.base) {
+            (None, Base::Packed(layer)) => {
+                layer.weight(part).unwrap_or_else(|| self.require(part).map(Weight::from))
+            }
+            _ => self.require(part).map(Weight::from),
+        }
+    }
+
     /// Returns the low-rank terms of a matrix, if it has some.
     pub(crate) fn low_rank(&self, part: ParamKind) -> Option<LowRank<'a>> {
         let AdapterWeights { adapter, layer, weights } = self.adapter?;
@@ -296,6 +309,12 @@ pub trait WeightSource {
 
     /// Returns the layer's weights, valid until the next call.
     fn fetch(&mut self, layer: LayerId) -> Result<LayerWeights<'_>>;
+
+    /// Returns the layer's weights as [`WeightSource::fetch`], for products of few rows on the CPU: matrices of
+    /// blocks may be left packed. Transfers are those of `fetch`, which other ranks may call meanwhile.
+    fn fetch_packed(&mut self, layer: LayerId) -> Result<LayerWeights<'_>> {
+        self.fetch(layer)
+    }
 
     /// Returns the layer's weights of the policy and of a reference that shares its base.
     ///

@@ -5,7 +5,7 @@
 //! [`Format`], tables and head in bf16 at the least, as QLoRA does
 //! (<https://arxiv.org/abs/2305.14314>), norms, biases and learned positions in f32. Matrices
 //! stored in another type than the compute type are unpacked into a second buffer before products
-//! read them.
+//! read them; products of few rows on the CPU read the matrices of blocks as they are packed.
 //!
 //! A tensor-parallel shard has codes and scales of the whole tensor, so that its weights are those of one
 //! rank: of a matrix divided by rows it keeps the units of its rows; one divided by columns it keeps
@@ -18,6 +18,7 @@
 use std::ops::Range;
 
 use tandem_kernels::bytes::BytesView;
+use tandem_kernels::ops::{PackedRows, PackedWeight, Weight};
 use tandem_kernels::{DType, Device, Format, View, ViewMut, ops};
 
 use crate::decoder::Decoder;
@@ -31,6 +32,8 @@ pub struct Packing {
     params: Vec<Packed>,
     len: usize,
     unpacked_len: usize,
+    /// Elements at the front of the unpacked buffer that products of few rows need, too.
+    always_unpacked_len: usize,
     dtype: DType,
 }
 
@@ -39,6 +42,8 @@ pub struct Packing {
 struct Packed {
     param: ParamSpec,
     pieces: Vec<PackedMatrix>,
+    /// Rows of the pieces, if the parameter is a matrix that can be multiplied by as it is packed.
+    in_place: Vec<PackedRows>,
     /// First element in the unpacked buffer, if the parameter is unpacked.
     unpacked: Option<usize>,
     /// Columns that products read, if `param` is the whole parameter of a shard that has some.
@@ -83,7 +88,7 @@ impl Packing {
     pub fn new(decoder: &Decoder, layer: LayerId, format: Format, dtype: DType) -> Self {
         let (spec, layout) = (decoder.spec(), decoder.layout(layer));
         let family = family_named(spec.family).expect("specs come from families");
-        let mut packing = Self { params: Vec::new(), len: 0, unpacked_len: 0, dtype };
+        let mut packing = Self { params: Vec::new(), len: 0, unpacked_len: 0, always_unpacked_len: 0, dtype };
         let tensors = pieces(family, spec, layer, layout);
         let is_shared = decoder.adapter().is_some();
         for &param in &layout.params {
@@ -110,14 +115,44 @@ impl Packing {
                 let own = tensors.iter().filter(|tensor| tensor.part == param.part);
                 own.map(|tensor| add(&mut packing, tensor.rows, tensor.range.clone())).collect()
             };
-            let unpacks = is_multiplied && format.dtype() != Some(dtype);
-            let unpacked = unpacks.then_some(packing.unpacked_len);
-            if unpacks {
-                packing.unpacked_len += param.len().next_multiple_of(ALIGNMENT);
-            }
-            packing.params.push(Packed { param, pieces, unpacked, columns: None });
+            packing.add(param, pieces, is_multiplied && format.dtype() != Some(dtype), None);
         }
+        packing.place_unpacked();
         packing
+    }
+
+    /// Adds a parameter, which has a place in the unpacked buffer later if it `unpacks`.
+    fn add(
+        &mut self,
+        param: ParamSpec,
+        pieces: Vec<PackedMatrix>,
+        unpacks: bool,
+        columns: Option<Range<usize>>,
+    ) {
+        let mut end = param.offset;
+        let mut follows = |piece: &PackedMatrix| {
+            let follows = piece.flat.start == end && piece.cols == param.cols;
+            end = piece.flat.end;
+            follows
+        };
+        let is_whole = is_block_matrix(param.part) && pieces.iter().all(&mut follows);
+        let rows = |piece: &PackedMatrix| PackedRows { rows: piece.rows, bytes: piece.bytes.clone() };
+        let in_place = if unpacks && is_whole { pieces.iter().map(rows).collect() } else { Vec::new() };
+        self.params.push(Packed { param, pieces, in_place, unpacked: unpacks.then_some(0), columns });
+    }
+
+    /// Gives parameters that are unpacked their places, those first that every product needs unpacked.
+    fn place_unpacked(&mut self) {
+        for is_in_place in [false, true] {
+            for packed in self.params.iter_mut().filter(|packed| packed.in_place.is_empty() != is_in_place) {
+                let Some(place) = &mut packed.unpacked else { continue };
+                *place = self.unpacked_len;
+                self.unpacked_len += packed.param.len().next_multiple_of(ALIGNMENT);
+            }
+            if !is_in_place {
+                self.always_unpacked_len = self.unpacked_len;
+            }
+        }
     }
 
     /// Adds the quantised parameter of a tensor-parallel shard.
@@ -155,12 +190,8 @@ impl Packing {
             pieces.push(PackedMatrix { format, bytes, rows, cols, flat, whole });
         }
         let param = if columns { whole_param } else { own };
-        let unpacked = is_multiplied.then_some(self.unpacked_len);
-        if is_multiplied {
-            self.unpacked_len += param.len().next_multiple_of(ALIGNMENT);
-        }
         let columns = columns.then(|| decoder.columns(&whole_param));
-        self.params.push(Packed { param, pieces, unpacked, columns });
+        self.add(param, pieces, is_multiplied, columns);
     }
 
     /// Checks that a tensor-parallel shard's rows of every quantised matrix are whole units of its
@@ -212,6 +243,12 @@ impl Packing {
         self.unpacked_len
     }
 
+    /// Returns the elements at the front of the unpacked buffer that products of few rows on the CPU need; they
+    /// read the others as they are packed.
+    pub fn always_unpacked_len(&self) -> usize {
+        self.always_unpacked_len
+    }
+
     /// Returns the pieces, in order.
     pub fn pieces(&self) -> impl Iterator<Item = &PackedMatrix> {
         self.params.iter().flat_map(|param| &param.pieces)
@@ -231,10 +268,11 @@ impl Packing {
             .collect()
     }
 
-    /// Unpacks the matrices of `bytes` into `unpacked` `[1, unpacked_len]` in the compute type.
+    /// Unpacks the matrices of `bytes` into `unpacked` in the compute type: all into `[1, unpacked_len]`, or
+    /// some into `[1, always_unpacked_len]`.
     pub fn unpack(&self, device: &Device, bytes: BytesView, mut unpacked: ViewMut) -> Result<()> {
         for Packed { param, pieces, unpacked: place, .. } in &self.params {
-            let Some(start) = *place else { continue };
+            let Some(start) = place.filter(|start| start + param.len() <= unpacked.cols()) else { continue };
             for piece in pieces {
                 let first = start + piece.flat.start - param.offset;
                 let out = unpacked.reborrow().col_range(first..first + piece.flat.len());
@@ -268,6 +306,19 @@ fn cut_tensors(decoder: &Decoder, layer: LayerId, part: ParamKind) -> Vec<(HfTen
     tensors.map(rows_of).collect()
 }
 
+/// Returns whether the part is a matrix of a block, which nothing but products reads.
+fn is_block_matrix(part: ParamKind) -> bool {
+    matches!(
+        part,
+        ParamKind::QkvWeight
+            | ParamKind::OutWeight
+            | ParamKind::UpWeight
+            | ParamKind::DownWeight
+            | ParamKind::DeltaInWeight
+            | ParamKind::DeltaOutWeight
+    )
+}
+
 /// Returns whether the part is a table that no product reads.
 fn looks_up(part: ParamKind, layout: &LayerLayout) -> bool {
     let is_multiplied = |param: &ParamSpec| param.offset < layout.compute_len;
@@ -277,12 +328,7 @@ fn looks_up(part: ParamKind, layout: &LayerLayout) -> bool {
 /// Returns the format of a parameter in a layer whose block matrices are in `format`.
 fn format_of(part: ParamKind, format: Format) -> Format {
     match part {
-        ParamKind::QkvWeight
-        | ParamKind::OutWeight
-        | ParamKind::UpWeight
-        | ParamKind::DownWeight
-        | ParamKind::DeltaInWeight
-        | ParamKind::DeltaOutWeight => format,
+        part if is_block_matrix(part) => format,
         ParamKind::TokenTable | ParamKind::HeadWeight if format != Format::F32 => Format::Bf16,
         _ => Format::F32,
     }
@@ -297,19 +343,28 @@ pub struct PackedLayer<'a> {
 }
 
 impl<'a> PackedLayer<'a> {
-    /// Views a layer's bytes and the buffer of its unpacked matrices.
+    /// Views a layer's bytes and the buffer of its unpacked matrices, or of those that products of few rows need
+    /// unpacked: the layer then serves such products alone.
     pub fn new(packing: &'a Packing, bytes: BytesView<'a>, unpacked: Option<View<'a>>) -> Self {
         debug_assert_eq!(bytes.len(), packing.len, "bytes of another layer");
-        debug_assert_eq!(unpacked.map_or(0, |view| view.cols()), packing.unpacked_len, "of another layer");
+        debug_assert!(
+            [packing.unpacked_len, packing.always_unpacked_len]
+                .contains(&unpacked.map_or(0, |view| view.cols())),
+            "of another layer"
+        );
         Self { packing, bytes, unpacked }
     }
 
     /// Returns a parameter, in the compute type if products read it.
+    ///
+    /// # Panics
+    /// If it is left packed.
     pub(crate) fn get(&self, part: ParamKind) -> Option<View<'a>> {
-        let Packed { param, pieces, unpacked, columns } = self.packing.find(part)?;
+        let packed = self.packing.find(part)?;
+        let Packed { param, pieces, unpacked, columns, .. } = packed;
         Some(match unpacked {
             Some(start) => {
-                let all = self.unpacked.expect("a layer that has something to unpack was unpacked");
+                let all = self.buffer_of(packed).expect("what is not multiplied by in place was unpacked");
                 let all = all.col_range(*start..start + param.len()).reshape(param.rows, param.cols);
                 columns.as_ref().map_or(all, |columns| all.col_range(columns.clone()))
             }
@@ -321,5 +376,27 @@ impl<'a> PackedLayer<'a> {
                 self.bytes.as_tensor(range, param.rows, param.cols, dtype)
             }
         })
+    }
+
+    /// Returns a parameter for a product: packed, if it is left so.
+    pub(crate) fn weight(&self, part: ParamKind) -> Option<Result<Weight<'a>>> {
+        let packed = self.packing.find(part)?;
+        if packed.unpacked.is_none() || self.buffer_of(packed).is_some() {
+            return self.get(part).map(|view| Ok(view.into()));
+        }
+        let (format, cols, dtype) = (packed.pieces[0].format, packed.param.cols, self.packing.dtype);
+        Some(match PackedWeight::new(self.bytes, &packed.in_place, format, cols, dtype) {
+            Ok(weight) => {
+                let columns = packed.columns.clone();
+                Ok(Weight::Packed(columns.map_or(weight, |columns| weight.col_range(columns))))
+            }
+            Err(error) => Err(error.into()),
+        })
+    }
+
+    /// Returns the unpacked buffer, if it has the parameter.
+    fn buffer_of(&self, Packed { param, unpacked, .. }: &Packed) -> Option<View<'a>> {
+        let end = (*unpacked)? + param.len();
+        self.unpacked.filter(|all| end <= all.cols())
     }
 }

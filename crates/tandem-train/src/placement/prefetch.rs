@@ -69,12 +69,12 @@ impl<C: Send + 'static> LayerPrefetcher<C> {
         self.go_ahead(bring)
     }
 
-    pub(crate) fn fetch(&mut self, layer: LayerId, bring: &impl LayerLoader<C>) -> ModelResult<&C> {
+    pub(crate) fn fetch(&mut self, layer: LayerId, bring: &impl LayerLoader<C>) -> ModelResult<&mut C> {
         if !self.is_here(layer) {
             self.bring(layer, bring)?;
         }
         self.go_ahead(bring)?;
-        let Some((_, payload)) = &self.current else { unreachable!("brought above") };
+        let Some((_, payload)) = &mut self.current else { unreachable!("brought above") };
         Ok(payload)
     }
 

@@ -2,7 +2,7 @@
 //! the device or elsewhere.
 //!
 //! Weights stored in another type than matmuls read are unpacked on fetch and stay so until the
-//! next fetch.
+//! next fetch, or are left packed for products of few rows.
 
 use std::sync::Arc;
 
@@ -112,6 +112,21 @@ impl FrozenWeights {
         Self::bringing(Parts { device: device.clone(), ..self.parts.clone() }, group, away)
     }
 
+    /// Fetches a layer of which at least the elements of this length are unpacked.
+    fn fetch_unpacked(&mut self, id: LayerId, len: fn(&Packing) -> usize) -> ModelResult<LayerWeights<'_>> {
+        let Parts { device, decoder, dtype, packings, bytes: stored, .. } = &self.parts;
+        let packing = packings.packing(id);
+        let Layer { bytes, unpacked, .. } = self.slots.fetch(id, &self.parts)?;
+        let bytes = bytes.as_ref().unwrap_or(&stored[decoder.index(id)]);
+        if unpacked.as_ref().map_or(0, Tensor::cols) < len(packing) {
+            *unpacked = None;
+            let mut out = device.alloc(MemoryKind::Gathered, 1, len(packing), *dtype)?;
+            packing.unpack(device, bytes.view(), out.view_mut())?;
+            *unpacked = Some(out);
+        }
+        Ok(LayerWeights::packed(PackedLayer::new(packing, bytes.view(), unpacked.as_ref().map(Tensor::view))))
+    }
+
     fn bringing(
         parts: Parts,
         group: Option<ProcessGroup>,
@@ -148,15 +163,7 @@ impl LayerLoader<Layer> for Parts {
         Ok(Layer { id, bytes, unpacked: None })
     }
 
-    fn on_loaded(&self, id: LayerId, layer: &mut Layer) -> ModelResult<()> {
-        let packing = self.packings.packing(id);
-        if packing.unpacked_len() == 0 {
-            return Ok(());
-        }
-        let mut unpacked = self.device.alloc(MemoryKind::Gathered, 1, packing.unpacked_len(), self.dtype)?;
-        let bytes = layer.bytes.as_ref().unwrap_or(&self.bytes[self.decoder.index(id)]);
-        packing.unpack(&self.device, bytes.view(), unpacked.view_mut())?;
-        layer.unpacked = Some(unpacked);
+    fn on_loaded(&self, _: LayerId, _: &mut Layer) -> ModelResult<()> {
         Ok(())
     }
 }
@@ -167,10 +174,11 @@ impl WeightSource for FrozenWeights {
     }
 
     fn fetch(&mut self, id: LayerId) -> ModelResult<LayerWeights<'_>> {
-        let Layer { bytes, unpacked, .. } = self.slots.fetch(id, &self.parts)?;
-        let bytes = bytes.as_ref().unwrap_or(&self.parts.bytes[self.parts.decoder.index(id)]);
-        let unpacked = unpacked.as_ref().map(Tensor::view);
-        Ok(LayerWeights::packed(PackedLayer::new(self.parts.packings.packing(id), bytes.view(), unpacked)))
+        self.fetch_unpacked(id, Packing::unpacked_len)
+    }
+
+    fn fetch_packed(&mut self, id: LayerId) -> ModelResult<LayerWeights<'_>> {
+        self.fetch_unpacked(id, Packing::always_unpacked_len)
     }
 
     /// The layer stays until another is fetched.

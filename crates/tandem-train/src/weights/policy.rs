@@ -275,6 +275,18 @@ impl WeightSource for Policy {
         }
     }
 
+    fn fetch_packed(&mut self, layer: LayerId) -> ModelResult<LayerWeights<'_>> {
+        if self.frozen.is_none() {
+            return self.fetch(layer);
+        }
+        let (Some(BaseAndReferenceAdapter { base, .. }), Trained::Replicated(weights)) =
+            (&mut self.frozen, &self.trained)
+        else {
+            unreachable!("an adapter is whole on every rank")
+        };
+        Ok(base.fetch_packed(layer)?.with_adapter(adapter_layer(weights, layer)))
+    }
+
     fn fetch_both(&mut self, layer: LayerId) -> ModelResult<(LayerWeights<'_>, LayerWeights<'_>)> {
         let (Some(BaseAndReferenceAdapter { base, reference, .. }), Trained::Replicated(weights)) =
             (&mut self.frozen, &self.trained)
@@ -305,6 +317,14 @@ impl WeightSource for SharedReference<'_> {
 
     fn fetch(&mut self, layer: LayerId) -> ModelResult<LayerWeights<'_>> {
         Ok(self.0.fetch_both(layer)?.1)
+    }
+
+    fn fetch_packed(&mut self, layer: LayerId) -> ModelResult<LayerWeights<'_>> {
+        let Some(BaseAndReferenceAdapter { base, reference, .. }) = &mut self.0.frozen else {
+            return Err(ModelError::Invalid(SHARES.to_owned()));
+        };
+        let adapter = reference.as_ref().and_then(|weights| adapter_layer(weights, layer));
+        Ok(base.fetch_packed(layer)?.with_adapter(adapter))
     }
 
     fn release(&mut self, layer: LayerId) {

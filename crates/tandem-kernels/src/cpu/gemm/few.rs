@@ -2,17 +2,20 @@
 //! than into a cache.
 //!
 //! The first factor is packed once and stays in the second-level cache. A task packs a block of a panel of
-//! columns and multiplies all rows by it. Blocks and the order of sums are those of
+//! columns and multiplies all rows by it. A packed factor is unpacked into the cache by the same task. Blocks and the order of sums are those of
 //! [`blocked`](super::blocked), and so are the bits.
 
 use std::ops::Range;
 
 use super::blocked::{Address, Depth};
-use super::kernel::{Ahead, Kernel, Panels, Place, tile};
+use super::kernel::{Ahead, Kernel, MOST_COLUMNS, Panels, Place, tile};
 use super::level::Level;
+use super::packed::{Part, address, unpack_part};
 use super::{Operand, Product, Term};
-use crate::DType;
-use crate::cpu::{Cpu, scratch};
+use crate::cpu::prefetch::LINE;
+use crate::cpu::{Cpu, Isa, scratch};
+use crate::ops::PackedWeight;
+use crate::{DType, View};
 
 /// Most words of the packed first factor, for the second-level cache.
 const MOST_WORDS: usize = 1 << 17;
@@ -26,13 +29,14 @@ const TASKS: usize = 2;
 /// A product of few rows, in panels of `rows` rows.
 pub(super) struct Few<'a> {
     product: &'a Product<'a>,
+    isa: Isa,
     depth: Depth,
     rows: usize,
     /// The first factor, a panel after another.
     packed: Address,
 }
 
-/// Computes `product` if it has few rows, and returns whether it did.
+/// Computes `product` if it has few rows, or a packed factor, and returns whether it did.
 pub(super) fn run<L: Level>(cpu: &Cpu, product: &Product) -> bool {
     let (m, n) = product.c.shape();
     let depth = Depth::of::<L::Kernel>(product);
@@ -43,11 +47,12 @@ pub(super) fn run<L: Level>(cpu: &Cpu, product: &Product) -> bool {
     let words = m.next_multiple_of(rows) * depth.length() * L::Kernel::WORDS;
     // With few panels, tasks divide the rows, too. Columns that are neighbours in memory are packed four
     // panels at a time.
-    if words > MOST_WORDS || panels < 2 * cpu.threads() || product.b.is_transposed() {
+    let is_large = words > MOST_WORDS || panels < 2 * cpu.threads();
+    if product.b.packed().is_none() && (is_large || product.b.is_transposed()) {
         return false;
     }
     scratch::with_bytes(words * size_of::<f32>(), |packed| {
-        let few = Few { product, depth, rows, packed: Address::new(packed.cast().as_ptr()) };
+        let few = Few { product, isa: cpu.isa(), depth, rows, packed: Address::new(packed.cast().as_ptr()) };
         few.pack::<L>(cpu);
         let len = few.buffer_len::<L::Kernel>();
         cpu.parallel_ranges(panels, (panels / (TASKS * cpu.threads())).max(1), |_, panels| {
@@ -65,7 +70,7 @@ impl Few<'_> {
     fn pack<L: Level>(&self, cpu: &Cpu) {
         /// Elements that one thread packs sooner than others wake up.
         const ALONE: usize = 1 << 14;
-        let Self { product, depth, rows, packed } = *self;
+        let Self { product, depth, rows, packed, .. } = *self;
         let (m, lanes) = (product.a.rows(), depth.lanes(0..depth.blocks));
         let step = if m * lanes.len() <= ALONE { lanes.len() } else { lanes.len().div_ceil(cpu.threads()) };
         let step = step.max(1).next_multiple_of(4 * L::Kernel::GROUP);
@@ -86,12 +91,28 @@ impl Few<'_> {
         }
     }
 
-    /// Returns the words that [`Self::run`] needs: a block of a panel of columns, and the sums of a bf16
-    /// result of several blocks.
+    /// Returns the words that [`Self::run`] needs: a block of a panel of columns, the sums of a bf16 result of
+    /// several blocks, and the block of a packed factor before it is ordered for the kernel.
     fn buffer_len<K: Kernel>(&self) -> usize {
+        let unpacked = self.product.b.packed().map_or(0, |weight| {
+            K::COLUMNS * self.unpacked_stride::<K>(&weight) * weight.dtype().size() / size_of::<f32>()
+        });
+        self.ordered_len::<K>() + unpacked
+    }
+
+    /// Returns the words of [`Self::buffer_len`] but for the unpacked block.
+    fn ordered_len<K: Kernel>(&self) -> usize {
         let is_summed_apart = self.product.c.dtype() == DType::Bf16 && self.depth.blocks > 1;
         let sums = if is_summed_apart { self.product.a.rows() } else { 0 };
         K::COLUMNS * (self.depth.longest() * K::WORDS + sums)
+    }
+
+    /// Returns the elements between unpacked rows: whole cache lines, an odd number of them, so that rows share
+    /// no places of the cache.
+    fn unpacked_stride<K: Kernel>(&self, weight: &PackedWeight) -> usize {
+        let size = weight.dtype().size();
+        let lines = (self.depth.longest() * K::DEPTH * size).div_ceil(LINE);
+        (lines | 1) * LINE / size
     }
 
     /// Computes panels of columns.
@@ -105,6 +126,8 @@ impl Few<'_> {
         let Self { product, depth, .. } = *self;
         let (m, n) = product.c.shape();
         let sums = buffer.wrapping_add(K::COLUMNS * depth.longest() * K::WORDS);
+        let weight = product.b.packed();
+        let unpacked = buffer.wrapping_add(self.ordered_len::<K>());
         let tiles = m.div_ceil(K::ROWS);
         // Few rows leave no time to prefetch while they are multiplied.
         let is_in_cache = m >= ARITHMETIC;
@@ -133,11 +156,17 @@ impl Few<'_> {
                 };
                 // SAFETY: the caller's promise.
                 unsafe {
-                    let b = panel_of(&product.b, lanes.clone(), buffer);
-                    if tiles == 1 && tail == 0 && K::multiply_in_place(&b, rows_from(0), &tile_of(0)) {
-                        continue;
+                    match &weight {
+                        Some(weight) => self.order::<K>(weight, (panel, index), next, buffer, unpacked),
+                        None => {
+                            let b = panel_of(&product.b, lanes.clone(), buffer);
+                            if tiles == 1 && tail == 0 && K::multiply_in_place(&b, rows_from(0), &tile_of(0))
+                            {
+                                continue;
+                            }
+                            K::pack_columns(b);
+                        }
                     }
-                    K::pack_columns(b);
                     if let Some(Term { b, .. }) = product.term.as_ref().filter(|_| tail > 0) {
                         K::pack_columns(panel_of(b, 0..tail, buffer.add(count * K::COLUMNS * K::WORDS)));
                     }
@@ -152,10 +181,70 @@ impl Few<'_> {
         unsafe { K::end(pending) };
     }
 
+    /// Orders a block of a panel of a packed factor for the kernel, and prefetches the next: what can be, straight
+    /// from its codes.
+    ///
+    /// # Safety
+    /// As [`Self::run`]; `to` has room for the block, and `unpacked` for [`Self::unpacked_stride`] elements of
+    /// each column.
+    #[inline(always)]
+    unsafe fn order<K: Kernel>(
+        &self,
+        weight: &PackedWeight,
+        at: (usize, usize),
+        next: (usize, usize),
+        to: *mut f32,
+        unpacked: *mut f32,
+    ) {
+        let part = |(panel, block): (usize, usize)| {
+            let lanes = self.depth.lanes(block..block + 1);
+            let end = weight.rows().min((panel + 1) * K::COLUMNS);
+            let rows = end.min(panel * K::COLUMNS)..end;
+            Part { rows, elements: lanes.start * K::DEPTH..weight.cols().min(lanes.end * K::DEPTH) }
+        };
+        let (Part { rows, elements }, next) = (part(at), part(next));
+        let body = K::packed_body(weight, &elements);
+        let pieces = [elements.start..body.start, body.clone(), body.end..elements.end];
+        for (index, piece) in pieces.into_iter().enumerate().filter(|(_, piece)| !piece.is_empty()) {
+            let (lane, part) =
+                ((piece.start - elements.start) / K::DEPTH, Part { rows: rows.clone(), elements: piece });
+            let to = to.wrapping_add(lane * K::COLUMNS * K::WORDS);
+            // SAFETY: the caller's promise.
+            unsafe {
+                if index == 1 {
+                    let first = next.elements.start + (body.start - elements.start);
+                    let mut ahead = [std::ptr::null(); MOST_COLUMNS];
+                    for (ahead, place) in ahead.iter_mut().zip(weight.places(next.rows.clone())) {
+                        *ahead = address(weight.format(), &place, first);
+                    }
+                    K::pack_codes(weight, &part, &ahead, to);
+                    continue;
+                }
+                let (stride, count) = (self.unpacked_stride::<K>(weight), part.elements.len());
+                unpack_part(self.isa, weight, &part, unpacked.cast(), stride);
+                let view =
+                    View::from_pointer(unpacked.cast_const().cast(), rows.len(), stride, weight.dtype());
+                let source = &Operand::rows_of(view.col_range(0..count));
+                let lanes = 0..count.div_ceil(K::DEPTH).next_multiple_of(K::GROUP);
+                K::pack_columns(Panels {
+                    source,
+                    rows: 0..rows.len(),
+                    lanes,
+                    to,
+                    stride: 0,
+                    is_in_cache: true,
+                });
+            }
+        }
+    }
+
     /// Returns what tile `number` of `tiles` prefetches of the next panel and block: the first two share it.
     #[inline(always)]
     fn ahead<K: Kernel>(&self, (panel, block): (usize, usize), number: usize, tiles: usize) -> Ahead {
         let (m, b) = (self.product.a.rows(), &self.product.b);
+        if b.packed().is_some() {
+            return Ahead::NOTHING;
+        }
         let share = K::COLUMNS.div_ceil(tiles.min(2));
         let first = panel * K::COLUMNS + number * share;
         let end = b.rows().min((panel + 1) * K::COLUMNS).min(first + share);

@@ -6,9 +6,11 @@ use std::ops::Range;
 
 use super::lanes::Lanes;
 use super::pack::pack;
-use super::{Operand, Product, in_place};
+use super::packed::Part;
+use super::{Operand, Product, codes, in_place};
 use crate::cpu::prefetch::{LINE, prefetch, prefetch_far};
 use crate::cpu::vector::Vector;
+use crate::ops::PackedWeight;
 use crate::ops::gemm::Addends;
 use crate::{DType, Element, bf16};
 
@@ -53,6 +55,27 @@ pub(super) trait Kernel {
     /// # Safety
     /// As [`Self::pack_rows`].
     unsafe fn pack_columns(panels: Panels);
+
+    /// Returns the elements of a part of a packed factor that [`Self::pack_codes`] packs; whole lanes lie before
+    /// them.
+    fn packed_body(_weight: &PackedWeight, elements: &Range<usize>) -> Range<usize> {
+        elements.end..elements.end
+    }
+
+    /// Packs a panel of the second factor from codes: a part of which all elements are a
+    /// [`Self::packed_body`]. `ahead` are addresses to prefetch, one for each row.
+    ///
+    /// # Safety
+    /// As [`Self::pack_rows`].
+    #[inline(always)]
+    unsafe fn pack_codes(
+        _weight: &PackedWeight,
+        _part: &Part,
+        _ahead: &[*const u8; MOST_COLUMNS],
+        _to: *mut f32,
+    ) {
+        unreachable!("no elements are packed from codes");
+    }
 
     /// Prepares the thread for the tiles of a task.
     ///
@@ -156,6 +179,21 @@ impl<M: Multiply, const MR: usize, const NV: usize, const NR: usize> Kernel for 
         unsafe { pack::<M::Vector, NR>(panels, M::DEPTH) };
     }
 
+    fn packed_body(weight: &PackedWeight, elements: &Range<usize>) -> Range<usize> {
+        codes::body(weight, elements, M::DEPTH)
+    }
+
+    #[inline(always)]
+    unsafe fn pack_codes(
+        weight: &PackedWeight,
+        part: &Part,
+        ahead: &[*const u8; MOST_COLUMNS],
+        to: *mut f32,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { codes::pack::<M, NR>(weight, part, ahead, to) };
+    }
+
     unsafe fn begin() {}
 
     unsafe fn end((): ()) {}
@@ -215,6 +253,15 @@ pub(super) trait Multiply {
     /// # Safety
     /// The CPU must have the vector's level.
     unsafe fn multiply_add(a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
+
+    /// Rounds numbers to bf16, a pair to a lane of two. Those below 2⁻¹²⁶ may become zeros.
+    ///
+    /// # Safety
+    /// As [`Self::multiply_add`].
+    #[inline(always)]
+    unsafe fn pair(first: Self::Vector, second: Self::Vector) -> Self::Vector {
+        first.round_to_bf16().pair_with(second.round_to_bf16())
+    }
 }
 
 /// One f32 per lane.
@@ -243,6 +290,12 @@ impl Multiply for Pairs {
     unsafe fn multiply_add(a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector {
         // SAFETY: the caller's promise.
         unsafe { super::lanes::multiply_add_pairs(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn pair(first: Self::Vector, second: Self::Vector) -> Self::Vector {
+        // SAFETY: the caller's promise.
+        unsafe { super::lanes::round_pairs(first, second) }
     }
 }
 

@@ -2,17 +2,19 @@
 //!
 //! [`few`] takes few rows, as in generation, limited by reading the matrix. [`skinny`] takes GEMMs with a
 //! dimension as short as an adapter's rank. [`blocked`] takes the rest, limited by arithmetic. The bits of a
-//! row do not depend on the number of rows. [`tree`] cuts a sum into blocks of k that ranks can divide.
+//! row do not depend on the number of rows. [`few`] also takes every product whose second factor is [`packed`]. [`tree`] cuts a sum into blocks of k that ranks can divide.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod blocked;
+mod codes;
 mod few;
 mod in_place;
 mod kernel;
 mod lanes;
 mod level;
 mod pack;
+mod packed;
 mod skinny;
 #[cfg(target_arch = "x86_64")]
 mod skinny_tiles;
@@ -42,14 +44,18 @@ impl Product<'_> {
     ///
     /// # Panics
     /// If shapes or types do not fit; operations check them first.
-    pub(crate) fn run(mut self, cpu: &Cpu) {
+    pub(crate) fn run(self, cpu: &Cpu) {
         self.check();
         let (m, n) = self.c.shape();
         if m == 0 || n == 0 {
             return;
         }
-        if self.divided().is_none() && skinny::run(cpu, &mut self) {
-            return;
+        let is_skinny = self.divided().is_none() && skinny::takes(cpu, &self);
+        match self.b.packed() {
+            // A small matrix.
+            Some(weight) if is_skinny => return packed::run_unpacked(cpu, self, &weight),
+            None if is_skinny => return skinny::run(cpu, self),
+            _ => {}
         }
         match (cpu.isa(), self.a.dtype()) {
             (Isa::Portable, _) => self.run_on::<level::Baseline>(cpu),

@@ -72,22 +72,25 @@ impl SkinnyAxis {
     }
 }
 
-/// Computes `product` if one of its dimensions is short, and returns whether it did. A second pair
-/// of factors runs as a GEMM of its own; if it is zero, it leaves the bits.
-pub(super) fn run(cpu: &Cpu, product: &mut Product) -> bool {
-    let Some(short) = SkinnyAxis::choose(cpu.isa(), product) else { return false };
+/// Returns whether a dimension of `product` is short.
+pub(super) fn takes(cpu: &Cpu, product: &Product) -> bool {
+    SkinnyAxis::choose(cpu.isa(), product).is_some()
+}
+
+/// Computes `product`, which [`takes`] is true of. A second pair of factors runs as a GEMM of its own; if it is
+/// zero, it leaves the bits.
+pub(super) fn run(cpu: &Cpu, mut product: Product) {
+    let short = SkinnyAxis::choose(cpu.isa(), &product).expect("one of its dimensions is short");
     with_element!(product.a.dtype(), E => with_element!(product.c.dtype(), C => match short {
-        SkinnyAxis::Depth => expand::<E, C>(cpu, product),
+        SkinnyAxis::Depth => expand::<E, C>(cpu, &mut product),
         #[cfg(target_arch = "x86_64")]
-        SkinnyAxis::Columns if cpu.isa().has_tiles_of(product.a.dtype()) => skinny_tiles::project::<C>(cpu, product),
-        SkinnyAxis::Columns => project::<E, C>(cpu, product),
-        SkinnyAxis::Rows { is_turned } => reduce::<E, C>(cpu, product, is_turned),
+        SkinnyAxis::Columns if cpu.isa().has_tiles_of(product.a.dtype()) => skinny_tiles::project::<C>(cpu, &mut product),
+        SkinnyAxis::Columns => project::<E, C>(cpu, &mut product),
+        SkinnyAxis::Rows { is_turned } => reduce::<E, C>(cpu, &mut product, is_turned),
     }));
     if let Some(Term { a, b }) = product.term {
-        let c = product.c.reborrow();
-        Product::plain(a, b, c, true).run(cpu);
+        Product::plain(a, b, product.c, true).run(cpu);
     }
-    true
 }
 
 /// Copies the operand as f32 `[k, rows]` into `to`, rows padded with zeros to a multiple of

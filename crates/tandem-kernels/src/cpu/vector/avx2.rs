@@ -77,6 +77,19 @@ impl Vector for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_i8(from: *const u8, count: usize) -> Self {
+        unsafe {
+            let bytes = if count == 8 {
+                _mm_loadl_epi64(from.cast())
+            } else {
+                let mut lanes = [0u8; 8];
+                std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), count);
+                _mm_loadl_epi64(lanes.as_ptr().cast())
+            };
+            Self(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)))
+        }
+    }
+    #[inline(always)]
     unsafe fn store(self, to: *mut f32, count: usize) {
         unsafe {
             if count == 8 {

@@ -68,6 +68,17 @@ impl Vector for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn load_i8(from: *const u8, count: usize) -> Self {
+        unsafe {
+            let bytes = if count == 16 {
+                _mm_loadu_si128(from.cast())
+            } else {
+                _mm_maskz_loadu_epi8(mask(count), from.cast())
+            };
+            Self(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)))
+        }
+    }
+    #[inline(always)]
     unsafe fn store(self, to: *mut f32, count: usize) {
         unsafe {
             if count == 16 {

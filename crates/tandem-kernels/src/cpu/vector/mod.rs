@@ -162,6 +162,12 @@ pub(crate) trait Vector: Copy {
     /// As [`Self::load`].
     unsafe fn load_bf16(from: *const bf16, count: usize) -> Self;
 
+    /// Loads signed bytes as [`Self::load`], as numbers.
+    ///
+    /// # Safety
+    /// As [`Self::load`].
+    unsafe fn load_i8(from: *const u8, count: usize) -> Self;
+
     /// Stores the first `count` lanes.
     ///
     /// # Safety

@@ -48,6 +48,14 @@ impl Vector for Portable {
         Self(std::array::from_fn(|i| if i < count { unsafe { *from.add(i) }.to_f32() } else { 0.0 }))
     }
     #[inline(always)]
+    unsafe fn load_i8(from: *const u8, count: usize) -> Self {
+        let number = |i: usize| {
+            // SAFETY: the caller's promise.
+            if i < count { f32::from(unsafe { *from.add(i) }.cast_signed()) } else { 0.0 }
+        };
+        Self(std::array::from_fn(number))
+    }
+    #[inline(always)]
     unsafe fn store(self, to: *mut f32, count: usize) {
         for i in 0..count {
             // SAFETY: the caller's promise.

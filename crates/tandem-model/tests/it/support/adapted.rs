@@ -58,6 +58,12 @@ impl<B: WeightSource> WeightSource for Adapted<'_, B> {
         Ok(self.base.fetch(layer)?.with_adapter(Some(own)))
     }
 
+    fn fetch_packed(&mut self, layer: LayerId) -> Result<LayerWeights<'_>> {
+        self.fetched.push(layer);
+        let own = Self::of(self.weights, self.copy, self.decoder, layer);
+        Ok(self.base.fetch_packed(layer)?.with_adapter(Some(own)))
+    }
+
     fn fetch_both(&mut self, layer: LayerId) -> Result<(LayerWeights<'_>, LayerWeights<'_>)> {
         self.fetched.push(layer);
         let own = Self::of(self.weights, self.copy, self.decoder, layer);

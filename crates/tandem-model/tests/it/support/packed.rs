@@ -1,4 +1,4 @@
-//! Weights that are kept in fewer bits, and unpacked when they are fetched.
+//! Weights that are kept in fewer bits, and unpacked when they are fetched, or multiplied by as they are.
 
 use tandem_kernels::{Bytes, DType, Device, Format, MemoryKind, Tensor, ops};
 use tandem_model::{Decoder, FlatWeights, LayerId, LayerWeights, PackedLayer, Packing, Result, WeightSource};
@@ -33,6 +33,18 @@ impl<'a> Packed<'a> {
         let layers = decoder.layers().into_iter().zip(&weights.layers).map(pack).collect();
         Self { decoder, device, dtype, layers, unpacked: None }
     }
+
+    fn fetch_unpacked(&mut self, layer: LayerId, len: fn(&Packing) -> usize) -> Result<LayerWeights<'_>> {
+        let (packing, bytes) = &self.layers[self.decoder.index(layer)];
+        self.unpacked = None;
+        if len(packing) > 0 {
+            let mut unpacked = self.device.alloc(MemoryKind::Gathered, 1, len(packing), self.dtype)?;
+            packing.unpack(self.device, bytes.view(), unpacked.view_mut())?;
+            self.unpacked = Some(unpacked);
+        }
+        let unpacked = self.unpacked.as_ref().map(Tensor::view);
+        Ok(LayerWeights::packed(PackedLayer::new(packing, bytes.view(), unpacked)))
+    }
 }
 
 impl WeightSource for Packed<'_> {
@@ -41,16 +53,11 @@ impl WeightSource for Packed<'_> {
     }
 
     fn fetch(&mut self, layer: LayerId) -> Result<LayerWeights<'_>> {
-        let (packing, bytes) = &self.layers[self.decoder.index(layer)];
-        self.unpacked = None;
-        if packing.unpacked_len() > 0 {
-            let mut unpacked =
-                self.device.alloc(MemoryKind::Gathered, 1, packing.unpacked_len(), self.dtype)?;
-            packing.unpack(self.device, bytes.view(), unpacked.view_mut())?;
-            self.unpacked = Some(unpacked);
-        }
-        let unpacked = self.unpacked.as_ref().map(Tensor::view);
-        Ok(LayerWeights::packed(PackedLayer::new(packing, bytes.view(), unpacked)))
+        self.fetch_unpacked(layer, Packing::unpacked_len)
+    }
+
+    fn fetch_packed(&mut self, layer: LayerId) -> Result<LayerWeights<'_>> {
+        self.fetch_unpacked(layer, Packing::always_unpacked_len)
     }
 
     fn release(&mut self, _: LayerId) {}

@@ -1,0 +1,194 @@
+//! Weights of linear layers: plain matrices, or packed ones that a product reads as they are.
+
+use std::ops::Range;
+
+use super::check;
+use crate::memory::bytes::BytesView;
+use crate::{DType, Format, KernelError, Result, View};
+
+/// Rows of the input up to which a product that reads a [`PackedWeight`] is the faster way. With more, a task
+/// takes longer to multiply than others would to unpack.
+pub const FEW_ROWS: usize = 32;
+
+/// Rows of a matrix that were packed together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PackedRows {
+    /// Number of rows.
+    pub rows: usize,
+    /// Bytes of the buffer.
+    pub bytes: Range<usize>,
+}
+
+/// Packed matrix `[rows, cols]` that stands for the unpacked one in a product on the CPU. The product
+/// unpacks what fits a cache, for all rows of its input, so it is made for few of them.
+#[derive(Clone, Copy)]
+pub struct PackedWeight<'a> {
+    bytes: BytesView<'a>,
+    pieces: &'a [PackedRows],
+    format: Format,
+    dtype: DType,
+    /// Columns of the packed rows.
+    width: usize,
+    /// First row and column.
+    first: (usize, usize),
+    shape: (usize, usize),
+}
+
+impl<'a> PackedWeight<'a> {
+    /// Views all rows of `pieces`, which follow one another, as numbers of type `dtype`. `width` is the number
+    /// of columns.
+    ///
+    /// # Errors
+    /// If a piece has not the bytes of its rows.
+    pub fn new(
+        bytes: BytesView<'a>,
+        pieces: &'a [PackedRows],
+        format: Format,
+        width: usize,
+        dtype: DType,
+    ) -> Result<Self> {
+        for piece in pieces {
+            super::pack::length("packed weight", piece.bytes.len(), format, piece.rows, width)?;
+            if piece.bytes.end > bytes.len() {
+                let reason = format!("bytes {:?} of a buffer of {}", piece.bytes, bytes.len());
+                return Err(KernelError::invalid("packed weight", reason));
+            }
+        }
+        let rows = pieces.iter().map(|piece| piece.rows).sum();
+        Ok(Self { bytes, pieces, format, dtype, width, first: (0, 0), shape: (rows, width) })
+    }
+
+    /// Returns the number of rows.
+    pub fn rows(&self) -> usize {
+        self.shape.0
+    }
+
+    /// Returns the number of columns.
+    pub fn cols(&self) -> usize {
+        self.shape.1
+    }
+
+    /// Returns the type of the unpacked numbers.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Returns a range of the rows.
+    ///
+    /// # Panics
+    /// If it is not inside.
+    #[must_use]
+    pub fn row_range(self, rows: Range<usize>) -> Self {
+        assert!(rows.start <= rows.end && rows.end <= self.rows(), "rows {rows:?} of {}", self.rows());
+        let (row, col) = self.first;
+        Self { first: (row + rows.start, col), shape: (rows.len(), self.cols()), ..self }
+    }
+
+    /// Returns a range of the columns.
+    ///
+    /// # Panics
+    /// If it is not inside.
+    #[must_use]
+    pub fn col_range(self, cols: Range<usize>) -> Self {
+        assert!(cols.start <= cols.end && cols.end <= self.cols(), "columns {cols:?} of {}", self.cols());
+        let (row, col) = self.first;
+        Self { first: (row, col + cols.start), shape: (self.rows(), cols.len()), ..self }
+    }
+
+    pub(crate) fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Returns the place of a row.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub(crate) fn place(&self, row: usize) -> PackedPlace<'a> {
+        let mut row = self.first.0 + row;
+        for piece in self.pieces {
+            if row < piece.rows {
+                let bytes = self.bytes.range(piece.bytes.clone()).as_slice();
+                return PackedPlace { bytes, rows: piece.rows, width: self.width, row, col: self.first.1 };
+            }
+            row -= piece.rows;
+        }
+        panic!("row {row} beyond the last of a packed matrix");
+    }
+
+    /// Lists the places of rows.
+    pub(crate) fn places(&self, rows: Range<usize>) -> impl Iterator<Item = PackedPlace<'a>> {
+        let mut last: Option<PackedPlace> = None;
+        rows.map(move |row| {
+            let place = match last {
+                Some(place) if place.row + 1 < place.rows => PackedPlace { row: place.row + 1, ..place },
+                _ => self.place(row),
+            };
+            last = Some(place);
+            place
+        })
+    }
+
+    /// Returns the bytes that hold the numbers, about: scales of other columns are counted in proportion.
+    fn num_bytes(&self) -> usize {
+        let (all, rows) =
+            self.pieces.iter().fold((0, 0), |(bytes, rows), p| (bytes + p.bytes.len(), rows + p.rows));
+        let (part, whole) = (self.rows() * self.cols(), rows * self.width);
+        if whole == 0 { 0 } else { (all as u128 * part as u128 / whole as u128) as usize }
+    }
+}
+
+/// Place of a row of a [`PackedWeight`].
+#[derive(Clone, Copy)]
+pub(crate) struct PackedPlace<'a> {
+    /// Bytes of the piece.
+    pub bytes: &'a [u8],
+    /// Rows and columns of the piece.
+    pub rows: usize,
+    pub width: usize,
+    /// Row in the piece.
+    pub row: usize,
+    /// First column of the weight.
+    pub col: usize,
+}
+
+/// Weight `[N, K]` of a linear layer.
+#[derive(Clone, Copy)]
+pub enum Weight<'a> {
+    /// Numbers in the type of the layer's input.
+    Plain(View<'a>),
+    /// Packed numbers, on the CPU.
+    Packed(PackedWeight<'a>),
+}
+
+impl<'a> From<View<'a>> for Weight<'a> {
+    fn from(view: View<'a>) -> Self {
+        Self::Plain(view)
+    }
+}
+
+impl Weight<'_> {
+    /// Returns the number of rows.
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::Plain(view) => view.rows(),
+            Self::Packed(packed) => packed.rows(),
+        }
+    }
+
+    /// Returns the bytes that a product reads.
+    pub(super) fn num_bytes(&self) -> usize {
+        match self {
+            Self::Plain(view) => view.num_bytes(),
+            Self::Packed(packed) => packed.num_bytes(),
+        }
+    }
+}
+
+impl check::Operand for Weight<'_> {
+    fn describe(&self) -> (usize, usize, DType) {
+        match self {
+            Self::Plain(view) => view.describe(),
+            Self::Packed(packed) => (packed.rows(), packed.cols(), packed.dtype()),
+        }
+    }
+}
