@@ -10,7 +10,8 @@ template <typename T> void unpack() {
     for (int i = 0; i < 2 * unit_len; i++) packed[i] = uint8_t(37 * i);
     launch("unpack_nf4_" + type_name<T>(), {{2, 1, 1}, 256}, {{packed, numbers<float>(16 + 256), zeros<T>(n), n}});
     const long long cols = 8500, row_len = (cols + 4 + 63) / 64 * 64;
-    launch("unpack_int8_" + type_name<T>(), {{1, blocks_of(cols, 8192), 1}, 256}, {{zeros<uint8_t>(row_len), row_len, zeros<T>(cols), cols}});
+    for (const char *format : {"int8_", "fp8_"})
+        launch("unpack_" + (format + type_name<T>()), {{1, blocks_of(cols, 8192), 1}, 256}, {{zeros<uint8_t>(row_len), row_len, zeros<T>(cols), cols}});
 }
 
 void drive() { unpack<float>(), unpack<bf16>(); }

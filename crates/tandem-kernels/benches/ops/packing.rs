@@ -13,7 +13,7 @@ const COLS: usize = 11_008;
 
 /// Prints a line per format and type, with weights per second.
 pub fn run(bench: &Bench) {
-    for format in [Format::Nf4, Format::Int8, Format::Bf16] {
+    for format in [Format::Nf4, Format::Int8, Format::Fp8, Format::Bf16] {
         for dtype in [DType::Bf16, DType::F32] {
             let name = format!("unpack {format} -> {dtype}");
             if bench.wants(&name) {
@@ -33,7 +33,7 @@ pub fn run(bench: &Bench) {
             }
         }
     }
-    for format in [Format::Nf4, Format::Int8] {
+    for format in [Format::Nf4, Format::Int8, Format::Fp8] {
         let name = format!("pack {format}");
         if bench.wants(&name) {
             pack(bench, &name, format);

@@ -28,14 +28,20 @@ pub(crate) fn pack_stored_nf4(
     Ok(())
 }
 
-pub(crate) fn pack_stored_int8(cuda: &Cuda, weight: &[u8], scb: &[f32], packed: BytesMut) -> Result<()> {
-    let (cols, host) = (weight.len() / scb.len(), host()?);
-    let unit_len = Format::Int8.unit_len(cols);
-    let num_rows = (PART / cols).clamp(1, scb.len());
+pub(crate) fn pack_stored_rows(
+    cuda: &Cuda,
+    weight: &[u8],
+    scales: &[f32],
+    format: Format,
+    packed: BytesMut,
+) -> Result<()> {
+    let (cols, host) = (weight.len() / scales.len(), host()?);
+    let unit_len = format.unit_len(cols);
+    let num_rows = (PART / cols).clamp(1, scales.len());
     let mut bytes = vec![0; num_rows * unit_len];
-    for (index, (codes, scales)) in weight.chunks(num_rows * cols).zip(scb.chunks(num_rows)).enumerate() {
+    for (index, (codes, scales)) in weight.chunks(num_rows * cols).zip(scales.chunks(num_rows)).enumerate() {
         let bytes = &mut bytes[..scales.len() * unit_len];
-        host.pack_stored_int8(codes, scales, BytesMut::from_host(bytes));
+        host.pack_stored_rows(codes, scales, format, BytesMut::from_host(bytes));
         let to = packed.view().address() + (index * num_rows * unit_len) as u64;
         // SAFETY: the view borrows room for a unit of each row.
         unsafe { cuda.write(bytes, to)? };

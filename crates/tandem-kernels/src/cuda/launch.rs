@@ -82,6 +82,7 @@ pub static HEADERS: &[Source] = &[
     source!("attention_wgmma.cuh"),
     source!("columns.cuh"),
     source!("common.cuh"),
+    source!("e4m3.cuh"),
     source!("elements.cuh"),
     source!("mma.cuh"),
     source!("rows.cuh"),

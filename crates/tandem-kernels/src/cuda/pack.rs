@@ -1,5 +1,5 @@
 //! Frozen weights. The GPU unpacks them at every step; the host packs them once, since its kernels
-//! match the bits of bitsandbytes.
+//! have the bits of bitsandbytes, and it reads the folder.
 
 use std::ops::RangeInclusive;
 
@@ -17,8 +17,8 @@ pub(super) static SOURCE: driver::Source = source!("pack.cu", not fused);
 /// Threads of a block, as in `pack.cu`.
 const THREADS: u32 = 256;
 
-/// Columns per block of the int8 kernel, as in `pack.cu`.
-const INT8_COLUMNS: usize = 32 * THREADS as usize;
+/// Columns per block of the kernels of coded rows, as in `pack.cu`.
+const ROW_COLUMNS: usize = 32 * THREADS as usize;
 
 /// Weights packed by the host at a time.
 pub(super) const PART: usize = 256 * NF4_UNIT;
@@ -41,7 +41,7 @@ pub(crate) fn pack(
 ) -> Result<Result<(), RangeInclusive<usize>>> {
     with_element!(values.dtype(), E => match format {
         Format::Nf4 => pack_nf4::<E>(cuda, values, packed),
-        _ => pack_int8::<E>(cuda, values, packed),
+        _ => pack_rows::<E>(cuda, values, format, packed),
     })
 }
 
@@ -72,13 +72,14 @@ fn pack_nf4<E: Element>(
     Ok(Ok(()))
 }
 
-fn pack_int8<E: Element>(
+fn pack_rows<E: Element>(
     cuda: &Cuda,
     values: View,
+    format: Format,
     packed: BytesMut,
 ) -> Result<Result<(), RangeInclusive<usize>>> {
     let ((rows, cols), host) = (values.shape(), host()?);
-    let unit_len = Format::Int8.unit_len(cols);
+    let unit_len = format.unit_len(cols);
     let num_rows = (PART / cols).clamp(1, rows);
     let mut bytes = vec![0; num_rows * unit_len];
     let mut part = vec![E::from_f32(0.0); num_rows * cols];
@@ -87,7 +88,8 @@ fn pack_int8<E: Element>(
         let (part, bytes) = (&mut part[..count * cols], &mut bytes[..count * unit_len]);
         // SAFETY: the view borrows as many weights from there on.
         unsafe { cuda.read(values.address() + (first * cols * size_of::<E>()) as u64, part)? };
-        if let Err(row) = host.pack_int8(View::from_host(part, count, cols), BytesMut::from_host(bytes)) {
+        let packing = host.pack_rows(View::from_host(part, count, cols), format, BytesMut::from_host(bytes));
+        if let Err(row) = packing {
             return Ok(Err(first + row..=first + row));
         }
         // SAFETY: the view borrows room for a unit of each row.
@@ -110,10 +112,14 @@ pub(crate) fn unpack(cuda: &Cuda, packed: BytesView, format: Format, values: Vie
             unsafe { cuda.launch(&SOURCE, name, grid, args) }
         }
         _ => {
-            let grid = Grid::with_dims([rows, cols.div_ceil(INT8_COLUMNS), 1], THREADS);
-            let args = args![packed, Format::Int8.unit_len(cols), &values, cols];
+            let grid = Grid::with_dims([rows, cols.div_ceil(ROW_COLUMNS), 1], THREADS);
+            let name = match format {
+                Format::Fp8 => by_type!("unpack_fp8", values.dtype()),
+                _ => by_type!("unpack_int8", values.dtype()),
+            };
+            let args = args![packed, format.unit_len(cols), &values, cols];
             // SAFETY: the operands are those of the kernel, with a unit for each row.
-            unsafe { cuda.launch(&SOURCE, by_type!("unpack_int8", values.dtype()), grid, args) }
+            unsafe { cuda.launch(&SOURCE, name, grid, args) }
         }
     }
 }

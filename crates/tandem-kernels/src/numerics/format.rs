@@ -7,6 +7,8 @@
 //! * f32 and bf16 are plain. A unit is 64 bytes.
 //! * int8: a unit is a row, its codes followed by the row's largest magnitude (f32). A weight is
 //!   `code·absmax / 127`.
+//! * fp8: a unit is a row, as of int8: codes in [E4M3](super::e4m3), then the row's scale (f32). A
+//!   weight is the code's number times the scale, which is the row's largest magnitude / 448.
 //! * nf4 (arXiv 2305.14314): the matrix as one row, in blocks of 64 weights. A weight is one of
 //!   sixteen numbers times the block's scale. The scales, less their mean over the matrix, are
 //!   bytes into a table of 256 numbers, times the largest of 256 neighbours. A unit is such 256
@@ -28,6 +30,8 @@ pub enum Format {
     Bf16,
     /// One byte per weight and one scale per row.
     Int8,
+    /// One FP8 number (E4M3) per weight and one scale per row.
+    Fp8,
     /// Four bits per weight, with scales that are quantised too.
     Nf4,
 }
@@ -47,10 +51,10 @@ pub const NF4_UNIT_LEN: usize =
 
 impl Format {
     /// Every format.
-    pub const ALL: [Self; 4] = [Self::F32, Self::Bf16, Self::Int8, Self::Nf4];
+    pub const ALL: [Self; 5] = [Self::F32, Self::Bf16, Self::Int8, Self::Fp8, Self::Nf4];
 
     /// Names of the formats.
-    pub const NAMES: [&'static str; 4] = ["f32", "bf16", "int8", "nf4"];
+    pub const NAMES: [&'static str; 5] = ["f32", "bf16", "int8", "fp8", "nf4"];
 
     /// Returns the name used in configs and messages.
     pub const fn name(self) -> &'static str {
@@ -67,7 +71,7 @@ impl Format {
         match self {
             Self::F32 => Some(DType::F32),
             Self::Bf16 => Some(DType::Bf16),
-            Self::Int8 | Self::Nf4 => None,
+            Self::Int8 | Self::Fp8 | Self::Nf4 => None,
         }
     }
 
@@ -75,7 +79,7 @@ impl Format {
     pub const fn unit_len(self, cols: usize) -> usize {
         match self {
             Self::F32 | Self::Bf16 => ALIGNMENT,
-            Self::Int8 => (cols + size_of::<f32>()).next_multiple_of(ALIGNMENT),
+            Self::Int8 | Self::Fp8 => (cols + size_of::<f32>()).next_multiple_of(ALIGNMENT),
             Self::Nf4 => NF4_UNIT_LEN,
         }
     }
@@ -85,7 +89,7 @@ impl Format {
         match self {
             Self::F32 => ALIGNMENT / size_of::<f32>(),
             Self::Bf16 => ALIGNMENT / 2,
-            Self::Int8 => cols,
+            Self::Int8 | Self::Fp8 => cols,
             Self::Nf4 => NF4_UNIT,
         }
     }
@@ -126,6 +130,7 @@ mod tests {
         assert_eq!(Format::Nf4.packed_len(1, 16_385), 2 * 8512);
         assert_eq!(Format::Int8.packed_len(3, 60), 3 * 64);
         assert_eq!(Format::Int8.packed_len(3, 61), 3 * 128);
+        assert_eq!(Format::Fp8.packed_len(3, 61), 3 * 128);
         assert_eq!(Format::Bf16.packed_len(3, 11), 128);
         assert_eq!(Format::F32.packed_len(4, 4), 64);
         for format in Format::ALL {

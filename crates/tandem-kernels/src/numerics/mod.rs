@@ -2,6 +2,7 @@
 //! bits.
 
 pub mod dtype;
+pub mod e4m3;
 pub mod exact;
 pub mod format;
 pub mod random;

@@ -148,8 +148,8 @@ pub fn pack_stored_int8(
     let bytes = weight.len() + packed.len();
     let work = OpCost::new(OP, (rows, cols, DType::F32), 0.0, bytes as f64);
     launch!(device, work, {
-        cpu => cpu.pack_stored_int8(weight, scb, packed),
-        cuda => cuda::bitsandbytes::pack_stored_int8(cuda, weight, scb, packed)
+        cpu => cpu.pack_stored_rows(weight, scb, Format::Int8, packed),
+        cuda => cuda::bitsandbytes::pack_stored_rows(cuda, weight, scb, Format::Int8, packed)
     })
 }
 

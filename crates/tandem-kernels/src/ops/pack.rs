@@ -12,13 +12,14 @@ use crate::{Backend, DType, Device, Format, KernelError, MemoryKind, Result, Ten
 /// bytes are zero.
 ///
 /// f32 and bf16 are converted; int8 and nf4 are quantised to the bits of bitsandbytes 0.50 on the
-/// CPU. The mean of nf4's scales is that of torch on one thread: with more threads, torch's last
+/// CPU. An fp8 scale is the row's largest magnitude / 448; a code is the nearest to weight / scale, ties
+/// to even. The mean of nf4's scales is that of torch on one thread: with more threads, torch's last
 /// bits vary for matrices of 2²¹ weights or more. nf4 allocates four bytes of scratch per 64
 /// weights. The host packs for a GPU, on up to eight threads: it reads the matrix part by part and
 /// assembles the piece in host memory.
 ///
 /// # Errors
-/// If shapes do not fit or `values` is not contiguous. int8 and nf4 also refuse weights that are
+/// If shapes do not fit or `values` is not contiguous. int8, fp8 and nf4 also refuse weights that are
 /// not finite; the bytes are then meaningless.
 pub fn pack(device: &Device, values: View, format: Format, packed: BytesMut) -> Result<()> {
     const OP: &str = "pack";
@@ -48,7 +49,7 @@ pub fn pack(device: &Device, values: View, format: Format, packed: BytesMut) -> 
                     let packing = cpu.pack_nf4(values, scales.into_slice(), packed);
                     packing.map_err(|start| rows_of_block(values.shape(), start))
                 }
-                None => cpu.pack_int8(values, packed).map_err(|row| row..=row),
+                None => cpu.pack_rows(values, format, packed).map_err(|row| row..=row),
             },
             cuda => cuda::pack::pack(cuda, values, format, packed)
         ),
@@ -86,7 +87,8 @@ pub(super) fn length(op: &'static str, found: usize, format: Format, rows: usize
 
 /// Unpacks a piece into `values` `[rows, cols]` (f32 or bf16).
 ///
-/// int8 and nf4 give the bits of bitsandbytes: f32 products, rounded to nearest even for bf16.
+/// Quantised weights are products in f32, rounded to nearest even for bf16. Those of int8 and nf4 have
+/// the bits of bitsandbytes.
 pub fn unpack(device: &Device, packed: BytesView, format: Format, values: ViewMut) -> Result<()> {
     const OP: &str = "unpack";
     let (rows, cols) = values.shape();
@@ -103,7 +105,7 @@ pub fn unpack(device: &Device, packed: BytesView, format: Format, values: ViewMu
     launch!(device, work, {
         cpu => match format {
             Format::Nf4 => cpu.unpack_nf4(packed, values),
-            _ => cpu.unpack_int8(packed, values),
+            _ => cpu.unpack_rows(packed, format, values),
         },
         cuda => cuda::pack::unpack(cuda, packed, format, values)
     })

@@ -1,4 +1,5 @@
-//! Frozen weights: equal to what bitsandbytes makes of them, bit for bit, on every level and number of threads.
+//! Frozen weights: int8 and nf4 are equal to what bitsandbytes makes of them, bit for bit, fp8 to a computation in f64; on
+//! every level and number of threads.
 
 use crate::support::{Matrix, Place, devices, numbers};
 use safetensors::{Dtype, SafeTensors};
@@ -148,6 +149,71 @@ fn int8_equals_bitsandbytes() {
                     let round = |x: &f32| if to == DType::F32 { *x } else { bf16::from_f32(*x).to_f32() };
                     let expected: Vec<f32> = expected.iter().map(round).collect();
                     assert_eq!(&found[found.len() - expected.len()..], expected, "{what}: weights as {to}");
+                }
+            }
+        }
+    }
+}
+
+/// Number of a code of E4M3 by its definition.
+fn e4m3(code: u8) -> f64 {
+    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f64::from(code & 7));
+    let magnitude = match exponent {
+        0 => mantissa * 2f64.powi(-9),
+        _ => (8.0 + mantissa) * 2f64.powi(exponent - 10),
+    };
+    if code & 0x80 == 0 { magnitude } else { -magnitude }
+}
+
+/// Scale, codes and unpacked weights of fp8 beside f64, with all codes, ties between them and numbers that are too small.
+#[test]
+fn fp8_rounds_to_the_nearest_code_of_a_row() {
+    let codes = || (0..=0x7eu8).flat_map(|code| [code, code | 0x80]);
+    let ties = (0..0x7eu8).map(|code| f64::midpoint(e4m3(code), e4m3(code + 1)));
+    // Rows of a scale that is a power of two hold codes and ties as they are.
+    let exact: Vec<f32> = codes().map(e4m3).chain(ties).map(|x| x as f32).collect();
+    let cols = exact.len();
+    let power = |e: i32| exact.iter().map(|x| x * 2f32.powi(e)).collect::<Vec<_>>();
+    let mut rows = vec![power(0), power(-7), power(20), vec![0.0; cols], vec![1e-38; cols]];
+    rows.extend(weights(5, (20, cols)).chunks(cols).map(<[f32]>::to_vec));
+    let (shape, values) = ((rows.len(), cols), rows.concat());
+    for (isa, device) in devices(2) {
+        for dtype in [DType::F32, DType::Bf16] {
+            let values = Matrix::from_values(&device, &values, shape, dtype, 0);
+            let values_f32 = values.read(&device);
+            let packed = packed(&device, &values, shape, Format::Fp8);
+            let units = packed.read(&device).unwrap();
+            let [wide, narrow] =
+                [DType::F32, DType::Bf16].map(|to| unpacked(&device, &packed, shape, Format::Fp8, to));
+            for (row, unit) in units.chunks_exact(Format::Fp8.unit_len(cols)).enumerate() {
+                let (codes, rest) = unit.split_at(cols);
+                let what = format!("row {row} of {dtype} on {}", isa.name());
+                let values = &values_f32[row * cols..][..cols];
+                let largest = values.iter().fold(0.0f64, |m, x| m.max(f64::from(x.abs())));
+                let scale = (largest / 448.0) as f32;
+                let scale = if scale.is_normal() { scale } else { 0.0 };
+                assert_eq!(rest[..4], scale.to_le_bytes(), "{what}: scale");
+                assert!(rest[4..].iter().all(|b| *b == 0), "{what}: rest");
+                for (col, (&value, &code)) in values.iter().zip(codes).enumerate() {
+                    let weight = (e4m3(code) * f64::from(scale)) as f32;
+                    assert_eq!(wide[row * cols + col].to_bits(), weight.to_bits(), "{what}, column {col}");
+                    let rounded = bf16::from_f32(weight).to_f32();
+                    assert_eq!(narrow[row * cols + col].to_bits(), rounded.to_bits(), "{what}, column {col}");
+                    if scale == 0.0 {
+                        assert_eq!(code, 0, "{what}, column {col}");
+                        continue;
+                    }
+                    // The quotient in f32, as the format says.
+                    let value = f64::from((f64::from(value) / f64::from(scale)) as f32);
+                    let distance = |code: u8| (e4m3(code) - value).abs();
+                    let magnitude = code & 0x7f;
+                    assert!(magnitude < 0x7f && (code >> 7 == 1) == value.is_sign_negative(), "{what}");
+                    for other in [magnitude.saturating_sub(1), (magnitude + 1).min(0x7e)] {
+                        let other = other | code & 0x80;
+                        let nearer = distance(code) < distance(other);
+                        let even = distance(code) == distance(other) && code & 1 == 0;
+                        assert!(other == code || nearer || even, "{what}: {value} became {code:#x}");
+                    }
                 }
             }
         }
@@ -307,7 +373,7 @@ fn the_bits_depend_neither_on_threads_nor_on_the_level() {
     }
 }
 
-/// Weights stay what they are when they are packed again: exactly where the format is plain; in int8 and nf4 the codes
+/// Weights stay what they are when they are packed again: exactly where the format is plain; in the others the codes
 /// do, while scales, which are quantised or rounded again, move by what that costs.
 #[test]
 fn packing_again_keeps_the_codes() {
@@ -324,7 +390,7 @@ fn packing_again_keeps_the_codes() {
                 let [first, second] = [&once, &twice].map(|bytes| bytes.read(&device).unwrap());
                 match format {
                     Format::F32 | Format::Bf16 => assert!(first == second, "{what}"),
-                    Format::Int8 => {
+                    Format::Int8 | Format::Fp8 => {
                         let unit_len = format.unit_len(shape.1);
                         for (a, b) in first.chunks_exact(unit_len).zip(second.chunks_exact(unit_len)) {
                             assert!(a[..shape.1] == b[..shape.1], "{what}: codes");
@@ -363,7 +429,7 @@ fn large_and_crooked_matrices_have_the_same_bits_on_a_gpu() {
     let mut weights = weights(3, shape);
     let [on_cpu, on_gpu] =
         [&cpu, &gpu].map(|device| Matrix::from_values(device, &weights, shape, DType::F32, 0));
-    for format in [Format::Int8, Format::Nf4] {
+    for format in [Format::Int8, Format::Fp8, Format::Nf4] {
         let expected = packed(&cpu, &on_cpu, shape, format).read(&cpu).unwrap();
         assert!(packed(&gpu, &on_gpu, shape, format).read(&gpu).unwrap() == expected, "{format}");
         let mut stored = Bytes::new(&gpu, MemoryKind::Weights, expected.len()).unwrap();
@@ -405,7 +471,7 @@ fn large_and_crooked_matrices_have_the_same_bits_on_a_gpu() {
     }
     weights[15_001 * 279 + 5] = f32::NAN;
     let bad = Matrix::from_values(&gpu, &weights, shape, DType::F32, 0);
-    for format in [Format::Int8, Format::Nf4] {
+    for format in [Format::Int8, Format::Fp8, Format::Nf4] {
         let mut packed = Bytes::new(&gpu, MemoryKind::Weights, format.packed_len(shape.0, shape.1)).unwrap();
         let error = ops::pack(&gpu, bad.view(), format, packed.view_mut()).unwrap_err().to_string();
         assert!(error.contains("..=279 is not finite"), "{error}");
@@ -436,8 +502,11 @@ fn a_dry_run_counts_the_same_memory() {
     let Device::Meta(ledger) = &meta else { unreachable!() };
     let costs = ledger.costs();
     let moved = |format: Format, size: usize| (300 * 301 * size + format.packed_len(300, 301)) as f64;
-    assert_eq!(costs["pack"].bytes, moved(Format::Int8, 4) + moved(Format::Nf4, 4));
-    assert_eq!(costs["unpack"].bytes, moved(Format::Int8, 2) + moved(Format::Nf4, 2));
+    let all = |size: usize| -> f64 {
+        [Format::Int8, Format::Fp8, Format::Nf4].into_iter().map(|format| moved(format, size)).sum()
+    };
+    assert_eq!(costs["pack"].bytes, all(4));
+    assert_eq!(costs["unpack"].bytes, all(2));
     assert_eq!((costs["pack"].flops, costs["unpack"].flops), (0.0, 0.0));
 }
 
@@ -450,7 +519,9 @@ fn what_cannot_be_packed_is_refused() {
             weights[170 * 301] = bad;
             let values = Matrix::from_values(&device, &weights, shape, DType::F32, 0);
             // A block of nf4 goes over the end of a row.
-            for (format, rows) in [(Format::Int8, 170..=170), (Format::Nf4, 169..=170)] {
+            for (format, rows) in
+                [(Format::Int8, 170..=170), (Format::Fp8, 170..=170), (Format::Nf4, 169..=170)]
+            {
                 let len = format.packed_len(shape.0, shape.1);
                 let mut packed = Bytes::new(&device, MemoryKind::Weights, len).unwrap();
                 let error = ops::pack(&device, values.view(), format, packed.view_mut()).unwrap_err();

@@ -251,6 +251,7 @@ fn adapted_models_generate_from_the_distributions_that_train() {
             for (kind, format) in [
                 (AdapterKind::Dora, Format::Bf16),
                 (AdapterKind::Lora, Format::Int8),
+                (AdapterKind::Lora, Format::Fp8),
                 (AdapterKind::Lora, Format::Nf4),
             ] {
                 let adapter =

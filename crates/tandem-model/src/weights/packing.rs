@@ -216,7 +216,7 @@ impl Packing {
                         return Err(ModelError::Invalid(format!(
                             "{} {:?} in {format} cannot be divided among {} ranks: {unit} weights share their \
                              scales, and a boundary between ranks would lie within them; set compute.format \
-                             to \"bf16\" or \"int8\", or use compute.sharding or compute.pipeline",
+                             to \"bf16\", \"int8\" or \"fp8\", or use compute.sharding or compute.pipeline",
                             tensor.name,
                             [tensor.rows, tensor.cols],
                             decoder.slice().count

@@ -51,10 +51,11 @@ keys! {
         /// [gpu.md](gpu.md#choice-of-algorithms).
         matmul_autotune: bool = boolean().or(true).free(),
         /// Format of frozen matrices: those under an adapter and those of a reference model.
-        /// `"int8"`: a scale for each row. `"nf4"`: 4 bits, as QLoRA. `"auto"`: that of the folder
-        /// if bitsandbytes has quantised it and an adapter trains, or it is a teacher's, else `dtype`.
-        /// Token table and head are kept in bf16 or more, norms and biases in f32. Full training has no
-        /// frozen weights for `"int8"` and `"nf4"` but a teacher's. See [formats.md](formats.md).
+        /// `"int8"`: a scale for each row. `"fp8"`: E4M3, with a scale for each row. `"nf4"`: 4 bits, as
+        /// QLoRA. `"auto"`: that of the folder if bitsandbytes has quantised it and an adapter trains, or
+        /// it is a teacher's, else `dtype`. Token table and head are kept in bf16 or more, norms and
+        /// biases in f32. Full training has no frozen weights for `"int8"`, `"fp8"` and `"nf4"` but a
+        /// teacher's. See [formats.md](formats.md).
         format: Option<Format> =
             form::format().unless(|format| refuse_format(*format, has_frozen)).or(None),
         /// Threads of each rank; 0 divides all cores among the ranks. The number never changes a
@@ -341,7 +342,7 @@ fn refuse_wgmma(kernels: AttentionKernels, dtype: Option<DType>, devices: Device
 }
 
 fn refuse_format(format: Option<Format>, has_frozen: bool) -> Option<String> {
-    let format = format.filter(|format| matches!(format, Format::Int8 | Format::Nf4) && !has_frozen)?;
+    let format = format.filter(|format| format.dtype().is_none() && !has_frozen)?;
     Some(format!(
         "full training changes every weight, and {format} is for frozen weights; add an [adapter] table, or \
          remove compute.format"

@@ -69,7 +69,7 @@ fn reward_models() {
 #[test]
 #[ignore = "long: runs in .ci/nightly"]
 fn adapters_on_every_format() {
-    for format in ["f32", "bf16", "int8", "nf4"] {
+    for format in ["f32", "bf16", "int8", "fp8", "nf4"] {
         let format = format!("compute.format={format}");
         near("dpo", &["adapter.rank=4", "reference.kind=base", &format], SAME_ARITHMETIC);
     }

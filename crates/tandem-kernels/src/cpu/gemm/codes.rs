@@ -10,7 +10,7 @@ use super::packed::Part;
 use crate::cpu::double_quant::TABLE;
 use crate::cpu::prefetch::{LINE, prefetch_far};
 use crate::cpu::vector::Vector;
-use crate::cpu::{INT8_LARGEST, NF4_NUMBERS, int8, nf4};
+use crate::cpu::{INT8_LARGEST, NF4_NUMBERS, coded_rows, nf4};
 use crate::numerics::format::NF4_BLOCK;
 use crate::ops::packed::{PackedPlace, PackedWeight};
 use crate::{DType, Format};
@@ -141,7 +141,7 @@ unsafe fn pack_int8<M: Multiply, const W: usize, const FORM: u8>(
                 (starts[i], scales[i]) = (starts[i - 1], scales[i - 1]);
                 continue;
             };
-            let (codes, scale) = int8::row_of(bytes, width, row);
+            let (codes, scale) = coded_rows::row_of(bytes, Format::Int8, width, row);
             starts[i] = codes[col + part.elements.start..].as_ptr();
             scales[i] = scale;
             is_small |= scale.abs() < SMALLEST && scale != 0.0;

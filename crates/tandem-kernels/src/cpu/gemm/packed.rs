@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::{Operand, Product};
 use crate::cpu::double_quant::TABLE;
 use crate::cpu::rows::RowsMut;
-use crate::cpu::{Cpu, Isa, convert, int8, nf4, scratch};
+use crate::cpu::{Cpu, Isa, coded_rows, convert, nf4, scratch};
 use crate::numerics::format::{NF4_UNIT, NF4_UNIT_LEN};
 use crate::ops::packed::{PackedPlace, PackedWeight};
 use crate::{Element, Format, View, bf16, with_element};
@@ -16,10 +16,9 @@ fn unpack<E: Element>(isa: Isa, format: Format, place: &PackedPlace, cols: Range
     let PackedPlace { bytes, width, row, col, .. } = *place;
     let first = col + cols.start;
     match format {
-        Format::Int8 => {
-            let (codes, scale) = int8::row_of(bytes, width, row);
-            // SAFETY: a code for each weight.
-            unsafe { int8::decode(isa, &codes[first..][..cols.len()], scale, values) };
+        Format::Int8 | Format::Fp8 => {
+            let (codes, scale) = coded_rows::row_of(bytes, format, width, row);
+            coded_rows::decode(isa, format, &codes[first..][..cols.len()], scale, values);
         }
         // SAFETY: the weights lie in the piece.
         Format::Nf4 => unsafe { nf4::decode(isa, bytes, &TABLE, row * width + first, values) },
@@ -40,7 +39,7 @@ pub(super) fn address(format: Format, place: &PackedPlace, element: usize) -> *c
     let col = col + element;
     let at = row * width + col;
     let offset = match format {
-        Format::Int8 => row * format.unit_len(width) + col,
+        Format::Int8 | Format::Fp8 => row * format.unit_len(width) + col,
         Format::Nf4 => at / NF4_UNIT * NF4_UNIT_LEN + at % NF4_UNIT / 2,
         Format::F32 => at * size_of::<f32>(),
         Format::Bf16 => at * size_of::<bf16>(),

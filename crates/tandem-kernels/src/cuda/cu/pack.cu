@@ -1,10 +1,11 @@
 // Frozen weights, unpacked into the compute type. `numerics/format.rs` describes units. The bits are
 // the CPU's: products and sums are rounded one by one.
 //
-// Threads: nf4 has a block of 256 per unit of 16384 weights; int8 has a block of 256 per row and
-// range of 8192 columns. A thread writes 8 weights at a time.
-// Bytes per weight: nf4 0.52 and int8 1 read; 4 or 2 written.
+// Threads: nf4 has a block of 256 per unit of 16384 weights; int8 and fp8 have a block of 256 per row
+// and range of 8192 columns. A thread writes 8 weights at a time.
+// Bytes per weight: nf4 0.52, int8 and fp8 1 read; 4 or 2 written.
 #include "common.cuh"
+#include "e4m3.cuh"
 
 namespace {
 
@@ -23,7 +24,7 @@ constexpr int MEAN = LARGEST + 4;
 
 // Runs of a thread.
 constexpr int NF4_RUNS = NF4_UNIT / (RUN * THREADS);
-constexpr int INT8_RUNS = 4;
+constexpr int ROW_RUNS = 4;
 
 static_assert(THREADS == NF4_BLOCKS, "each thread has a scale");
 
@@ -82,16 +83,25 @@ __device__ __forceinline__ void unpack_nf4(const uint8_t *packed, const float *t
     }
 }
 
+struct Int8 {
+    static __device__ __forceinline__ float weight(uint32_t code, float scale) {
+        return __fmul_rn(__fmul_rn(float(int8_t(code)), scale), 1.0f / 127.0f);
+    }
+};
+struct Fp8 {
+    static __device__ __forceinline__ float weight(uint32_t code, float scale) { return __fmul_rn(from_e4m3(code), scale); }
+};
+
 // A row of blocks takes a row of weights, whose scale follows its codes.
-template <typename T>
-__device__ __forceinline__ void unpack_int8(const uint8_t *packed, long long unit_len, T *values, long long cols) {
+template <typename Code, typename T>
+__device__ __forceinline__ void unpack_rows(const uint8_t *packed, long long unit_len, T *values, long long cols) {
     const uint8_t *unit = packed + size_t(blockIdx.x) * unit_len;
     values += size_t(blockIdx.x) * cols;
     const bool wide = is_aligned<RUN>(values);
-    const long long first = (long long)blockIdx.y * (INT8_RUNS * RUN * THREADS) + RUN * threadIdx.x;
-    uint2 codes[INT8_RUNS] = {};
+    const long long first = (long long)blockIdx.y * (ROW_RUNS * RUN * THREADS) + RUN * threadIdx.x;
+    uint2 codes[ROW_RUNS] = {};
 #pragma unroll
-    for (int run = 0; run < INT8_RUNS; run++) {
+    for (int run = 0; run < ROW_RUNS; run++) {
         // A unit begins at a multiple of 64 bytes, and is as long: eight bytes from a weight's on
         // are inside.
         const long long at = first + run * (RUN * THREADS);
@@ -102,13 +112,12 @@ __device__ __forceinline__ void unpack_int8(const uint8_t *packed, long long uni
     for (int i = 0; i < 4; i++) bits |= uint32_t(unit[cols + i]) << 8 * i;
     const float scale = __uint_as_float(bits);
 #pragma unroll
-    for (int run = 0; run < INT8_RUNS; run++) {
+    for (int run = 0; run < ROW_RUNS; run++) {
         const long long at = first + run * (RUN * THREADS);
         float x[RUN];
 #pragma unroll
         for (int i = 0; i < RUN; i++) {
-            const int code = int8_t((i < 4 ? codes[run].x : codes[run].y) >> 8 * (i % 4));
-            x[i] = __fmul_rn(__fmul_rn(float(code), scale), 1.0f / 127.0f);
+            x[i] = Code::weight((i < 4 ? codes[run].x : codes[run].y) >> 8 * (i % 4) & 0xffu, scale);
         }
         if (at < cols) write(values + at, x, cols - at, wide);
     }
@@ -123,8 +132,14 @@ KERNEL_BOUNDS(unpack_nf4_bf16, THREADS, 4, const uint8_t *packed, const float *t
     unpack_nf4(packed, tables, values, n);
 }
 KERNEL_BOUNDS(unpack_int8_f32, THREADS, 4, const uint8_t *packed, long long unit_len, float *values, long long cols) {
-    unpack_int8(packed, unit_len, values, cols);
+    unpack_rows<Int8>(packed, unit_len, values, cols);
 }
 KERNEL_BOUNDS(unpack_int8_bf16, THREADS, 4, const uint8_t *packed, long long unit_len, bf16 *values, long long cols) {
-    unpack_int8(packed, unit_len, values, cols);
+    unpack_rows<Int8>(packed, unit_len, values, cols);
+}
+KERNEL_BOUNDS(unpack_fp8_f32, THREADS, 4, const uint8_t *packed, long long unit_len, float *values, long long cols) {
+    unpack_rows<Fp8>(packed, unit_len, values, cols);
+}
+KERNEL_BOUNDS(unpack_fp8_bf16, THREADS, 4, const uint8_t *packed, long long unit_len, bf16 *values, long long cols) {
+    unpack_rows<Fp8>(packed, unit_len, values, cols);
 }

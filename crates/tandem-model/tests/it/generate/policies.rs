@@ -61,7 +61,7 @@ fn an_adapters_log_probs_are_those_of_a_training_pass() {
 fn a_packed_bases_log_probs_are_those_of_a_training_pass() {
     let lora = config(AdapterKind::Lora, Targets::AllLinear, &[]);
     for &name in all() {
-        for format in [Format::Bf16, Format::Int8, Format::Nf4] {
+        for format in [Format::Bf16, Format::Int8, Format::Fp8, Format::Nf4] {
             for dtype in [DType::F32, DType::Bf16] {
                 let (golden, device) = (Golden::new(name), cpu());
                 let base = golden.load(&device);

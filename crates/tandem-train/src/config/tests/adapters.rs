@@ -135,7 +135,7 @@ fn combinations_that_cannot_be_are_refused_with_a_way_out() {
         let error = refusal(&format!("{}\n{adapter}", with_reference(reference)), &[]);
         assert!(error.contains(expected), "{reference} {adapter}: {error}");
     }
-    for format in ["int8", "nf4"] {
+    for format in ["int8", "fp8", "nf4"] {
         let error = refusal(EXAMPLE, &[&format!("compute.format={format}")]);
         assert!(error.contains("full training changes every weight"), "{error}");
     }

@@ -184,8 +184,8 @@ fn mistakes_are_refused_with_line_key_and_remedy() {
             "it has no `{prompt}`",
         ),
         (
-            "kind = \"reward\"\nmodel = \"r\"\nformat = \"fp8\"",
-            "expected one of \"auto\", \"f32\", \"bf16\", \"int8\", \"nf4\"",
+            "kind = \"reward\"\nmodel = \"r\"\nformat = \"fp4\"",
+            "expected one of \"auto\", \"f32\", \"bf16\", \"int8\", \"fp8\", \"nf4\"",
         ),
         (
             "kind = \"json\"",

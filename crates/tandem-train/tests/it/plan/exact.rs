@@ -28,6 +28,7 @@ const KINDS: [&[&str]; 14] = [
     &["compute.checkpointing=block", "reference.kind=model"],
     &["adapter.rank=4", "reference.kind=base"],
     &["adapter.rank=4", "compute.format=int8"],
+    &["adapter.rank=4", "compute.format=fp8"],
     &["adapter.rank=4", "compute.format=int8", "reference.kind=model"],
     &["adapter.rank=4", "compute.format=nf4", "reference.kind=base"],
     &["adapter.start=START", "compute.format=nf4", "reference.kind=adapter"],

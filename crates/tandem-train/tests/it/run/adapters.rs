@@ -87,6 +87,7 @@ fn stages_of_an_adapted_model_give_the_bits_of_one() {
         &["reference.kind=base"][..],
         &["reference.kind=sync", "reference.sync_steps=2", "compute.format=nf4"],
         &["reference.kind=precompute", "compute.format=int8", "adapter.kind=dora"],
+        &["reference.kind=model", "compute.format=fp8", "compute.dtype=bf16"],
     ] {
         let small = Small::new("dpo");
         let settings = with(own);
@@ -103,7 +104,7 @@ fn stages_of_an_adapted_model_give_the_bits_of_one() {
 #[test]
 fn formats_are_near_one_another_and_not_the_same() {
     let small = Small::new("dpo");
-    let losses = ["f32", "bf16", "int8", "nf4"].map(|format| {
+    let losses = ["f32", "bf16", "int8", "fp8", "nf4"].map(|format| {
         let format = format!("compute.format={format}");
         small.finish("run", RunDirPolicy::Overwrite, &with(&["reference.kind=base", &format])).losses
     });

@@ -10,7 +10,7 @@ use tandem_train::run::run_dir::RunDirPolicy;
 
 use crate::small::Small;
 
-const FORMATS: [&str; 4] = ["f32", "bf16", "int8", "nf4"];
+const FORMATS: [&str; 5] = ["f32", "bf16", "int8", "nf4", "fp8"];
 const TRAINED: [&str; 3] = ["full", "lora", "dora"];
 const REFERENCES: [&str; 6] = ["precompute", "base", "adapter", "model", "sync", "none"];
 const PLACEMENTS: [&str; 5] = ["replicated", "zero2", "zero3", "host", "nvme"];
@@ -49,7 +49,7 @@ fn refusal(format: &str, trained: &str, reference: &str) -> Option<&'static str>
         (_, "full", "base" | "adapter") => {
             Some("full training changes the weights that the reference would share")
         }
-        ("int8" | "nf4", "full", _) => Some("full training changes every weight"),
+        ("int8" | "fp8" | "nf4", "full", _) => Some("full training changes every weight"),
         _ => None,
     }
 }
@@ -170,4 +170,10 @@ fn of_int8_weights() {
 #[ignore = "long: runs in .ci/nightly"]
 fn of_nf4_weights() {
     every_combination(FORMATS[3]);
+}
+
+#[test]
+#[ignore = "long: runs in .ci/nightly"]
+fn of_fp8_weights() {
+    every_combination(FORMATS[4]);
 }

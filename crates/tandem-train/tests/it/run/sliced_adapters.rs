@@ -161,8 +161,10 @@ fn quantised_weights_are_cut_to_the_bits_of_one_rank() {
         ("nf4", &model, Weights::Random, "adapter.kind=lora"),
         ("int8", &model, Weights::Random, "adapter.kind=lora"),
         ("nf4", &read, Weights::Folder, "adapter.kind=lora"),
+        ("fp8", &read, Weights::Folder, "adapter.kind=lora"),
         ("nf4", &read, Weights::Folder, DORA),
         ("int8", &model, Weights::Random, DORA),
+        ("fp8", &model, Weights::Random, DORA),
         ("nf4", &model, Weights::Random, TABLES),
         ("int8", &read, Weights::Folder, TABLES),
     ] {
