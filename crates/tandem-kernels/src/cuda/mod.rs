@@ -3,7 +3,6 @@
 pub(crate) mod activation;
 pub(crate) mod attention;
 pub mod autotune;
-pub(crate) mod bitsandbytes;
 pub(crate) mod causal_conv;
 pub(crate) mod columns;
 pub(crate) mod convert;
@@ -32,6 +31,7 @@ pub(crate) mod pack;
 pub(crate) mod rope;
 mod rows;
 pub(crate) mod sampling;
+pub(crate) mod stored;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -5,7 +5,6 @@
 mod activation;
 mod adafactor;
 mod attention;
-mod bitsandbytes;
 mod causal_conv;
 mod check;
 mod columns;
@@ -34,6 +33,7 @@ mod pack;
 pub(crate) mod packed;
 mod rope;
 mod sampling;
+mod stored;
 
 pub use activation::{Activation, activate, activate_backward, gated, gated_backward};
 pub use adafactor::{factored_direction, factored_moments, whole_moments};
@@ -41,7 +41,6 @@ pub use attention::{
     Attention, AttentionBackward, AttentionDecode, AttentionShape, MANY_TREES, Visible, attention,
     attention_backward, attention_decode,
 };
-pub use bitsandbytes::{StoredInt8, StoredNf4, pack_stored_int8, pack_stored_nf4};
 pub use causal_conv::{CausalConv, CausalConvBackward, WIDEST_CONV, causal_conv, causal_conv_backward};
 pub use columns::{column_dots, scale_columns, scaled_columns};
 pub use convert::{
@@ -89,3 +88,4 @@ pub use pack::{pack, unpack};
 pub use packed::{FEW_ROWS, PackedRows, PackedWeight, Weight};
 pub use rope::{RopePairs, RopeTable, rope};
 pub use sampling::{Draw, relative_weights, sample, shape_logits};
+pub use stored::{StoredFp8, StoredInt8, StoredNf4, pack_stored_fp8, pack_stored_int8, pack_stored_nf4};

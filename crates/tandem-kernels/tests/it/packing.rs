@@ -4,7 +4,7 @@
 use crate::support::{Matrix, Place, devices, numbers};
 use safetensors::{Dtype, SafeTensors};
 use tandem_kernels::format::{NF4_BLOCK, NF4_BLOCKS, NF4_UNIT, NF4_UNIT_LEN};
-use tandem_kernels::ops::{self, StoredInt8, StoredNf4};
+use tandem_kernels::ops::{self, StoredFp8, StoredInt8, StoredNf4};
 use tandem_kernels::{Backend, Bytes, DType, Device, Format, MemoryKind, bf16};
 
 /// Made by `packing.py` beside it.
@@ -273,6 +273,56 @@ fn stored_weights_become_the_same_bytes() {
     }
 }
 
+/// FP8 weights of a checkpoint are their codes' numbers times the scale of the matrix, the row or the block.
+#[test]
+fn stored_fp8_weights_have_the_scales_of_their_blocks() {
+    let (rows, cols) = (300usize, 201usize);
+    let codes: Vec<u8> =
+        (0..rows * cols).map(|i| (i * 7 % 254) as u8 % 0x7f | ((i & 1) as u8) << 7).collect();
+    for block in [[rows, cols], [1, cols], [128, 128], [128, 300]] {
+        let wide = cols.div_ceil(block[1]);
+        let scales: Vec<f32> = numbers(8, rows.div_ceil(block[0]) * wide).iter().map(|x| x + 1.5).collect();
+        let stored = StoredFp8 { weight: &codes, scales: &scales, block };
+        stored.check(rows, cols).unwrap();
+        let weight = |i: usize| {
+            let (row, col) = (i / cols, i % cols);
+            let scale = scales[row / block[0] * wide + col / block[1]];
+            ((e4m3(codes[i]) * f64::from(scale)) as f32).to_bits()
+        };
+        for (first, len) in parts_of(rows * cols) {
+            let mut values = vec![f32::NAN; len];
+            stored.read(cols, first, &mut values);
+            let expected: Vec<u32> = (first..first + len).map(weight).collect();
+            assert_eq!(bits(&values), expected, "{block:?}: {len} from {first}");
+        }
+        for (isa, device) in devices(2) {
+            let len = Format::Fp8.packed_len(rows, cols);
+            let mut packed = Bytes::new(&device, MemoryKind::Weights, len).unwrap();
+            spoil(&device, &mut packed);
+            let packing = ops::pack_stored_fp8(&device, &stored, rows, cols, packed.view_mut());
+            if block[1] < cols {
+                let expected =
+                    "pack_stored_fp8: a scale per 128 columns, but a row of 201 can have one scale alone";
+                assert_eq!(packing.unwrap_err().to_string(), expected);
+                continue;
+            }
+            packing.unwrap();
+            let found = unpacked(&device, &packed, (rows, cols), Format::Fp8, DType::F32);
+            let expected: Vec<u32> = (0..rows * cols).map(weight).collect();
+            assert!(bits(&found) == expected, "{block:?} on {}", isa.name());
+        }
+    }
+    let stored = StoredFp8 { weight: &codes, scales: &[1.0; 5], block: [128, 128] };
+    let error = stored.check(rows, cols).unwrap_err();
+    assert_eq!(error, "scales has 5 elements, expected 6 for a 300x201 matrix");
+    assert!(!stored.has_nan());
+    for nan in [0x7f, 0xff] {
+        let mut codes = codes.clone();
+        codes[rows * cols - 1] = nan;
+        assert!(StoredFp8 { weight: &codes, ..stored }.has_nan());
+    }
+}
+
 /// All of a matrix, and a part that begins and ends inside a pair, a block and a row.
 fn parts_of(len: usize) -> [(usize, usize); 2] {
     [(0, len), ((len / 3) | 1, len / 2)]
@@ -452,8 +502,13 @@ fn large_and_crooked_matrices_have_the_same_bits_on_a_gpu() {
             let codes: Vec<u8> = units().flat_map(|(codes, _)| codes).copied().collect();
             let scb: Vec<f32> =
                 units().map(|(_, rest)| f32::from_le_bytes(rest[..4].try_into().unwrap())).collect();
-            let from = StoredInt8 { weight: &codes, scb: &scb };
-            ops::pack_stored_int8(&gpu, &from, shape.0, shape.1, stored.view_mut()).unwrap();
+            if format == Format::Fp8 {
+                let from = StoredFp8 { weight: &codes, scales: &scb, block: [1, shape.1] };
+                ops::pack_stored_fp8(&gpu, &from, shape.0, shape.1, stored.view_mut()).unwrap();
+            } else {
+                let from = StoredInt8 { weight: &codes, scb: &scb };
+                ops::pack_stored_int8(&gpu, &from, shape.0, shape.1, stored.view_mut()).unwrap();
+            }
         }
         assert!(stored.read(&gpu).unwrap() == expected, "{format}, stored");
 

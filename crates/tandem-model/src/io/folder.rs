@@ -9,6 +9,7 @@ use tandem_kernels::{DType, Format};
 use super::archive::TensorArchive;
 use super::load::WeightFiles;
 use super::new_folder::{TOKENIZER_FILES, copy_files, write_file};
+use super::quantised::FP8_BLOCK;
 use super::torch;
 use crate::decoder::Decoder;
 use crate::families::{Family, family_of, scorer_family_of};
@@ -38,6 +39,28 @@ pub(crate) const QUANTISATION: &str = "quantization_config";
 /// Weight files, in the order of preference.
 const WEIGHT_FILES: [&str; 4] =
     ["model.safetensors", "model.safetensors.index.json", "policy.pt", "pytorch_model.bin"];
+
+/// FP8 weights by a `quantization_config`.
+struct Fp8Method {
+    /// True if a block of rows and columns shares a scale, false if rows or the whole matrix do.
+    in_blocks: bool,
+}
+
+impl Fp8Method {
+    fn find(how: &Value) -> Option<Self> {
+        match how.get("quant_method").and_then(Value::as_str)? {
+            "fp8" => {
+                Some(Self { in_blocks: how.get("weight_block_size").is_some_and(|size| !size.is_null()) })
+            }
+            "compressed-tensors" if how.get("format").and_then(Value::as_str) == Some("float-quantized") => {
+                let mut groups = how.get("config_groups").and_then(Value::as_object)?.values();
+                let is_block = |group: &Value| group["weights"]["strategy"] == "block";
+                Some(Self { in_blocks: groups.any(is_block) })
+            }
+            _ => None,
+        }
+    }
+}
 
 impl ModelFolder {
     /// Reads the config of a language model's folder, and no weights.
@@ -208,16 +231,27 @@ impl ModelFolder {
         }
     }
 
-    /// Returns the format in which bitsandbytes quantised the folder's weights, if it did. Weights
-    /// from another file are not quantised.
+    /// Returns the format in which the folder's weights are quantised, if they are and the format can
+    /// keep them: FP8 in blocks of 128 × 128 is none. Weights from another file are not quantised.
     pub fn quantised(&self) -> Option<Format> {
         let how = self.config.as_map().get(QUANTISATION).filter(|_| self.weights.is_none())?;
         let is = |key: &str| how.get(key).and_then(Value::as_bool) == Some(true);
         if is("load_in_8bit") {
             return Some(Format::Int8);
         }
+        let fp8 = Fp8Method::find(how);
+        if fp8.is_some() {
+            return fp8.filter(|fp8| !fp8.in_blocks).map(|_| Format::Fp8);
+        }
         let is_nf4 = how.get("bnb_4bit_quant_type").and_then(Value::as_str) == Some("nf4");
         (is("load_in_4bit") && is_nf4).then_some(Format::Nf4)
+    }
+
+    /// Returns the name of the type in which the folder's weights are quantised, if they are.
+    pub fn quantisation(&self) -> Option<&'static str> {
+        let how = self.config.as_map().get(QUANTISATION).filter(|_| self.weights.is_none());
+        let fp8 = how.and_then(Fp8Method::find).map(|_| Format::Fp8);
+        self.quantised().or(fp8).map(Format::name)
     }
 
     /// Returns the file that weights are read from, if there is one.
@@ -246,16 +280,26 @@ impl ModelFolder {
     /// If there are none, a file is malformed, or tensors are missing, left over, or of another
     /// shape or type: one error lists all of them.
     pub fn weights(&self, decoder: &Decoder) -> Result<WeightFiles> {
-        let method = self.config.as_map().get(QUANTISATION).and_then(|how| how.get("quant_method"));
-        if let Some(method) = method.and_then(Value::as_str).filter(|_| self.weights.is_none())
+        let how = self.config.as_map().get(QUANTISATION).filter(|_| self.weights.is_none());
+        let method = how.and_then(|how| how.get("quant_method")).and_then(Value::as_str);
+        if let Some((method, how)) = method.zip(how)
             && method != "bitsandbytes"
+            && Fp8Method::find(how).is_none()
         {
             return Err(self.config.error(format!(
-                "{QUANTISATION}.quant_method is \"{method}\", but only weights that bitsandbytes quantised can be read; \
-                 use the unquantised model"
+                "{QUANTISATION}.quant_method is \"{method}\", but only weights that bitsandbytes quantised, and FP8 \
+                 weights (\"fp8\", \"compressed-tensors\" with the format \"float-quantized\"), can be read; use the \
+                 unquantised model"
             )));
         }
-        let how = self.config.as_map().get(QUANTISATION).filter(|_| self.weights.is_none());
+        if let Some(size) = how.and_then(|how| how.get("weight_block_size")).filter(|size| !size.is_null())
+            && *size != serde_json::json!([FP8_BLOCK, FP8_BLOCK])
+        {
+            return Err(self.config.error(format!(
+                "{QUANTISATION}.weight_block_size is {size}, but FP8 weights are read in blocks of [{FP8_BLOCK}, \
+                 {FP8_BLOCK}] alone; use the unquantised model"
+            )));
+        }
         let fp4 = |how: &Value| {
             // Folders of 8 bits have the type of 4 bits too, which means nothing there.
             how.get("load_in_4bit").and_then(Value::as_bool) == Some(true)

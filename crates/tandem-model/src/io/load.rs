@@ -51,7 +51,7 @@ const HARMLESS: [&str; 4] =
     ["rotary_emb.inv_freq", "attn.masked_bias", "attention.masked_bias", "attention.bias"];
 
 impl WeightFiles {
-    /// Finds every tensor of the decoder, with the companions of those that bitsandbytes quantised.
+    /// Finds every tensor of the decoder, with the companions of those that are quantised.
     /// A language model's files that are read as a reward model lack the score head: it is drawn
     /// from `score_seed`.
     ///
@@ -148,7 +148,8 @@ impl WeightFiles {
     /// Returns whether a range of a layer's flat buffer is one tensor that is stored in this
     /// format.
     pub fn is_stored(&self, index: usize, range: &Range<usize>, format: Format) -> bool {
-        self.stored(index, range).is_some_and(|(_, quantised)| quantised.format() == format)
+        self.stored(index, range)
+            .is_some_and(|(piece, quantised)| quantised.format(piece.cols) == Some(format))
     }
 
     /// Packs a tensor for which [`WeightFiles::is_stored`] is true, without unpacking it.

@@ -1,21 +1,25 @@
-//! Matrices quantised by bitsandbytes, in folders saved by `transformers`.
+//! Quantised matrices in folders saved by `transformers`, by bitsandbytes or as FP8.
 //!
 //! nf4: `X.weight` holds the codes, in any type; `X.weight.absmax`, `.nested_absmax`, `.quant_map`,
 //! `.nested_quant_map` and `.quant_state.bitsandbytes__nf4` (JSON) hold scales and code book. int8:
-//! `X.weight` and `X.SCB`. A matrix is stored as `[out, in]`, also GPT-2's, which ordinary folders
+//! `X.weight` and `X.SCB`. FP8: `X.weight` holds E4M3, and the matrix is `X.weight` times
+//! `X.weight_scale_inv` (transformers' `fp8`, DeepSeek) or `X.weight_scale` (compressed-tensors): one
+//! number, one per row, or one per block of 128 × 128. Scales of activations beside them are not used:
+//! activations are not rounded. A bitsandbytes matrix is stored as `[out, in]`, also GPT-2's, which ordinary folders
 //! store transposed.
 
 use rayon::prelude::*;
 use serde_json::Value;
 use tandem_kernels::bytes::BytesMut;
 use tandem_kernels::format::{NF4_BLOCK, NF4_BLOCKS};
-use tandem_kernels::ops::{self, StoredInt8, StoredNf4};
+use tandem_kernels::ops::{self, StoredFp8, StoredInt8, StoredNf4};
 use tandem_kernels::{Device, Format};
 
 use super::archive::{StoredTensor, StoredType, TensorArchive};
-use crate::Result;
+use super::order::widened;
 use crate::families::{HfLayout, HfTensor};
 use crate::layout::Block;
+use crate::{ModelError, Result};
 
 /// Elements per parallel task.
 const CHUNK: usize = 1 << 17;
@@ -32,7 +36,23 @@ pub(crate) enum Quantised {
     },
     /// A byte a weight.
     Int8,
+    /// An FP8 number a weight.
+    Fp8 {
+        /// Word of the scales' name.
+        word: &'static str,
+        /// Rows and columns under one scale.
+        block: [usize; 2],
+    },
 }
+
+/// Words of the names of FP8 scales.
+const FP8_SCALES: [&str; 2] = ["weight_scale_inv", "weight_scale"];
+
+/// Words of the names of the scales of an FP8 module's input.
+const FP8_INPUTS: [&str; 2] = ["input_scale", "activation_scale"];
+
+/// Rows and columns of a block of weights under one FP8 scale.
+pub(crate) const FP8_BLOCK: usize = 128;
 
 /// Suffixes of the JSON beside a 4-bit tensor.
 const NF4_STATE: &str = ".quant_state.bitsandbytes__nf4";
@@ -53,6 +73,7 @@ pub(crate) fn companions(name: &str) -> impl Iterator<Item = String> {
     of_nf4
         .map(move |end| format!("{name}{end}"))
         .chain(["SCB", "weight_format"].map(move |word| sibling(name, word)))
+        .chain(FP8_SCALES.into_iter().chain(FP8_INPUTS).map(move |word| sibling(name, word)))
 }
 
 impl Quantised {
@@ -68,7 +89,8 @@ impl Quantised {
             return unsupported("is fp4, but nf4 is the only supported 4-bit type");
         }
         let (is_nf4, is_int8) = (has(&format!("{name}{NF4_STATE}")), has(&sibling(name, "SCB")));
-        if !is_nf4 && !is_int8 {
+        let fp8 = FP8_SCALES.into_iter().find(|word| has(&sibling(name, word)));
+        if !is_nf4 && !is_int8 && fp8.is_none() {
             return Ok(None);
         }
         if piece.order == HfLayout::HeadInterleaved {
@@ -76,6 +98,9 @@ impl Quantised {
         }
         if is_int8 {
             return Self::find_int8(archive, name, piece).map(Some);
+        }
+        if let Some(word) = fp8 {
+            return Self::find_fp8(archive, name, piece, word).map(Some);
         }
         if !has(&format!("{name}.nested_absmax")) {
             return unsupported(
@@ -132,10 +157,55 @@ impl Quantised {
         }
     }
 
-    pub(crate) const fn format(self) -> Format {
+    fn find_fp8(
+        archive: &TensorArchive,
+        name: &str,
+        piece: &HfTensor,
+        word: &'static str,
+    ) -> Result<Self, String> {
+        if piece.order != HfLayout::Rows {
+            return Err(format!("unsupported: {name} is FP8 and stored as [in, out]; {ADVICE}"));
+        }
+        require(archive, name, "f8_e4m3")?;
+        let (shape, expected) = (get(archive, name).shape, [piece.rows, piece.cols]);
+        if shape != expected {
+            return Err(format!("wrong shape: {name} is {shape:?}, expected {expected:?}"));
+        }
+        let scales = sibling(name, word);
+        let stored = get(archive, &scales);
+        if let StoredType::Other(_) | StoredType::Gguf(..) = stored.dtype {
+            return Err(format!("wrong type: {scales} is {}, expected f32 or bf16", stored.dtype));
+        }
+        let [rows, cols] = expected;
+        let of_blocks = expected.map(|len| len.div_ceil(FP8_BLOCK));
+        let block = match stored.shape[..] {
+            [] | [1] | [1, 1] => expected,
+            [n] | [n, 1] if n == rows => [1, cols],
+            [n, m] if [n, m] == of_blocks => [FP8_BLOCK; 2],
+            _ => {
+                return Err(format!(
+                    "wrong shape: {scales} is {:?}, expected [1], {:?} for rows or {of_blocks:?} for blocks of \
+                     {FP8_BLOCK}x{FP8_BLOCK}",
+                    stored.shape,
+                    [rows, 1]
+                ));
+            }
+        };
+        let found = Self::Fp8 { word, block };
+        let small = Small::new(archive, name, found);
+        small.fp8(archive, name, block).check(rows, cols).map_err(|e| format!("wrong shape: {name}: {e}"))?;
+        small.check(&scales)?;
+        Ok(found)
+    }
+
+    /// Returns the format that keeps the stored codes and scales of a matrix of `cols` columns, if
+    /// there is one.
+    pub(crate) const fn format(self, cols: usize) -> Option<Format> {
         match self {
-            Self::Nf4 { .. } => Format::Nf4,
-            Self::Int8 => Format::Int8,
+            Self::Nf4 { .. } => Some(Format::Nf4),
+            Self::Int8 => Some(Format::Int8),
+            Self::Fp8 { block: [_, width], .. } if width >= cols => Some(Format::Fp8),
+            Self::Fp8 { .. } => None,
         }
     }
 
@@ -152,6 +222,7 @@ impl Quantised {
         let read = |first: usize, out: &mut [f32]| match self {
             Self::Nf4 { offset } => small.nf4(archive, name, offset).read(first, out),
             Self::Int8 => small.int8(archive, name).read(first, out),
+            Self::Fp8 { block, .. } => small.fp8(archive, name, block).read(piece.cols, first, out),
         };
         let Some(block) = block else {
             out.par_chunks_mut(CHUNK).enumerate().for_each(|(index, out)| read(index * CHUNK, out));
@@ -183,6 +254,16 @@ impl Quantised {
                 let stored = small.int8(archive, name);
                 ops::pack_stored_int8(device, &stored, piece.rows, piece.cols, packed)?;
             }
+            Self::Fp8 { block, .. } => {
+                let stored = small.fp8(archive, name, block);
+                if stored.has_nan() {
+                    return Err(ModelError::format(
+                        archive.path(),
+                        format!("{name} holds NaN, expected finite weights; the file is damaged"),
+                    ));
+                }
+                ops::pack_stored_fp8(device, &stored, piece.rows, piece.cols, packed)?;
+            }
         }
         Ok(())
     }
@@ -190,7 +271,7 @@ impl Quantised {
 
 /// Scales and code book of a quantised tensor, copied because files need not align them for f32.
 struct Small {
-    /// Scales of nf4's scales, or int8's largest magnitudes by row.
+    /// Scales of nf4's scales, int8's largest magnitudes by row, or FP8's scales.
     scales: Vec<f32>,
     quant_map: Vec<f32>,
     nested_quant_map: Vec<f32>,
@@ -213,6 +294,11 @@ impl Small {
                 quant_map: Vec::new(),
                 nested_quant_map: Vec::new(),
             },
+            Quantised::Fp8 { word, .. } => {
+                let StoredTensor { dtype, shape, bytes } = get(archive, &sibling(name, word));
+                let scales = widened(&dtype, bytes, 0..shape.iter().product());
+                Self { scales, quant_map: Vec::new(), nested_quant_map: Vec::new() }
+            }
         }
     }
 
@@ -239,6 +325,10 @@ impl Small {
 
     fn int8<'a>(&'a self, archive: &'a TensorArchive, name: &str) -> StoredInt8<'a> {
         StoredInt8 { weight: get(archive, name).bytes, scb: &self.scales }
+    }
+
+    fn fp8<'a>(&'a self, archive: &'a TensorArchive, name: &str, block: [usize; 2]) -> StoredFp8<'a> {
+        StoredFp8 { weight: get(archive, name).bytes, scales: &self.scales, block }
     }
 }
 

@@ -1,4 +1,5 @@
-//! Folders that bitsandbytes has quantised, as transformers saves them: `goldens/quantised_golden.py` made them.
+//! Folders that bitsandbytes has quantised, as transformers saves them: `goldens/quantised_golden.py` made them. Folders of
+//! FP8 weights are made of them here.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,8 +8,9 @@ use std::sync::Arc;
 use crate::support::{Golden, SCORES, cpu, formula, goldens, relative_error, tensor_shapes};
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, serialize};
-use serde_json::Value;
-use tandem_kernels::{Bytes, DType, Device, Forest, Format, MemoryKind, ops};
+use serde_json::{Value, json};
+use tandem_kernels::numerics::e4m3;
+use tandem_kernels::{Bytes, DType, Device, Forest, Format, MemoryKind, bf16, ops};
 use tandem_model::save::SHARD_BYTES;
 use tandem_model::{
     Checkpointing, Decoder, FlatWeights, LayerExecutor, ModelFolder, Packing, ResidentWeights, Save,
@@ -343,9 +345,206 @@ fn other_quantisations_are_refused() {
     let message = refusal(copy.path());
     assert!(
         message.ends_with(
-            "config.json: quantization_config.quant_method is \"gptq\", but only weights that bitsandbytes quantised can \
-             be read; use the unquantised model"
+            "config.json: quantization_config.quant_method is \"gptq\", but only weights that bitsandbytes quantised, and \
+             FP8 weights (\"fp8\", \"compressed-tensors\" with the format \"float-quantized\"), can be read; use the \
+             unquantised model"
         ),
         "{message}"
     );
+}
+
+/// The nf4 model's weights in f32, in a folder.
+fn dequantised() -> TempDir {
+    let device = cpu();
+    let template = ModelFolder::open(&folder("llama-nf4")).unwrap();
+    let (decoder, weights) = load(&template, &device);
+    let out = TempDir::new().unwrap();
+    let save = Save { template: &template, decoder: &decoder, dtype: DType::F32, shard_bytes: SHARD_BYTES };
+    save.write_resident(&out.path().join("f32"), &device, &weights).unwrap();
+    out
+}
+
+fn set_quantisation(folder: &Path, how: &Value) {
+    let path = folder.join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config["quantization_config"] = how.clone();
+    fs::write(path, config.to_string()).unwrap();
+}
+
+/// Makes an FP8 folder of the model, and one in f32 of what its codes and scales stand for. Blocks are of `block` rows and
+/// columns; scales are stored under `word`, rounded to bf16 if `is_bf16`.
+fn fp8(how: &Value, word: &str, is_bf16: bool, block: impl Fn(usize, usize) -> [usize; 2]) -> [TempDir; 2] {
+    let whole = dequantised();
+    let folders = [TempDir::new().unwrap(), TempDir::new().unwrap()];
+    for folder in &folders {
+        fs::copy(whole.path().join("f32/config.json"), folder.path().join("config.json")).unwrap();
+    }
+    set_quantisation(folders[0].path(), how);
+    let mut plain = Tensors::read(&whole.path().join("f32/model.safetensors"));
+    let mut quantised = Tensors(Vec::new());
+    for (name, dtype, shape, data) in &mut plain.0 {
+        if !name.ends_with("_proj.weight") {
+            quantised.0.push((name.clone(), *dtype, shape.clone(), data.clone()));
+            continue;
+        }
+        let (rows, cols) = (shape[0], shape[1]);
+        let [height, width] = block(rows, cols);
+        let (tall, wide) = (rows.div_ceil(height), cols.div_ceil(width));
+        let mut weights: Vec<f32> =
+            data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+        let mut scales = vec![0.0f32; tall * wide];
+        let place = |i: usize| i / cols / height * wide + i % cols / width;
+        for (i, weight) in weights.iter().enumerate() {
+            scales[place(i)] = scales[place(i)].max(weight.abs() / 448.0);
+        }
+        if is_bf16 {
+            scales.iter_mut().for_each(|scale| *scale = bf16::from_f32(*scale).to_f32());
+        }
+        let codes = weights.iter().enumerate().map(|(i, x)| e4m3::from_f32(x / scales[place(i)]));
+        let codes: Vec<u8> = codes.collect();
+        for (i, weight) in weights.iter_mut().enumerate() {
+            *weight = e4m3::to_f32(codes[i]) * scales[place(i)];
+        }
+        *data = weights.iter().flat_map(|x| x.to_le_bytes()).collect();
+        quantised.0.push((name.clone(), Dtype::F8_E4M3, shape.clone(), codes));
+        let (dtype, bytes) = if is_bf16 {
+            let bytes = scales.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect();
+            (Dtype::BF16, bytes)
+        } else {
+            (Dtype::F32, scales.iter().flat_map(|x| x.to_le_bytes()).collect())
+        };
+        let scale_shape = if scales.len() == 1 { vec![1] } else { vec![tall, wide] };
+        quantised.0.push((name.replace("weight", word), dtype, scale_shape, bytes));
+    }
+    quantised.write(&folders[0].path().join("model.safetensors"));
+    plain.write(&folders[1].path().join("model.safetensors"));
+    folders
+}
+
+fn fine_grained() -> Value {
+    json!({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]})
+}
+
+fn compressed(strategy: &str) -> Value {
+    json!({
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": strategy}}},
+    })
+}
+
+#[test]
+fn fp8_folders_are_read_with_the_scales_of_tensors_rows_and_blocks() {
+    let device = cpu();
+    let cases = [
+        fp8(&fine_grained(), "weight_scale_inv", false, |_, _| [128, 128]),
+        fp8(&fine_grained(), "weight_scale_inv", true, |_, _| [128, 128]),
+        fp8(&compressed("block"), "weight_scale", false, |_, _| [128, 128]),
+        fp8(&compressed("channel"), "weight_scale", true, |_, cols| [1, cols]),
+        fp8(&compressed("tensor"), "weight_scale", false, |rows, cols| [rows, cols]),
+        fp8(&json!({"quant_method": "fp8"}), "weight_scale_inv", false, |rows, cols| [rows, cols]),
+    ];
+    for (case, [folder, plain]) in cases.iter().enumerate() {
+        let folder = ModelFolder::open(folder.path()).unwrap();
+        let expected = load(&ModelFolder::open(plain.path()).unwrap(), &device).1;
+        let (decoder, weights) = load(&folder, &device);
+        assert!(values(&weights) == values(&expected), "case {case}");
+        let has_rows = case >= 3;
+        assert_eq!(folder.quantised(), has_rows.then_some(Format::Fp8), "case {case}");
+        assert_eq!(folder.quantisation(), Some("fp8"), "case {case}");
+        // As stored, where a row has one scale.
+        let files = folder.weights(&decoder).unwrap();
+        for (index, layer) in decoder.layers().into_iter().enumerate() {
+            for piece in Packing::new(&decoder, layer, Format::Fp8, DType::F32).pieces() {
+                let is_stored = files.is_stored(index, &piece.flat, Format::Fp8);
+                // A matrix whose only block is the whole of it has a scale for its rows.
+                let is_narrow = piece.cols <= 128;
+                assert_eq!(
+                    is_stored,
+                    piece.format == Format::Fp8 && (has_rows || is_narrow),
+                    "case {case} {layer} {:?}",
+                    piece.flat
+                );
+                if !is_stored {
+                    continue;
+                }
+                let mut packed = Bytes::new(&device, MemoryKind::Weights, piece.bytes.len()).unwrap();
+                files.pack_stored(&device, index, &piece.flat, packed.view_mut()).unwrap();
+                let mut found =
+                    device.alloc(MemoryKind::Weights, piece.rows, piece.cols, DType::F32).unwrap();
+                ops::unpack(&device, packed.view(), piece.format, found.view_mut()).unwrap();
+                let expected = expected.layers[index].view().as_slice::<f32>()[piece.flat.clone()].to_vec();
+                assert!(found.view().as_slice::<f32>() == expected, "case {case} {layer} {:?}", piece.flat);
+            }
+        }
+    }
+}
+
+#[test]
+fn fp8_folders_that_cannot_be_read_are_refused_by_name() {
+    let channel = |change: &dyn Fn(&mut Tensors)| {
+        let [folder, _] = fp8(&compressed("channel"), "weight_scale", false, |_, cols| [1, cols]);
+        let path = folder.path().join("model.safetensors");
+        let mut tensors = Tensors::read(&path);
+        change(&mut tensors);
+        tensors.write(&path);
+        folder
+    };
+    let scale = UP.replace("weight", "weight_scale");
+    let cases: [(&dyn Fn(&mut Tensors), String); 4] = [
+        (
+            &|t| t.get(&scale).2 = vec![160, 2],
+            format!(
+                "wrong shape: {scale} is [160, 2], expected [1], [320, 1] for rows or [3, 1] for blocks of 128x128"
+            ),
+        ),
+        (&|t| t.get(UP).1 = Dtype::F8_E5M2, format!("wrong type: {UP} is f8_e5m2, expected f8_e4m3")),
+        (&|t| t.get(UP).2 = vec![64, 320], format!("wrong shape: {UP} is [64, 320], expected [320, 64]")),
+        (
+            &|t| t.get(&scale).3[..4].copy_from_slice(&f32::INFINITY.to_le_bytes()),
+            format!("not finite: {scale} holds inf"),
+        ),
+    ];
+    for (change, expected) in cases {
+        let message = refusal(channel(change).path());
+        assert!(
+            message.contains(&format!("1 of the tensors do not fit config.json:\n  {expected}")),
+            "{message}"
+        );
+    }
+    // Codes are looked at when they are read.
+    let damaged = channel(&|t| t.get(UP).3[700] = 0xff);
+    let folder = ModelFolder::open(damaged.path()).unwrap();
+    let (decoder, device) = (decoder(&folder), cpu());
+    let files = folder.weights(&decoder).unwrap();
+    let error = files.load(&decoder, &device, MemoryKind::Master).err().expect("must be refused").to_string();
+    assert!(error.contains(&format!("{UP} holds NaN, expected finite weights")), "{error}");
+    let mut refused = Vec::new();
+    for (index, layer) in decoder.layers().into_iter().enumerate() {
+        for piece in Packing::new(&decoder, layer, Format::Fp8, DType::F32).pieces() {
+            if files.is_stored(index, &piece.flat, Format::Fp8) {
+                let mut packed = Bytes::new(&device, MemoryKind::Weights, piece.bytes.len()).unwrap();
+                refused.extend(files.pack_stored(&device, index, &piece.flat, packed.view_mut()).err());
+            }
+        }
+    }
+    assert_eq!(refused.len(), 1);
+    assert!(refused[0].to_string().contains(&format!("{UP} holds NaN, expected finite weights")));
+    for (how, expected) in [
+        (
+            json!({"quant_method": "fp8", "weight_block_size": [64, 64]}),
+            "quantization_config.weight_block_size is [64,64], but FP8 weights are read in blocks of [128, 128] alone; use \
+             the unquantised model",
+        ),
+        (
+            json!({"quant_method": "compressed-tensors", "format": "pack-quantized"}),
+            "quantization_config.quant_method is \"compressed-tensors\", but only weights that bitsandbytes quantised, and \
+             FP8 weights",
+        ),
+    ] {
+        let folder = channel(&|_| {});
+        set_quantisation(folder.path(), &how);
+        let message = refusal(folder.path());
+        assert!(message.contains(expected), "{message}");
+    }
 }

@@ -52,10 +52,10 @@ keys! {
         matmul_autotune: bool = boolean().or(true).free(),
         /// Format of frozen matrices: those under an adapter and those of a reference model.
         /// `"int8"`: a scale for each row. `"fp8"`: E4M3, with a scale for each row. `"nf4"`: 4 bits, as
-        /// QLoRA. `"auto"`: that of the folder if bitsandbytes has quantised it and an adapter trains, or
-        /// it is a teacher's, else `dtype`. Token table and head are kept in bf16 or more, norms and
-        /// biases in f32. Full training has no frozen weights for `"int8"`, `"fp8"` and `"nf4"` but a
-        /// teacher's. See [formats.md](formats.md).
+        /// QLoRA. `"auto"`: that of the folder if it is quantised and an adapter trains, or it is a
+        /// teacher's, else `dtype`. Token table and head are kept in bf16 or more, norms and biases in f32.
+        /// Full training has no frozen weights for `"int8"`, `"fp8"` and `"nf4"` but a teacher's. See
+        /// [formats.md](formats.md).
         format: Option<Format> =
             form::format().unless(|format| refuse_format(*format, has_frozen)).or(None),
         /// Threads of each rank; 0 divides all cores among the ranks. The number never changes a

@@ -135,7 +135,7 @@ pub(crate) fn open_policy(config: &Config, observer: &mut dyn Observer) -> Resul
         folder = folder.with_weights(path);
     }
     if let (Some(format), None, false) =
-        (folder.quantised(), &config.adapter, config.weights == Weights::Random)
+        (folder.quantisation(), &config.adapter, config.weights == Weights::Random)
     {
         observer.event(&Event::Warning(&format!(
                 "{} holds {format} weights, and every weight trains: training starts from what they stand for, and the model \

@@ -1,8 +1,10 @@
-//! Quantised matrices of bitsandbytes checkpoints: repacked into a [`Format`], or read as f32.
+//! Quantised matrices of checkpoints, of bitsandbytes and in FP8: repacked into a [`Format`], or read as
+//! f32.
 
 use super::pack::length;
 use crate::device::launch;
 use crate::memory::bytes::BytesMut;
+use crate::numerics::e4m3;
 use crate::numerics::format::{NF4_BLOCK, NF4_BLOCKS};
 use crate::{DType, Device, Format, KernelError, OpCost, Result, cpu, cuda};
 
@@ -34,6 +36,17 @@ pub struct StoredInt8<'a> {
     pub weight: &'a [u8],
     /// Largest magnitude of each row.
     pub scb: &'a [f32],
+}
+
+/// An FP8 matrix with scales: a weight is its code's number times the scale of its block.
+#[derive(Clone, Copy, Debug)]
+pub struct StoredFp8<'a> {
+    /// One code in [`e4m3`] per weight.
+    pub weight: &'a [u8],
+    /// One scale per block, row by row.
+    pub scales: &'a [f32],
+    /// Rows and columns of a block; the last ones may be partly used.
+    pub block: [usize; 2],
 }
 
 /// Tolerance between two maps; bitsandbytes treats such maps as equal.
@@ -110,6 +123,43 @@ impl StoredInt8<'_> {
     }
 }
 
+impl StoredFp8<'_> {
+    /// Checks the lengths against a `rows × cols` matrix.
+    pub fn check(&self, rows: usize, cols: usize) -> Result<(), String> {
+        let [height, width] = self.block;
+        count("weight", self.weight.len(), rows * cols, rows, cols)?;
+        count("scales", self.scales.len(), rows.div_ceil(height) * cols.div_ceil(width), rows, cols)
+    }
+
+    /// Returns whether a code is NaN.
+    pub fn has_nan(&self) -> bool {
+        // Without a branch in the loop it is as fast as memory.
+        self.weight
+            .chunks(1 << 16)
+            .any(|codes| codes.iter().fold(false, |found, code| found | (code & 0x7f == 0x7f)))
+    }
+
+    /// Reads weights of a matrix of `cols` columns, as [`StoredNf4::read`].
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub fn read(&self, cols: usize, first: usize, values: &mut [f32]) {
+        let [height, width] = self.block;
+        let (mut at, mut rest) = (first, values);
+        while !rest.is_empty() {
+            let (row, col) = (at / cols, at % cols);
+            let end = ((col / width + 1) * width).min(cols);
+            let (values, after) = rest.split_at_mut((end - col).min(rest.len()));
+            let scale = self.scales[row / height * cols.div_ceil(width) + col / width];
+            for (value, code) in values.iter_mut().zip(&self.weight[at..]) {
+                *value = e4m3::to_f32(*code) * scale;
+            }
+            at += values.len();
+            rest = after;
+        }
+    }
+}
+
 /// Repacks a `rows × cols` nf4 matrix; codes and scales stay as stored.
 pub fn pack_stored_nf4(
     device: &Device,
@@ -126,7 +176,7 @@ pub fn pack_stored_nf4(
     let work = OpCost::new(OP, (rows, cols, DType::F32), 0.0, bytes as f64);
     launch!(device, work, {
         cpu => cpu.pack_stored_nf4(weight, absmax, nested_absmax, mean, packed),
-        cuda => cuda::bitsandbytes::pack_stored_nf4(cuda, weight, absmax, nested_absmax, mean, packed)
+        cuda => cuda::stored::pack_stored_nf4(cuda, weight, absmax, nested_absmax, mean, packed)
     })
 }
 
@@ -149,7 +199,35 @@ pub fn pack_stored_int8(
     let work = OpCost::new(OP, (rows, cols, DType::F32), 0.0, bytes as f64);
     launch!(device, work, {
         cpu => cpu.pack_stored_rows(weight, scb, Format::Int8, packed),
-        cuda => cuda::bitsandbytes::pack_stored_rows(cuda, weight, scb, Format::Int8, packed)
+        cuda => cuda::stored::pack_stored_rows(cuda, weight, scb, Format::Int8, packed)
+    })
+}
+
+/// Repacks a `rows × cols` FP8 matrix whose rows each have one scale, as [`pack_stored_nf4`].
+pub fn pack_stored_fp8(
+    device: &Device,
+    stored: &StoredFp8,
+    rows: usize,
+    cols: usize,
+    packed: BytesMut,
+) -> Result<()> {
+    const OP: &str = "pack_stored_fp8";
+    length(OP, packed.len(), Format::Fp8, rows, cols)?;
+    stored.check(rows, cols).map_err(|reason| KernelError::invalid(OP, reason))?;
+    let StoredFp8 { weight, scales, block: [height, width] } = *stored;
+    if weight.is_empty() {
+        return Ok(());
+    }
+    if width < cols {
+        let reason = format!("a scale per {width} columns, but a row of {cols} can have one scale alone");
+        return Err(KernelError::invalid(OP, reason));
+    }
+    let of_rows: Vec<f32> = (0..rows).map(|row| scales[row / height]).collect();
+    let bytes = weight.len() + packed.len();
+    let work = OpCost::new(OP, (rows, cols, DType::F32), 0.0, bytes as f64);
+    launch!(device, work, {
+        cpu => cpu.pack_stored_rows(weight, &of_rows, Format::Fp8, packed),
+        cuda => cuda::stored::pack_stored_rows(cuda, weight, &of_rows, Format::Fp8, packed)
     })
 }
 
