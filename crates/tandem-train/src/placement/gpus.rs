@@ -12,10 +12,10 @@ use crate::config::{AttentionKernels, ComputeConfig, Config, Devices, Engine, Gp
 use crate::{Result, TrainError};
 
 /// Resolves "auto" to the machine's GPUs, else the CPU, and "cuda" to all GPU ordinals. Checks that
-/// named GPUs exist.
+/// named GPUs exist, and that the devices have what the settings ask for.
 ///
 /// # Errors
-/// A requested GPU or one of its libraries is missing.
+/// A requested GPU or one of its libraries is missing; the devices lack what a setting is for.
 pub fn resolve(compute: &mut ComputeConfig) -> Result<()> {
     compute.devices = match compute.devices {
         Devices::Cpu(ranks) => Devices::Cpu(ranks),
@@ -53,6 +53,18 @@ pub fn resolve(compute: &mut ComputeConfig) -> Result<()> {
         if let Some((_, refused)) = of_gpus.into_iter().find(|(is_asked, _)| *is_asked) {
             let reason = format!(
                 "{refused}, and this machine has no GPU: leave it out, or give compute.devices = \"cuda\", which says what is missing"
+            );
+            return Err(TrainError::Mismatch { reason });
+        }
+    } else if compute.attention == AttentionKernels::Wgmma {
+        let gpus = cuda::list().map_err(|error| missing(compute, &error))?;
+        let mut own = ordinals(compute.devices).into_iter().filter_map(|ordinal| gpus.get(ordinal));
+        if let Some(other) = own.find(|gpu| gpu.capability != cuda::WGMMA) {
+            let (ordinal, (major, minor)) = (other.ordinal, other.capability);
+            let reason = format!(
+                "compute.attention = \"wgmma\": GPU {ordinal} ({}) has compute capability {major}.{minor}, and only those of 9.0 \
+                 multiply by warpgroups; leave it out, or name others with compute.devices",
+                other.name
             );
             return Err(TrainError::Mismatch { reason });
         }

@@ -44,6 +44,21 @@ fn a_run_takes_what_its_plan_says_and_never_more() {
 }
 
 #[test]
+fn a_gpu_without_warpgroups_is_told_before_anything_is_loaded() {
+    machine();
+    if tandem_kernels::cuda::list().unwrap()[0].capability == tandem_kernels::cuda::WGMMA {
+        return;
+    }
+    let settings = ["compute.devices=cuda:0", "compute.dtype=bf16", "compute.attention=wgmma"];
+    let config = Small::new("dpo").config("run", &settings);
+    let error = spawn::train(&config, RunDirPolicy::Fresh, &mut Silent, &AtomicBool::new(false))
+        .unwrap_err()
+        .to_string();
+    assert!(error.starts_with("compute.attention = \"wgmma\": GPU 0 ("), "{error}");
+    assert!(error.contains("and only those of 9.0 multiply by warpgroups"), "{error}");
+}
+
+#[test]
 fn a_gpu_that_is_too_small_is_told_before_anything_is_loaded() {
     let count = machine();
     let small = Small::new("dpo");

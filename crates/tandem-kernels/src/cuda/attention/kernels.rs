@@ -8,7 +8,7 @@ use crate::{DType, KernelError, Result};
 pub(super) const THREADS: u32 = 128;
 
 /// Compute capability of GPUs that multiply by warpgroups.
-pub(in crate::cuda) const WGMMA: (u32, u32) = (9, 0);
+pub const WGMMA: (u32, u32) = (9, 0);
 
 /// A position that no token reaches.
 pub(super) const NO_WINDOW: u32 = i32::MAX as u32;

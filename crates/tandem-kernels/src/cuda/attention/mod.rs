@@ -8,9 +8,9 @@ mod kernels;
 mod tables;
 
 pub(crate) use decode::{decode, decode_parts};
-pub(super) use kernels::{
-    BACKWARD, BACKWARD_WGMMA, BOTH_F32, DECODE, DELTA, FORWARD, FORWARD_WGMMA, WGMMA, serves,
-};
+pub(super) use kernels::{BACKWARD, BACKWARD_WGMMA, BOTH_F32, DECODE, DELTA, FORWARD, FORWARD_WGMMA, serves};
+
+pub use kernels::WGMMA;
 
 use kernels::{Kernel, Kernels, NO_WINDOW, kernels};
 use tables::Entry;

@@ -1,3 +1,4 @@
+use tandem_kernels::cuda::Options;
 use tandem_kernels::ops::{self, AttentionShape};
 use tandem_kernels::{DType, Device, Forest, Segment};
 
@@ -408,6 +409,17 @@ fn not_a_number_stays_one() {
         assert!(dk.row(0).iter().all(|x| x.is_nan()), "{dtype} {place:?}");
         assert!(dk.row(26).iter().all(|x| x.is_finite()), "{dtype} {place:?}");
     }
+}
+
+#[test]
+fn a_gpu_without_warpgroups_is_refused() {
+    let options = Options { wgmma: true, ..Options::default() };
+    let error = Device::cuda(tandem_cuda_emulator::driver(1 << 24), 1 << 24, options).err().unwrap();
+    assert_eq!(
+        error.to_string(),
+        "attention: emulated has compute capability 8.0, and only GPUs of 9.0 multiply by warpgroups; set compute.attention to \
+         \"mma\""
+    );
 }
 
 #[test]
