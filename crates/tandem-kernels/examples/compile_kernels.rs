@@ -46,8 +46,8 @@ const HOT: &[&str] = &[
 /// hold 64 numbers of a state in 255 registers.
 const KNOWN: &[(&str, &str, u32)] = &[
     ("attention_backward_keys_128", "sm_100", 4),
-    ("delta_rule_64", "sm_100", 112),
-    ("delta_states_64", "sm_100", 180),
+    ("delta_rule_64", "sm_100", 408),
+    ("delta_states_64", "sm_100", 352),
     ("delta_adjoints_32", "sm_120", 36),
     ("delta_rule_32", "sm_120", 4),
     ("delta_states_32", "sm_120", 24),
