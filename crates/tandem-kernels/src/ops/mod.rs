@@ -85,7 +85,7 @@ pub use optimizer::{
 };
 pub(crate) use pack::rows_of_block;
 pub use pack::{pack, unpack};
-pub use packed::{FEW_ROWS, PackedRows, PackedWeight, Weight};
+pub use packed::{PackedRows, PackedWeight, Weight, reads_packed};
 pub use rope::{RopePairs, RopeTable, rope};
 pub use sampling::{Draw, relative_weights, sample, shape_logits};
 pub use stored::{StoredFp8, StoredInt8, StoredNf4, pack_stored_fp8, pack_stored_int8, pack_stored_nf4};

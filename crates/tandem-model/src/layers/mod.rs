@@ -42,7 +42,7 @@ pub use stage::{Gradient, PipelineOps};
 pub use streams::PolicyAndReferenceScores;
 
 use tandem_kernels::ops::{HeadScores, NoiseRow};
-use tandem_kernels::{Backend, DType, Device, Extent, Forest, MemoryKind, Tensor, View, ops};
+use tandem_kernels::{DType, Device, Extent, Forest, MemoryKind, Tensor, View, ops};
 
 use crate::Result;
 use crate::decoder::Decoder;
@@ -217,9 +217,7 @@ impl LayerExecutor<'_> {
     /// bits are the same. DoRA's norms read all weights besides.
     fn reads_packed(&self, num_tokens: usize) -> bool {
         let is_dora = |adapter: &Adapter| adapter.config().kind == AdapterKind::Dora;
-        self.device.backend() == Backend::Cpu
-            && num_tokens <= ops::FEW_ROWS
-            && !self.decoder.adapter().is_some_and(is_dora)
+        ops::reads_packed(self.device, num_tokens) && !self.decoder.adapter().is_some_and(is_dora)
     }
 
     /// Returns the passes of one stream: a reference has neither dropout nor noise.

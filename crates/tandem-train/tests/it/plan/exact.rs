@@ -21,7 +21,7 @@ const DEADLINE: Duration = Duration::from_secs(600);
 const SEEDS: u64 = 2;
 
 /// Model, format and reference of a run.
-const KINDS: [&[&str]; 14] = [
+const KINDS: [&[&str]; 15] = [
     &[],
     &["compute.format=bf16", "reference.kind=model"],
     &["reference.kind=sync", "reference.sync_steps=2"],
