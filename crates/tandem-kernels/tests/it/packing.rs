@@ -278,7 +278,7 @@ fn stored_weights_become_the_same_bytes() {
 fn stored_fp8_weights_have_the_scales_of_their_blocks() {
     let (rows, cols) = (300usize, 201usize);
     let codes: Vec<u8> =
-        (0..rows * cols).map(|i| (i * 7 % 254) as u8 % 0x7f | ((i & 1) as u8) << 7).collect();
+        (0..rows * cols).map(|i| ((i * 7 % 254) as u8 % 0x7f) | (((i & 1) as u8) << 7)).collect();
     for block in [[rows, cols], [1, cols], [128, 128], [128, 300]] {
         let wide = cols.div_ceil(block[1]);
         let scales: Vec<f32> = numbers(8, rows.div_ceil(block[0]) * wide).iter().map(|x| x + 1.5).collect();

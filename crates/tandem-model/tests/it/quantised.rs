@@ -482,7 +482,8 @@ fn fp8_folders_are_read_with_the_scales_of_tensors_rows_and_blocks() {
 
 #[test]
 fn fp8_folders_that_cannot_be_read_are_refused_by_name() {
-    let channel = |change: &dyn Fn(&mut Tensors)| {
+    type Change<'a> = &'a dyn Fn(&mut Tensors);
+    let channel = |change: Change| {
         let [folder, _] = fp8(&compressed("channel"), "weight_scale", false, |_, cols| [1, cols]);
         let path = folder.path().join("model.safetensors");
         let mut tensors = Tensors::read(&path);
@@ -491,7 +492,7 @@ fn fp8_folders_that_cannot_be_read_are_refused_by_name() {
         folder
     };
     let scale = UP.replace("weight", "weight_scale");
-    let cases: [(&dyn Fn(&mut Tensors), String); 4] = [
+    let cases: [(Change, String); 4] = [
         (
             &|t| t.get(&scale).2 = vec![160, 2],
             format!(

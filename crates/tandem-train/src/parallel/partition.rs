@@ -320,7 +320,9 @@ mod tests {
         // Matrices by themselves are in equal parts, too.
         assert_eq!(divide(&[Length { all: 8 * B + 3, even: 8 * B - 1 }], 4), [[B, B, B, 5 * B + 3]]);
         let lengths = of(&[5 * B + 3, 2, 2 * B, 7]);
-        let partition = |rank, num_ranks| Partition::of(&lengths, Some(vec![0..4]), rank, num_ranks, Some(4));
+        let partition = |rank, num_ranks| {
+            Partition::of(&lengths, Some(std::iter::once(0..4).collect()), rank, num_ranks, Some(4))
+        };
         let own = partition(3, 4);
         // Layers are padded to 6, 1, 2 and 1 blocks.
         assert_eq!(own.bucket_counts(0), [2 * B, 2 * B, 2 * B, 4 * B]);

@@ -69,9 +69,10 @@ impl Modules {
         // SAFETY: the module is loaded; the number is written to where it is.
         self.context.call(source.name, |_| unsafe { (driver.count)(&raw mut count, module) })?;
         let mut functions = vec![0; count as usize];
-        // SAFETY: as above, and the list has room for as many.
-        self.context
-            .call(source.name, |_| unsafe { (driver.list)(functions.as_mut_ptr(), count, module) })?;
+        self.context.call(source.name, |_| {
+            // SAFETY: as above, and the list has room for as many.
+            unsafe { (driver.list)(functions.as_mut_ptr(), count, module) }
+        })?;
         functions.into_iter().try_for_each(|function| {
             // SAFETY: the function is one of the module's.
             self.context.call(source.name, |_| unsafe { (driver.load)(function) })

@@ -97,7 +97,7 @@ fn values_out_of_range_are_refused() {
         ("adapter.kind=ia3", "\"lora\", \"dora\""),
         ("adapter.targets=[]", "names of modules"),
         ("adapter.targets=[1]", "names of modules"),
-        ("compute.format=int4", "\"f32\", \"bf16\", \"int8\", \"nf4\""),
+        ("compute.format=int4", "\"f32\", \"bf16\", \"int8\", \"fp8\", \"nf4\""),
         ("adapter.ranks=3", "did you mean `adapter.rank`?"),
     ] {
         let error = refusal(EXAMPLE, &[text]);
