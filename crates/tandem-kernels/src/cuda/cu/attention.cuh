@@ -112,6 +112,32 @@ struct Keys {
     }
 };
 
+// The rows of a tile of the queries that see a tile of keys, found by as many threads, each of which goes
+// along the queries; -1 beyond their end, and then from the first one again.
+template <int ROWS> struct QueryRows {
+    const uint32_t *tiles;
+    Axis axis;
+    int queries, per_tile, found;
+
+    __device__ __forceinline__ QueryRows(const uint32_t *tiles, const Keys &tile, const Pack &pack)
+        : tiles(tiles), axis(tile.pieces), queries(tile.queries), per_tile(ROWS / pack.heads), found(0) {}
+
+    // All threads call this, and those of a warp meet again at the end, as in `KeyRows::find`.
+    __device__ __forceinline__ void find(const Pack &pack, bool is_windowed, int *rows, int *positions) {
+        if (int(threadIdx.x) < ROWS) {
+            const int query = found + pack.query(threadIdx.x);
+            const bool is_there = query < queries && pack.query(threadIdx.x) < per_tile;
+            if (is_there) axis.reach(query);
+            rows[threadIdx.x] = is_there ? int(query + axis.row) : -1;
+            if (is_windowed) positions[threadIdx.x] = is_there ? int(query + axis.position) : 0;
+        }
+        __syncwarp();
+        found += per_tile;
+        // Read again, for a register that would be kept spills.
+        if (found >= queries) found = 0, axis = Axis(Keys(tiles).pieces);
+    }
+};
+
 __device__ __forceinline__ bool sees(int query, int key, int window) { return key <= query && query - key < window; }
 
 // Whether every row begins where 16 bytes can be moved at once, and ends so too.
@@ -121,3 +147,28 @@ template <typename T> __device__ __forceinline__ bool is_wide(const T *at, int s
 }
 
 } // namespace
+
+// Kernels of a type, each of which calls the function of its pass.
+#define ATTENTION_FORWARD(name, T, threads, blocks, width)                                                                 \
+    KERNEL_BOUNDS(name, threads, blocks, const uint32_t *tiles, const T *q, int q_stride, const T *k, int k_stride,         \
+                  const T *v, int v_stride, T *out, int out_stride, float *log_sum_exp, int lse_stride, int head_dim,        \
+                  int pack, int group, float scale, float softcap, int window) {                                           \
+        forward<width>(tiles, q, q_stride, k, k_stride, v, v_stride, out, out_stride, log_sum_exp, lse_stride, head_dim,     \
+                       pack, group, scale, softcap, window);                                                               \
+    }
+#define ATTENTION_BACKWARD_QUERIES(name, T, threads, blocks, width)                                                        \
+    KERNEL_BOUNDS(name, threads, blocks, const uint32_t *tiles, const T *q, int q_stride, const T *k, int k_stride,         \
+                  const T *v, int v_stride, const T *d_out, int d_out_stride, const float *log_sum_exp, int lse_stride,      \
+                  const float *delta, int heads, T *dq, int dq_stride, int head_dim, int pack, int group, float scale,       \
+                  float softcap, int window) {                                                                             \
+        backward_queries<width>(tiles, q, q_stride, k, k_stride, v, v_stride, d_out, d_out_stride, log_sum_exp, lse_stride,  \
+                                delta, heads, dq, dq_stride, head_dim, pack, group, scale, softcap, window);               \
+    }
+#define ATTENTION_BACKWARD_KEYS(name, T, threads, blocks, width)                                                           \
+    KERNEL_BOUNDS(name, threads, blocks, const uint32_t *tiles, const T *q, int q_stride, const T *k, int k_stride,         \
+                  const T *v, int v_stride, const T *d_out, int d_out_stride, const float *log_sum_exp, int lse_stride,      \
+                  const float *delta, int heads, T *dk, int dk_stride, T *dv, int dv_stride, int head_dim, int pack,         \
+                  int group, float scale, float softcap, int window) {                                                     \
+        backward_keys<width>(tiles, q, q_stride, k, k_stride, v, v_stride, d_out, d_out_stride, log_sum_exp, lse_stride,     \
+                             delta, heads, dk, dk_stride, dv, dv_stride, head_dim, pack, group, scale, softcap, window);   \
+    }

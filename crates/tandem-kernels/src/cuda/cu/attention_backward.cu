@@ -65,20 +65,8 @@ backward_queries(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q,
     const WarpRows<M> own(tile, pack);
     const Factors factors(scale, softcap);
     const bf16 *const own_q = q_tile + own.first * WIDTH, *const own_d_out = d_out_tile + own.first * WIDTH;
-    // Rows that are not there have weights of zero.
     float less[M][2], mean[M][2];
-#pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int row = own.first + 16 * m + 8 * half + int(threadIdx.x) % WARP / 4, query = pack.query(row);
-            less[m][half] = INFINITY, mean[m][half] = 0;
-            if (query < tile.count) {
-                const size_t at = tile.row + query;
-                const int head = first_head + pack.head(row);
-                less[m][half] = log_sum_exp[at * lse_stride + head] * LOG2E, mean[m][half] = delta[at * heads + head];
-            }
-        }
+    load_statistics(tile, pack, own, first_head, log_sum_exp, lse_stride, delta, heads, less, mean);
     float sums[M][WIDTH / 8][4];
     clear(sums);
 
@@ -135,8 +123,8 @@ backward_queries(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q,
 #pragma unroll
     for (int m = 0; m < M; m++) factor[m][0] = factor[m][1] = scale;
     bf16 *const own_dq = q_tile + own.first * WIDTH;
-    put_rows<WIDTH, M>(own_dq, sums, factor);
-    store_rows<WIDTH, 16 * M>(own_dq, dq, dq_stride, [&](int row) { return query_place(own.first + row); }, head_dim);
+    const auto place = [&](int row) { return query_place(own.first + row); };
+    write_rows<WIDTH, M>(own_dq, sums, factor, dq, dq_stride, place, head_dim);
 }
 
 template <int WIDTH> struct KeysSizes {
@@ -265,35 +253,11 @@ backward_keys(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, in
 
     // All queries for the first heads, then for the next: a step is one tile of them. Rows are
     // found two steps ahead.
-    const int per_tile = ROWS / pack.heads;
-    Axis axis(tile.pieces);
-    int found = 0;
-    const auto find = [&](int slot) {
-        if (int(threadIdx.x) < ROWS) {
-            const int query = found + pack.query(threadIdx.x);
-            const bool is_there = query < tile.queries && pack.query(threadIdx.x) < per_tile;
-            if (is_there) axis.reach(query);
-            rows[slot * ROWS + threadIdx.x] = is_there ? int(query + axis.row) : -1;
-            if (is_windowed) positions[slot * ROWS + threadIdx.x] = is_there ? int(query + axis.position) : 0;
-        }
-        // As in `KeyRows::find`.
-        __syncwarp();
-        found += per_tile;
-        // Read again, for a register that would be kept spills.
-        if (found >= tile.queries) found = 0, axis = Axis(Keys(tiles).pieces);
-    };
-    // A thread's statistic of a step. Rows that are not there have none and need none: all else of them
-    // is zero.
+    QueryRows<ROWS> queries(tiles, tile, pack);
+    const int per_tile = queries.per_tile;
+    const auto find = [&](int slot) { queries.find(pack, is_windowed, rows + slot * ROWS, positions + slot * ROWS); };
     const auto fetch = [&](int slot, int first_head) {
-        const int row = int(threadIdx.x) % ROWS, at = rows[slot * ROWS + row];
-        float statistic = 0;
-        if (int(threadIdx.x) < 2 * ROWS && at >= 0) {
-            const int head = first_head + pack.head(row);
-            statistic = int(threadIdx.x) < ROWS ? log_sum_exp[size_t(at) * lse_stride + head] * LOG2E : delta[size_t(at) * heads + head];
-        }
-        // Lanes without a row meet the others again: products follow, which need a whole warp.
-        __syncwarp();
-        return statistic;
+        return statistic_of<ROWS>(rows + slot * ROWS, pack, first_head, log_sum_exp, lse_stride, delta, heads);
     };
     const auto put = [&](int slot, float statistic) {
         if (int(threadIdx.x) < 2 * ROWS) statistics[2 * slot * ROWS + threadIdx.x] = statistic;
@@ -417,32 +381,15 @@ backward_keys(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, in
 #pragma unroll
     for (int m = 0; m < M; m++) factor[m][0] = factor[m][1] = is_of_values ? 1 : scale;
     // No other warp reads these rows.
-    put_rows<WIDTH, M>(own_rows, sums, factor);
-    store_rows<WIDTH, 16 * M>(own_rows, is_of_values ? dv : dk, is_of_values ? dv_stride : dk_stride,
-                              [&](int row) { return key_place(own + row); }, head_dim);
+    const auto place = [&](int row) { return key_place(own + row); };
+    write_rows<WIDTH, M>(own_rows, sums, factor, is_of_values ? dv : dk, is_of_values ? dv_stride : dk_stride, place, head_dim);
 }
 
 } // namespace
 
-#define BACKWARD_QUERIES(width)                                                                                            \
-    KERNEL_BOUNDS(attention_backward_queries_##width, THREADS, 2, const uint32_t *tiles, const bf16 *q, int q_stride,       \
-                  const bf16 *k, int k_stride, const bf16 *v, int v_stride, const bf16 *d_out, int d_out_stride,           \
-                  const float *log_sum_exp, int lse_stride, const float *delta, int heads, bf16 *dq, int dq_stride,        \
-                  int head_dim, int pack, int group, float scale, float softcap, int window) {                              \
-        backward_queries<width>(tiles, q, q_stride, k, k_stride, v, v_stride, d_out, d_out_stride, log_sum_exp, lse_stride,  \
-                                delta, heads, dq, dq_stride, head_dim, pack, group, scale, softcap, window);               \
-    }
-#define BACKWARD_KEYS(width)                                                                                               \
-    KERNEL_BOUNDS(attention_backward_keys_##width, THREADS, 2, const uint32_t *tiles, const bf16 *q, int q_stride,          \
-                  const bf16 *k, int k_stride, const bf16 *v, int v_stride, const bf16 *d_out, int d_out_stride,           \
-                  const float *log_sum_exp, int lse_stride, const float *delta, int heads, bf16 *dk, int dk_stride,        \
-                  bf16 *dv, int dv_stride, int head_dim, int pack, int group, float scale, float softcap, int window) {     \
-        backward_keys<width>(tiles, q, q_stride, k, k_stride, v, v_stride, d_out, d_out_stride, log_sum_exp, lse_stride,     \
-                             delta, heads, dk, dk_stride, dv, dv_stride, head_dim, pack, group, scale, softcap, window);   \
-    }
 #define BACKWARD(width)                                                                                                    \
-    BACKWARD_QUERIES(width)                                                                                                \
-    BACKWARD_KEYS(width)
+    ATTENTION_BACKWARD_QUERIES(attention_backward_queries_##width, bf16, THREADS, 2, width)                                 \
+    ATTENTION_BACKWARD_KEYS(attention_backward_keys_##width, bf16, THREADS, 2, width)
 
 // A program needs one width, and compiling takes time: whoever compiles this for a GPU says which
 // one.

@@ -66,18 +66,9 @@ backward_queries(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q,
     const WarpRows<1> own(tile, pack);
     const Factors factors(scale, softcap);
     const int group_offset = int(threadIdx.x) / GROUP * (GROUP_ROWS * PANEL);
-    // Rows that are not there have weights of zero.
-    float less[2], mean[2];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int row = own.first + 8 * half + int(threadIdx.x) % WARP / 4, query = pack.query(row);
-        less[half] = INFINITY, mean[half] = 0;
-        if (query < tile.count) {
-            const size_t at = tile.row + query;
-            const int head = first_head + pack.head(row);
-            less[half] = log_sum_exp[at * lse_stride + head] * LOG2E, mean[half] = delta[at * heads + head];
-        }
-    }
+    float less[1][2], mean[1][2];
+    load_statistics(tile, pack, own, first_head, log_sum_exp, lse_stride, delta, heads, less, mean);
+    // Lanes without a row meet the others again.
     __syncwarp();
     float sums[1][WIDTH / 8][4], scores[1][N][4], gradient[1][N][4];
     uint32_t rounded[1][N / 2][4];
@@ -106,9 +97,9 @@ backward_queries(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q,
                 float &x = scores[0][n][i];
                 if (factors.is_capped()) {
                     const float ratio = tanh_fast(x * factors.before);
-                    x = exp2_fast(factors.cap * ratio * factors.after - less[i / 2]) * (1.0f - ratio * ratio);
+                    x = exp2_fast(factors.cap * ratio * factors.after - less[0][i / 2]) * (1.0f - ratio * ratio);
                 } else {
-                    x = exp2_fast(x * factors.after - less[i / 2]);
+                    x = exp2_fast(x * factors.after - less[0][i / 2]);
                 }
             }
         wait_products<0>();
@@ -116,7 +107,7 @@ backward_queries(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q,
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) gradient[0][n][i] = scores[0][n][i] * (gradient[0][n][i] - mean[i / 2]);
+            for (int i = 0; i < 4; i++) gradient[0][n][i] = scores[0][n][i] * (gradient[0][n][i] - mean[0][i / 2]);
         // Keys that a row does not see have no weight, and their scores no gradient, even if the row's own
         // are no numbers.
         if (!own.see_all(key, KEYS, window)) hide_unseen<false>(own, key, window, 0, gradient);
@@ -132,11 +123,8 @@ backward_queries(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q,
     __syncthreads();
     if (own.last_position < 0) return;
     const float factor[1][2] = {{scale, scale}};
-    using Layout = Panels<WIDTH, ROWS>;
-    bf16 *const own_dq = q_tile + own.first * PANEL;
     const auto place = [&](int row) { return query_place(own.first + row); };
-    put_rows<WIDTH, 1, Layout>(own_dq, sums, factor);
-    store_rows<WIDTH, 16, Layout>(own_dq, dq, dq_stride, place, head_dim);
+    write_rows<WIDTH, 1, Panels<WIDTH, ROWS>>(q_tile + own.first * PANEL, sums, factor, dq, dq_stride, place, head_dim);
 }
 
 struct KeysSizes {
@@ -173,25 +161,10 @@ backward_keys(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, in
 
     // All queries for the first heads, then for the next: a turn is one tile of them. Rows are found
     // two turns ahead.
-    const int per_tile = ROWS / pack.heads;
-    Axis axis(tile.pieces);
-    int found = 0;
-    const auto find = [&](int stage) {
-        if (int(threadIdx.x) < ROWS) {
-            const int query = found + pack.query(threadIdx.x);
-            const bool is_there = query < tile.queries && pack.query(threadIdx.x) < per_tile;
-            if (is_there) axis.reach(query);
-            rows[stage * ROWS + threadIdx.x] = is_there ? int(query + axis.row) : -1;
-            positions[stage * ROWS + threadIdx.x] = is_there ? int(query + axis.position) : 0;
-        }
-        // As in `KeyRows::find`.
-        __syncwarp();
-        found += per_tile;
-        // Read again, for a register that would be kept spills.
-        if (found >= tile.queries) found = 0, axis = Axis(Keys(tiles).pieces);
-    };
-    // Begins to bring a turn's tiles, and brings its statistics. Rows that are not there have none and
-    // need none: all else of them is zero.
+    QueryRows<ROWS> queries(tiles, tile, pack);
+    const int per_tile = queries.per_tile;
+    const auto find = [&](int stage) { queries.find(pack, is_windowed, rows + stage * ROWS, positions + stage * ROWS); };
+    // Begins to bring a turn's tiles, and brings its statistics.
     const auto load = [&](int stage, int first_head) {
         const int *const of_stage = rows + stage * ROWS;
         const auto place = [=, &pack](int row) { return Place{of_stage[row], (first_head + pack.head(row)) * head_dim}; };
@@ -199,13 +172,8 @@ backward_keys(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, in
         load_panels<WIDTH, ROWS, THREADS>(to, q, q_stride, place, head_dim, wide);
         load_panels<WIDTH, ROWS, THREADS>(to + SIZE, d_out, d_out_stride, place, head_dim, wide);
         commit_copies();
-        if (int(threadIdx.x) < 2 * ROWS) {
-            const int row = int(threadIdx.x) % ROWS, at = of_stage[row], head = first_head + pack.head(row);
-            const bool is_sum = int(threadIdx.x) < ROWS;
-            const float x = at < 0 ? 0 : is_sum ? log_sum_exp[size_t(at) * lse_stride + head] * LOG2E : delta[size_t(at) * heads + head];
-            statistics[stage * 2 * ROWS + threadIdx.x] = x;
-        }
-        __syncwarp();
+        const float statistic = statistic_of<ROWS>(of_stage, pack, first_head, log_sum_exp, lse_stride, delta, heads);
+        if (int(threadIdx.x) < 2 * ROWS) statistics[stage * 2 * ROWS + threadIdx.x] = statistic;
     };
 
     int head = kv_head * group, first_query = 0;
@@ -305,34 +273,15 @@ backward_keys(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, in
     using Layout = Panels<WIDTH, KEYS>;
     const auto place = [&](int row) { return key_place(own + row); };
     const float of_keys[1][2] = {{scale, scale}}, of_values[1][2] = {{1, 1}};
-    put_rows<WIDTH, 1, Layout>(k_tile + own * PANEL, key_sums, of_keys);
-    put_rows<WIDTH, 1, Layout>(v_tile + own * PANEL, value_sums, of_values);
-    store_rows<WIDTH, 16, Layout>(k_tile + own * PANEL, dk, dk_stride, place, head_dim);
-    store_rows<WIDTH, 16, Layout>(v_tile + own * PANEL, dv, dv_stride, place, head_dim);
+    write_rows<WIDTH, 1, Layout>(k_tile + own * PANEL, key_sums, of_keys, dk, dk_stride, place, head_dim);
+    write_rows<WIDTH, 1, Layout>(v_tile + own * PANEL, value_sums, of_values, dv, dv_stride, place, head_dim);
 }
 
 } // namespace
 
-#define BACKWARD_QUERIES(width)                                                                                            \
-    KERNEL_BOUNDS(attention_backward_queries_wgmma_##width, QueriesSizes<width>::THREADS, 1, const uint32_t *tiles,          \
-                  const bf16 *q, int q_stride, const bf16 *k, int k_stride, const bf16 *v, int v_stride, const bf16 *d_out,  \
-                  int d_out_stride, const float *log_sum_exp, int lse_stride, const float *delta, int heads, bf16 *dq,       \
-                  int dq_stride, int head_dim, int pack, int group, float scale, float softcap, int window) {               \
-        backward_queries<width>(tiles, q, q_stride, k, k_stride, v, v_stride, d_out, d_out_stride, log_sum_exp, lse_stride,  \
-                                delta, heads, dq, dq_stride, head_dim, pack, group, scale, softcap, window);               \
-    }
-#define BACKWARD_KEYS(width)                                                                                               \
-    KERNEL_BOUNDS(attention_backward_keys_wgmma_##width, KeysSizes::THREADS, 1, const uint32_t *tiles, const bf16 *q,        \
-                  int q_stride, const bf16 *k, int k_stride, const bf16 *v, int v_stride, const bf16 *d_out,                \
-                  int d_out_stride, const float *log_sum_exp, int lse_stride, const float *delta, int heads, bf16 *dk,       \
-                  int dk_stride, bf16 *dv, int dv_stride, int head_dim, int pack, int group, float scale, float softcap,     \
-                  int window) {                                                                                            \
-        backward_keys<width>(tiles, q, q_stride, k, k_stride, v, v_stride, d_out, d_out_stride, log_sum_exp, lse_stride,     \
-                             delta, heads, dk, dk_stride, dv, dv_stride, head_dim, pack, group, scale, softcap, window);   \
-    }
 #define BACKWARD(width)                                                                                                    \
-    BACKWARD_QUERIES(width)                                                                                                \
-    BACKWARD_KEYS(width)
+    ATTENTION_BACKWARD_QUERIES(attention_backward_queries_wgmma_##width, bf16, QueriesSizes<width>::THREADS, 1, width)       \
+    ATTENTION_BACKWARD_KEYS(attention_backward_keys_wgmma_##width, bf16, KeysSizes::THREADS, 1, width)
 
 #if !defined(ONLY_WIDTH) || ONLY_WIDTH == 64
 BACKWARD(64)

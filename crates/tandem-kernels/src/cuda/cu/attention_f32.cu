@@ -251,27 +251,9 @@ backward_keys(const uint32_t *__restrict__ tiles, const float *__restrict__ q, i
 } // namespace
 
 #define ALL_KERNELS(width)                                                                                                 \
-    KERNEL_BOUNDS(attention_f32_forward_##width, THREADS, 2, const uint32_t *tiles, const float *q, int q_stride,           \
-                  const float *k, int k_stride, const float *v, int v_stride, float *out, int out_stride,                  \
-                  float *log_sum_exp, int lse_stride, int head_dim, int pack, int group, float scale, float softcap,       \
-                  int window) {                                                                                            \
-        forward<width>(tiles, q, q_stride, k, k_stride, v, v_stride, out, out_stride, log_sum_exp, lse_stride, head_dim,     \
-                       pack, group, scale, softcap, window);                                                               \
-    }                                                                                                                      \
-    KERNEL_BOUNDS(attention_f32_backward_queries_##width, THREADS, 2, const uint32_t *tiles, const float *q, int q_stride,  \
-                  const float *k, int k_stride, const float *v, int v_stride, const float *d_out, int d_out_stride,        \
-                  const float *log_sum_exp, int lse_stride, const float *delta, int heads, float *dq, int dq_stride,       \
-                  int head_dim, int pack, int group, float scale, float softcap, int window) {                              \
-        backward_queries<width>(tiles, q, q_stride, k, k_stride, v, v_stride, d_out, d_out_stride, log_sum_exp, lse_stride,  \
-                                delta, heads, dq, dq_stride, head_dim, pack, group, scale, softcap, window);               \
-    }                                                                                                                      \
-    KERNEL_BOUNDS(attention_f32_backward_keys_##width, THREADS, 2, const uint32_t *tiles, const float *q, int q_stride,     \
-                  const float *k, int k_stride, const float *v, int v_stride, const float *d_out, int d_out_stride,        \
-                  const float *log_sum_exp, int lse_stride, const float *delta, int heads, float *dk, int dk_stride,       \
-                  float *dv, int dv_stride, int head_dim, int pack, int group, float scale, float softcap, int window) {   \
-        backward_keys<width>(tiles, q, q_stride, k, k_stride, v, v_stride, d_out, d_out_stride, log_sum_exp, lse_stride,     \
-                             delta, heads, dk, dk_stride, dv, dv_stride, head_dim, pack, group, scale, softcap, window);    \
-    }
+    ATTENTION_FORWARD(attention_f32_forward_##width, float, THREADS, 2, width)                                              \
+    ATTENTION_BACKWARD_QUERIES(attention_f32_backward_queries_##width, float, THREADS, 2, width)                            \
+    ATTENTION_BACKWARD_KEYS(attention_f32_backward_keys_##width, float, THREADS, 2, width)
 
 // As in `attention_forward.cu`.
 #if !defined(ONLY_WIDTH) || ONLY_WIDTH == 32

@@ -84,19 +84,12 @@ forward(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, int q_st
     float inverse[M][2];
     finish(tile, pack, own, factors, first_head, largest, sum, log_sum_exp, lse_stride, inverse);
     bf16 *const own_out = q_tile + own.first * WIDTH;
-    put_rows<WIDTH, M>(own_out, sums, inverse);
-    store_rows<WIDTH, 16 * M>(own_out, out, out_stride, place, head_dim);
+    write_rows<WIDTH, M>(own_out, sums, inverse, out, out_stride, place, head_dim);
 }
 
 } // namespace
 
-#define FORWARD(width)                                                                                                     \
-    KERNEL_BOUNDS(attention_forward_##width, THREADS, 2, const uint32_t *tiles, const bf16 *q, int q_stride, const bf16 *k,     \
-                  int k_stride, const bf16 *v, int v_stride, bf16 *out, int out_stride, float *log_sum_exp,                  \
-                  int lse_stride, int head_dim, int pack, int group, float scale, float softcap, int window) {              \
-        forward<width>(tiles, q, q_stride, k, k_stride, v, v_stride, out, out_stride, log_sum_exp, lse_stride, head_dim,     \
-                       pack, group, scale, softcap, window);                                                               \
-    }
+#define FORWARD(width) ATTENTION_FORWARD(attention_forward_##width, bf16, THREADS, 2, width)
 
 // A program needs one width, and compiling takes time: whoever compiles this for a GPU says which
 // one.

@@ -115,23 +115,15 @@ forward(const uint32_t *__restrict__ tiles, const bf16 *__restrict__ q, int q_st
 
     float inverse[1][2];
     finish(tile, pack, own, factors, first_head, largest, sum, log_sum_exp, lse_stride, inverse);
-    using Layout = Panels<WIDTH, ROWS>;
     bf16 *const own_out = q_tile + own.first * PANEL;
     const auto place = [&](int row) { return query_place(own.first + row); };
-    put_rows<WIDTH, 1, Layout>(own_out, sums, inverse);
-    store_rows<WIDTH, 16, Layout>(own_out, out, out_stride, place, head_dim);
+    write_rows<WIDTH, 1, Panels<WIDTH, ROWS>>(own_out, sums, inverse, out, out_stride, place, head_dim);
 }
 
 } // namespace
 
 #define FORWARD(width)                                                                                                     \
-    KERNEL_BOUNDS(attention_forward_wgmma_##width, ForwardSizes<width>::THREADS, 1, const uint32_t *tiles, const bf16 *q,    \
-                  int q_stride, const bf16 *k, int k_stride, const bf16 *v, int v_stride, bf16 *out, int out_stride,         \
-                  float *log_sum_exp, int lse_stride, int head_dim, int pack, int group, float scale, float softcap,         \
-                  int window) {                                                                                            \
-        forward<width>(tiles, q, q_stride, k, k_stride, v, v_stride, out, out_stride, log_sum_exp, lse_stride, head_dim,     \
-                       pack, group, scale, softcap, window);                                                               \
-    }
+    ATTENTION_FORWARD(attention_forward_wgmma_##width, bf16, ForwardSizes<width>::THREADS, 1, width)
 
 #if !defined(ONLY_WIDTH) || ONLY_WIDTH == 64
 FORWARD(64)

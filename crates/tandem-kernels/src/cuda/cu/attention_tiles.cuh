@@ -116,6 +116,14 @@ __device__ __forceinline__ void store_rows(const bf16 *tile, bf16 *to, int strid
     }
 }
 
+// Both: a warp's numbers, times a factor for each row, by way of a tile's own rows to memory.
+template <int WIDTH, int M, typename Layout = Tile<WIDTH>, typename PlaceOf>
+__device__ __forceinline__ void write_rows(bf16 *tile, const float (&x)[M][WIDTH / 8][4], const float (&factor)[M][2], bf16 *to,
+                                           int stride, PlaceOf place_of, int head_dim) {
+    put_rows<WIDTH, M, Layout>(tile, x, factor);
+    store_rows<WIDTH, 16 * M, Layout>(tile, to, stride, place_of, head_dim);
+}
+
 template <int M, int N> __device__ __forceinline__ void clear(float (&x)[M][N][4]) {
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -305,6 +313,42 @@ __device__ __forceinline__ void finish(const Queries &tile, const Pack &pack, co
                 log_sum_exp[size_t(tile.row + query) * lse_stride + first_head + pack.head(row)] =
                     (largest[m][half] * factors.after + log2f(total)) * LN2;
         }
+}
+
+// Statistics of a warp's rows of queries: what is subtracted from scores and from gradients of weights. Rows
+// that are not there have weights of zero.
+template <int M>
+__device__ __forceinline__ void load_statistics(const Queries &tile, const Pack &pack, const WarpRows<M> &own, int first_head,
+                                                const float *log_sum_exp, int lse_stride, const float *delta, int heads,
+                                                float (&less)[M][2], float (&mean)[M][2]) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = own.first + 16 * m + 8 * half + int(threadIdx.x) % WARP / 4, query = pack.query(row);
+            less[m][half] = INFINITY, mean[m][half] = 0;
+            if (query < tile.count) {
+                const size_t at = tile.row + query;
+                const int head = first_head + pack.head(row);
+                less[m][half] = log_sum_exp[at * lse_stride + head] * LOG2E, mean[m][half] = delta[at * heads + head];
+            }
+        }
+}
+
+// A thread's statistic of a tile of `ROWS` rows of queries: what is subtracted from scores, then from
+// gradients of weights. Rows that are not there have none and need none: all else of them is zero.
+template <int ROWS>
+__device__ __forceinline__ float statistic_of(const int *rows, const Pack &pack, int first_head, const float *log_sum_exp,
+                                              int lse_stride, const float *delta, int heads) {
+    const int row = int(threadIdx.x) % ROWS, at = rows[row];
+    float statistic = 0;
+    if (int(threadIdx.x) < 2 * ROWS && at >= 0) {
+        const int head = first_head + pack.head(row);
+        statistic = int(threadIdx.x) < ROWS ? log_sum_exp[size_t(at) * lse_stride + head] * LOG2E : delta[size_t(at) * heads + head];
+    }
+    // Lanes without a row meet the others again: products follow, which need a whole warp.
+    __syncwarp();
+    return statistic;
 }
 
 } // namespace
