@@ -37,7 +37,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-pub use attention::WGMMA;
+pub use attention::{WGMMA, has_wgmma};
 pub use discovery::{Gpus, install_emulator, is_stand_in, list, open};
 pub use driver::Driver;
 pub use launch::{HEADERS, SOURCES};

@@ -40,8 +40,8 @@ keys! {
             .unless(|residual| refuse_residual(*residual, dtype, devices))
             .or(DType::F32),
         /// Kernels of bf16 attention on GPUs. `"wgmma"`: they multiply by warpgroups, which GPUs of
-        /// compute capability 9.0 (H100, H200) alone can do, with heads of 33 to 64 and of 97 to 128
-        /// numbers; other heads are computed as with `"mma"`. See [gpu.md](gpu.md#attention).
+        /// compute capability 9.0 (H100, H200) alone can do, for models with heads of 33 to 64 or of 97
+        /// to 128 numbers. See [gpu.md](gpu.md#attention).
         attention: AttentionKernels = choice(AttentionKernels::NAMES)
             .unless(|kernels| refuse_wgmma(*kernels, dtype, devices))
             .or(AttentionKernels::Mma),

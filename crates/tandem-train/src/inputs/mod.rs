@@ -12,12 +12,13 @@ use tandem_data::row::RowOptions;
 use tandem_data::source::{self, Source, Sources};
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
+use tandem_kernels::cuda;
 use tandem_model::adapter::PeftFolder;
 use tandem_model::{Adapter, AdapterConfig, Decoder, ModelFolder, ParamKind};
 
 use crate::config::{
-    self, AdapterSection, AdapterStart, Config, DataConfig, DataSource, Length, MAX_STEPS, Method,
-    TemplateSource, Weights,
+    self, AdapterSection, AdapterStart, AttentionKernels, Config, DataConfig, DataSource, Length, MAX_STEPS,
+    Method, TemplateSource, Weights,
 };
 use crate::events::{Event, Observer};
 use crate::metrics::Split;
@@ -69,6 +70,14 @@ impl ModelSpecs {
             false => plain.clone().without_sum_blocks(),
         };
         let plain = &plain.clone().with_residual(config.compute.residual);
+        let head_dim = plain.spec().attention.head_dim;
+        if config.compute.attention == AttentionKernels::Wgmma && !cuda::has_wgmma(head_dim) {
+            let reason = format!(
+                "compute.attention = \"wgmma\": the model's heads have {head_dim} numbers, and kernels that multiply by \
+                 warpgroups are for 33 to 64 and 97 to 128; leave it out"
+            );
+            return Err(TrainError::Mismatch { reason });
+        }
         let adapted = |adapter: AdapterConfig| -> Result<_> {
             Ok(Arc::new(plain.clone().with_adapter(Adapter::new(adapter, plain.spec())?)))
         };

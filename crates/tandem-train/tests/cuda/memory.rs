@@ -5,7 +5,9 @@ use std::sync::atomic::AtomicBool;
 use serde_json::Value;
 use tandem_kernels::cuda;
 use tandem_kernels::cuda::driver::Region;
+use tandem_model::{Decoder, ModelFolder};
 use tandem_train::events::{Event, Observer, Silent};
+use tandem_train::inputs::ModelSpecs;
 use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::run::spawn;
 
@@ -56,6 +58,19 @@ fn a_gpu_without_warpgroups_is_told_before_anything_is_loaded() {
         .to_string();
     assert!(error.starts_with("compute.attention = \"wgmma\": GPU 0 ("), "{error}");
     assert!(error.contains("and only those of 9.0 multiply by warpgroups"), "{error}");
+}
+
+#[test]
+fn a_model_without_kernels_by_warpgroups_is_refused() {
+    let settings = ["compute.devices=cuda:0", "compute.dtype=bf16", "compute.attention=wgmma"];
+    let config = Small::new("dpo").config("run", &settings);
+    let decoder = Decoder::new(ModelFolder::open(&config.model).unwrap().spec().clone(), 1).unwrap();
+    let error = ModelSpecs::from_config(&config, &decoder).err().unwrap().to_string();
+    assert_eq!(
+        error,
+        "compute.attention = \"wgmma\": the model's heads have 16 numbers, and kernels that multiply by warpgroups are for 33 to \
+         64 and 97 to 128; leave it out"
+    );
 }
 
 #[test]

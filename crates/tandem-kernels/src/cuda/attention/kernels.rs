@@ -216,6 +216,11 @@ pub(super) fn kernels(dtype: DType, head_dim: usize, wgmma: bool) -> Result<&'st
     Ok(WGMMA_BF16.iter().filter(|_| wgmma && dtype == DType::Bf16).find(same).unwrap_or(found))
 }
 
+/// Returns whether kernels for heads of this size multiply by warpgroups, where the device is to.
+pub fn has_wgmma(head_dim: usize) -> bool {
+    kernels(DType::Bf16, head_dim, true).is_ok_and(|kernels| kernels.forward.source.only.is_some())
+}
+
 fn narrowest(dtype: DType, head_dim: usize) -> Result<&'static Kernels> {
     let all: &'static [Kernels] = match dtype {
         DType::F32 => &F32,
@@ -289,6 +294,8 @@ mod tests {
         let name = |dtype, head_dim| kernels(dtype, head_dim, true).unwrap().forward.name;
         assert_eq!(name(DType::Bf16, 33), "attention_forward_wgmma_64");
         assert_eq!(name(DType::Bf16, 128), "attention_forward_wgmma_128");
+        let sizes = (1..300).filter(|&head_dim| has_wgmma(head_dim)).collect::<Vec<_>>();
+        assert_eq!(sizes, (33..=64).chain(97..=128).collect::<Vec<_>>());
         for (dtype, head_dim) in [(DType::Bf16, 32), (DType::Bf16, 80), (DType::Bf16, 256), (DType::F32, 64)]
         {
             assert_eq!(name(dtype, head_dim), kernels(dtype, head_dim, false).unwrap().forward.name);
