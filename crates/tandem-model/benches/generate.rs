@@ -6,15 +6,19 @@
 //! were taken. With a format the matrices of blocks are packed in it, and multiplied by as they are, or unpacked at every step with
 //! `--in-place no`. `bench/generate` runs it in turns with transformers, `bench/real` also with llama.cpp.
 
+#[path = "../tests/it/support/packed.rs"]
+mod packed;
+
 use std::path::PathBuf;
 use std::time::Instant;
 
+use packed::Packed;
 use serde_json::json;
-use tandem_kernels::{Bytes, DType, Device, Format, MemoryKind, Tensor, ops};
+use tandem_kernels::{DType, Device, Format, MemoryKind};
 use tandem_model::decode::Flow;
 use tandem_model::{
-    Decoder, FlatWeights, Generator, GeneratorOptions, LayerId, LayerWeights, ModelFolder, PackedLayer,
-    Packing, Request, ResidentWeights, Result, Sampling, WeightSource,
+    Decoder, Generator, GeneratorOptions, LayerId, LayerWeights, ModelFolder, Request, ResidentWeights,
+    Result, Sampling, WeightSource,
 };
 
 struct Arguments {
@@ -70,68 +74,21 @@ impl Arguments {
     }
 }
 
-/// Weights that are packed, and the layer that was fetched last.
-struct Packed<'a> {
-    decoder: &'a Decoder,
-    device: &'a Device,
-    dtype: DType,
-    layers: Vec<(Packing, Bytes)>,
-    unpacked: Option<Tensor>,
-    in_place: bool,
-}
+/// Packed weights of which every matrix is unpacked when its layer is fetched.
+struct Unpacked<'a>(Packed<'a>);
 
-impl<'a> Packed<'a> {
-    fn new(
-        decoder: &'a Decoder,
-        device: &'a Device,
-        masters: &FlatWeights,
-        format: Format,
-        dtype: DType,
-        in_place: bool,
-    ) -> Result<Self> {
-        let mut layers = Vec::new();
-        for (layer, flat) in decoder.layers().into_iter().zip(&masters.layers) {
-            let packing = Packing::new(decoder, layer, format, dtype);
-            let mut bytes = Bytes::new(device, MemoryKind::Weights, packing.len())?;
-            for piece in packing.pieces() {
-                let values = flat.view().col_range(piece.flat.clone()).reshape(piece.rows, piece.cols);
-                ops::pack(device, values, piece.format, bytes.range_mut(piece.bytes.clone()))?;
-            }
-            layers.push((packing, bytes));
-        }
-        Ok(Self { decoder, device, dtype, layers, unpacked: None, in_place })
-    }
-
-    fn fetch_unpacked(&mut self, layer: LayerId, len: fn(&Packing) -> usize) -> Result<LayerWeights<'_>> {
-        let (packing, bytes) = &self.layers[self.decoder.index(layer)];
-        self.unpacked = None;
-        if len(packing) > 0 {
-            let mut unpacked = self.device.alloc(MemoryKind::Gathered, 1, len(packing), self.dtype)?;
-            packing.unpack(self.device, bytes.view(), unpacked.view_mut())?;
-            self.unpacked = Some(unpacked);
-        }
-        let unpacked = self.unpacked.as_ref().map(Tensor::view);
-        Ok(LayerWeights::packed(PackedLayer::new(packing, bytes.view(), unpacked)))
-    }
-}
-
-impl WeightSource for Packed<'_> {
-    fn prefetch(&mut self, _: LayerId) -> Result<()> {
-        Ok(())
+impl WeightSource for Unpacked<'_> {
+    fn prefetch(&mut self, layer: LayerId) -> Result<()> {
+        self.0.prefetch(layer)
     }
 
     fn fetch(&mut self, layer: LayerId) -> Result<LayerWeights<'_>> {
-        self.fetch_unpacked(layer, Packing::unpacked_len)
+        self.0.fetch(layer)
     }
 
-    fn fetch_packed(&mut self, layer: LayerId) -> Result<LayerWeights<'_>> {
-        match self.in_place {
-            true => self.fetch_unpacked(layer, Packing::always_unpacked_len),
-            false => self.fetch(layer),
-        }
+    fn release(&mut self, layer: LayerId) {
+        self.0.release(layer);
     }
-
-    fn release(&mut self, _: LayerId) {}
 }
 
 fn run(arguments: &Arguments) -> Result<()> {
@@ -145,14 +102,12 @@ fn run(arguments: &Arguments) -> Result<()> {
         DType::F32 => None,
         DType::Bf16 => Some(masters.compute_copy(&decoder, &device, MemoryKind::Weights, DType::Bf16)?),
     };
-    let mut resident = ResidentWeights::new(&decoder, &masters, copy.as_ref());
-    let mut packed = arguments
-        .format
-        .map(|format| Packed::new(&decoder, &device, &masters, format, *dtype, arguments.in_place))
-        .transpose()?;
-    let source: &mut dyn WeightSource = match &mut packed {
-        Some(packed) => packed,
-        None => &mut resident,
+    let source: &mut dyn WeightSource = match arguments.format {
+        None => &mut ResidentWeights::new(&decoder, &masters, copy.as_ref()),
+        Some(format) => {
+            let packed = Packed::new(&decoder, &device, &masters, format, *dtype);
+            if arguments.in_place { &mut { packed } } else { &mut Unpacked(packed) }
+        }
     };
     let options = GeneratorOptions {
         max_batch: prompts.len() * answers,

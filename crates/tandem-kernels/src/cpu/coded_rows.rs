@@ -81,6 +81,13 @@ pub(super) fn row_of(packed: &[u8], format: Format, cols: usize, row: usize) -> 
     (codes, f32::from_le_bytes(rest[..4].try_into().expect("four bytes")))
 }
 
+/// Returns the largest magnitude; infinity or NaN, if one is.
+#[inline(always)]
+pub(super) fn largest_magnitude<E: Element>(values: &[E]) -> f32 {
+    // Magnitudes order as their bits do; infinity and NaN have the largest bits.
+    f32::from_bits(values.iter().fold(0, |m, x| (x.to_f32().to_bits() & 0x7fff_ffff).max(m)))
+}
+
 /// Decodes neighbours in a row.
 ///
 /// # Panics

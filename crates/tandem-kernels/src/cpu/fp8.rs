@@ -1,5 +1,6 @@
 //! fp8 codes of a row: numbers of [`e4m3`](crate::numerics::e4m3) under one scale.
 
+use super::coded_rows::largest_magnitude;
 use super::vector::{for_lanes, vector_kernel};
 use crate::Element;
 use crate::numerics::e4m3;
@@ -8,9 +9,7 @@ vector_kernel! {
     /// Encodes a row and returns its scale, infinite or NaN if a weight is. The slices have one
     /// length.
     pub(super) unsafe fn encode<V: Vector, E: Element>(values: &[E], codes: &mut [u8]) -> f32 {
-        // Magnitudes order as their bits do; infinity and NaN have the largest bits.
-        let largest = values.iter().fold(0, |m, x| (x.to_f32().to_bits() & 0x7fff_ffff).max(m));
-        let scale = f32::from_bits(largest) / e4m3::MAX;
+        let scale = largest_magnitude(values) / e4m3::MAX;
         if !scale.is_normal() {
             // The largest weight is too small to scale by: all weights are zeros.
             codes.fill(0);

@@ -1,5 +1,6 @@
 //! int8 codes of a row, in the arithmetic order of bitsandbytes.
 
+use super::coded_rows::largest_magnitude;
 use super::vector::{for_lanes, vector_kernel};
 use crate::Element;
 
@@ -10,9 +11,7 @@ vector_kernel! {
     /// Encodes a row and returns its scale, infinite or NaN if a weight is. The slices have one
     /// length.
     pub(super) unsafe fn encode<V: Vector, E: Element>(values: &[E], codes: &mut [u8]) -> f32 {
-        // Magnitudes order as their bits do; infinity and NaN have the largest bits.
-        let largest = values.iter().fold(0, |m, x| (x.to_f32().to_bits() & 0x7fff_ffff).max(m));
-        let scale = f32::from_bits(largest);
+        let scale = largest_magnitude(values);
         // torch's result for `127 / scale`.
         let factor = 1.0 / scale * LARGEST;
         if !factor.is_finite() {

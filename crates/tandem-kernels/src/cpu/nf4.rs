@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::Cpu;
+use super::coded_rows::largest_magnitude;
 use super::double_quant::{self, TABLE};
 use super::rows::RowsMut;
 use super::vector::{for_lanes, vector_kernel};
@@ -217,12 +218,10 @@ vector_kernel! {
             for (x, value) in x.iter_mut().zip(values) {
                 *x = value.to_f32();
             }
-            // Magnitudes order as their bits do; infinity and NaN have the largest bits.
-            let largest = x.iter().fold(0, |m, x| (x.to_bits() & 0x7fff_ffff).max(m));
-            if largest >= f32::INFINITY.to_bits() {
+            let scale = largest_magnitude(&x);
+            if !scale.is_finite() {
                 bad = bad.min(block);
             }
-            let scale = f32::from_bits(largest);
             if values.len() == NF4_BLOCK {
                 let factor = 1.0 / scale.max(SMALLEST);
                 for x in &mut x {

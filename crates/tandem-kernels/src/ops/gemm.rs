@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use super::check::Operand as _;
 use crate::ops::{DepthTree, PackedWeight, Weight};
 use crate::{DType, Extent, View, ViewMut};
 
@@ -28,28 +29,17 @@ impl<'a> Operand<'a> {
     }
 
     pub(crate) fn dtype(&self) -> DType {
-        match self.matrix {
-            Weight::Plain(view) => view.dtype(),
-            Weight::Packed(packed) => packed.dtype(),
-        }
-    }
-
-    /// Returns rows and columns of the matrix as stored.
-    fn shape(&self) -> (usize, usize) {
-        match self.matrix {
-            Weight::Plain(view) => view.shape(),
-            Weight::Packed(packed) => (packed.rows(), packed.cols()),
-        }
+        self.matrix.describe().2
     }
 
     pub(crate) fn rows(&self) -> usize {
-        let (rows, cols) = self.shape();
+        let (rows, cols, _) = self.matrix.describe();
         if self.transposed { cols } else { rows }
     }
 
     /// Returns the elements along k.
     pub(crate) fn depth(&self) -> usize {
-        let (rows, cols) = self.shape();
+        let (rows, cols, _) = self.matrix.describe();
         if self.transposed { rows } else { cols }
     }
 
@@ -90,27 +80,14 @@ impl<'a> Operand<'a> {
 
     /// Returns a range of the rows.
     pub(crate) fn row_range(&self, rows: Range<usize>) -> Self {
-        if self.transposed { self.col_part(rows) } else { self.row_part(rows) }
+        let matrix = if self.transposed { self.matrix.col_range(rows) } else { self.matrix.row_range(rows) };
+        Self { matrix, ..*self }
     }
 
     /// Returns a range of the elements along k.
     pub(crate) fn depth_range(&self, range: Range<usize>) -> Self {
-        if self.transposed { self.row_part(range) } else { self.col_part(range) }
-    }
-
-    fn row_part(&self, rows: Range<usize>) -> Self {
-        let matrix = match self.matrix {
-            Weight::Plain(view) => Weight::Plain(view.row_range(rows)),
-            Weight::Packed(packed) => Weight::Packed(packed.row_range(rows)),
-        };
-        Self { matrix, ..*self }
-    }
-
-    fn col_part(&self, cols: Range<usize>) -> Self {
-        let matrix = match self.matrix {
-            Weight::Plain(view) => Weight::Plain(view.col_range(cols)),
-            Weight::Packed(packed) => Weight::Packed(packed.col_range(cols)),
-        };
+        let matrix =
+            if self.transposed { self.matrix.row_range(range) } else { self.matrix.col_range(range) };
         Self { matrix, ..*self }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::check;
+use super::check::Operand;
 use crate::cpu::Isa;
 use crate::memory::bytes::BytesView;
 use crate::{Backend, DType, Device, Format, KernelError, Result, View};
@@ -181,9 +181,22 @@ impl<'a> From<View<'a>> for Weight<'a> {
 impl Weight<'_> {
     /// Returns the number of rows.
     pub fn rows(&self) -> usize {
+        self.describe().0
+    }
+
+    /// Returns a range of the rows.
+    pub(super) fn row_range(self, rows: Range<usize>) -> Self {
         match self {
-            Self::Plain(view) => view.rows(),
-            Self::Packed(packed) => packed.rows(),
+            Self::Plain(view) => Self::Plain(view.row_range(rows)),
+            Self::Packed(packed) => Self::Packed(packed.row_range(rows)),
+        }
+    }
+
+    /// Returns a range of the columns.
+    pub(super) fn col_range(self, cols: Range<usize>) -> Self {
+        match self {
+            Self::Plain(view) => Self::Plain(view.col_range(cols)),
+            Self::Packed(packed) => Self::Packed(packed.col_range(cols)),
         }
     }
 
@@ -196,7 +209,7 @@ impl Weight<'_> {
     }
 }
 
-impl check::Operand for Weight<'_> {
+impl Operand for Weight<'_> {
     fn describe(&self) -> (usize, usize, DType) {
         match self {
             Self::Plain(view) => view.describe(),

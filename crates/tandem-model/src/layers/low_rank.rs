@@ -88,26 +88,23 @@ impl LayerExecutor<'_> {
         let tree = self.decoder.sum_blocks().tree(weight);
         let term = weights.low_rank(weight);
         let dtype = residual.map_or(DType::F32, |residual| residual.dtype());
-        // What ranks or blocks sum is f32 until it is the sum.
-        let is_direct = self.split.is_none() && (tree.is_none() || dtype == DType::F32);
-        let mut y = self.alloc(x.extent(), w.rows(), if is_direct { dtype } else { DType::F32 })?;
-        if term.is_none() && is_direct {
-            ops::sharded_linear(self.device, x, w, tree, bias, residual, y.view_mut())?;
-            return Ok((y, None));
-        }
-        if let Some(term) = term.as_ref().filter(|term| term.magnitude.is_none())
-            && is_direct
-            && tree.is_none()
-        {
-            // One pass over the result for all of its terms.
+        // One pass over the result for all of its terms; what ranks or blocks sum is f32 until it is the sum.
+        let is_whole = match &term {
+            None => tree.is_none() || dtype == DType::F32,
+            Some(term) => tree.is_none() && term.magnitude.is_none(),
+        };
+        let in_one_pass = is_whole && self.split.is_none();
+        let mut y = self.alloc(x.extent(), w.rows(), if in_one_pass { dtype } else { DType::F32 })?;
+        if in_one_pass {
+            let Some(term) = &term else {
+                ops::sharded_linear(self.device, x, w, tree, bias, residual, y.view_mut())?;
+                return Ok((y, None));
+            };
             let hidden = self.divided_hidden(term, weight, x, shares)?;
             let spread = self.spread_b(term, w.rows())?;
             let low_rank = ops::LowRank { h: hidden.view(), b: spread.as_ref().map_or(term.b, Tensor::view) };
             ops::linear_low_rank(self.device, x, w, low_rank, bias, residual, y.view_mut())?;
             return Ok((y, Some(hidden)));
-        }
-        if y.dtype() != DType::F32 {
-            y = self.alloc(x.extent(), w.rows(), DType::F32)?;
         }
         ops::sharded_linear(self.device, x, w, tree, None, None, y.view_mut())?;
         let mut y = self.join(y, shares)?;

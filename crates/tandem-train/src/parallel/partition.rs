@@ -104,12 +104,9 @@ impl Partition {
         };
         for layers in &buckets {
             let parts = divide(&lengths[layers.clone()], num_ranks, unit);
-            let padded = |count: &usize| {
-                let is_padded = this.is_padded && layers.len() > 1;
-                if is_padded { count.next_multiple_of(SQUARES_BLOCK) } else { *count }
-            };
-            let of_rank = |rank: usize| parts.iter().map(|counts| padded(&counts[rank])).sum();
-            this.bucket_counts.push((0..num_ranks).map(of_rank).collect());
+            let of_rank = |rank: usize| parts.iter().map(|counts| this.padded(layers, counts[rank])).sum();
+            let of_ranks = (0..num_ranks).map(of_rank).collect();
+            this.bucket_counts.push(of_ranks);
             this.counts.extend(parts);
         }
         Self { buckets, ..this }

@@ -2,8 +2,8 @@
 //! than into a cache.
 //!
 //! The first factor is packed once and stays in the second-level cache. A task packs a block of a panel of
-//! columns and multiplies all rows by it. A packed factor is unpacked into the cache by the same task. Blocks and the order of sums are those of
-//! [`blocked`](super::blocked), and so are the bits.
+//! columns and multiplies all rows by it. A packed factor is unpacked into the cache by the same task. Blocks
+//! and the order of sums are those of [`blocked`](super::blocked), and so are the bits.
 
 use std::ops::Range;
 

@@ -2,7 +2,8 @@
 //!
 //! [`few`] takes few rows, as in generation, limited by reading the matrix. [`skinny`] takes GEMMs with a
 //! dimension as short as an adapter's rank. [`blocked`] takes the rest, limited by arithmetic. The bits of a
-//! row do not depend on the number of rows. [`few`] also takes every product whose second factor is [`packed`]. [`tree`] cuts a sum into blocks of k that ranks can divide.
+//! row do not depend on the number of rows. [`few`] also takes every product whose second factor is [`packed`].
+//! [`tree`] cuts a sum into blocks of k that ranks can divide.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -26,6 +27,7 @@ use super::{Cpu, Isa};
 use crate::ops::gemm::{Operand, Product, Term};
 use crate::{DType, View, ViewMut, bf16, with_element};
 use kernel::Add;
+use skinny::SkinnyAxis;
 
 impl Operand<'_> {
     /// Returns the first element. The type is the caller's choice: bf16 factors are read as pairs,
@@ -50,12 +52,14 @@ impl Product<'_> {
         if m == 0 || n == 0 {
             return;
         }
-        let is_skinny = self.divided().is_none() && skinny::takes(cpu, &self);
-        match self.b.packed() {
-            // A small matrix.
-            Some(weight) if is_skinny => return packed::run_unpacked(cpu, self, &weight),
-            None if is_skinny => return skinny::run(cpu, self),
-            _ => {}
+        if self.divided().is_none()
+            && let Some(short) = SkinnyAxis::choose(cpu.isa(), &self)
+        {
+            return match self.b.packed() {
+                // A small matrix.
+                Some(weight) => packed::run_unpacked(cpu, self, &weight),
+                None => skinny::run(cpu, self, short),
+            };
         }
         match (cpu.isa(), self.a.dtype()) {
             (Isa::Portable, _) => self.run_on::<level::Baseline>(cpu),

@@ -30,7 +30,7 @@ const DEPTH: usize = 256;
 
 /// Short dimension of a GEMM.
 #[derive(Clone, Copy)]
-enum SkinnyAxis {
+pub(super) enum SkinnyAxis {
     /// k: each row of the result combines a few rows of the second factor.
     Depth,
     /// Columns of the result: a few dot products per row.
@@ -40,7 +40,8 @@ enum SkinnyAxis {
 }
 
 impl SkinnyAxis {
-    fn choose(isa: Isa, product: &Product) -> Option<Self> {
+    /// Returns the dimension that is short, if one is.
+    pub(super) fn choose(isa: Isa, product: &Product) -> Option<Self> {
         let (m, n) = product.c.shape();
         let k = product.a.depth();
         let (a, b) = (product.a.is_transposed(), product.b.is_transposed());
@@ -72,15 +73,9 @@ impl SkinnyAxis {
     }
 }
 
-/// Returns whether a dimension of `product` is short.
-pub(super) fn takes(cpu: &Cpu, product: &Product) -> bool {
-    SkinnyAxis::choose(cpu.isa(), product).is_some()
-}
-
-/// Computes `product`, which [`takes`] is true of. A second pair of factors runs as a GEMM of its own; if it is
-/// zero, it leaves the bits.
-pub(super) fn run(cpu: &Cpu, mut product: Product) {
-    let short = SkinnyAxis::choose(cpu.isa(), &product).expect("one of its dimensions is short");
+/// Computes `product`, of which this dimension is short. A second pair of factors runs as a GEMM of its own; if
+/// it is zero, it leaves the bits.
+pub(super) fn run(cpu: &Cpu, mut product: Product, short: SkinnyAxis) {
     with_element!(product.a.dtype(), E => with_element!(product.c.dtype(), C => match short {
         SkinnyAxis::Depth => expand::<E, C>(cpu, &mut product),
         #[cfg(target_arch = "x86_64")]
