@@ -1,4 +1,4 @@
-//! Memory is flat: what the first steps and the first checkpoint needed is all that two hundred steps need.
+//! Memory is flat: what the first steps and the first checkpoint needed is all that a thousand steps need.
 //!
 //! A binary of its own with one test: it reads the peak of its process's memory.
 
@@ -14,9 +14,11 @@ use serde_json::Value;
 use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::{Config, Event, Observer, Trainer};
 
-/// The system counts resident pages per processor and adds them up in batches, and a page of stack may be touched late. A leak of
-/// 3 KiB a step, or of 30 KiB a checkpoint, would still be found.
-const SLACK: u64 = 512 << 10;
+/// What comes late by chance, once: the system adds up resident pages in batches, a thread touches its stack or its heap for the
+/// first time, a checkpoint is written at the widest moment of a step. One MiB was seen. A leak goes on: over the steps here, 2 KiB
+/// a step or 21 KiB a checkpoint are found.
+const SLACK: u64 = 2 << 20;
+const STEPS: usize = 1000;
 /// Steps between checkpoints, which are written beside training.
 const SAVE_EVERY: usize = 10;
 /// By then a checkpoint is complete and the next one begun.
@@ -35,7 +37,7 @@ impl Observer for Peaks {
 }
 
 #[test]
-fn two_hundred_steps_and_their_checkpoints_need_what_the_first_needed() {
+fn a_thousand_steps_and_their_checkpoints_need_what_the_first_needed() {
     // One thread of each kind: with more, chance decides which of them first touches its stack and its scratch after the first
     // steps, and a machine of 64 processors has 64.
     rayon::ThreadPoolBuilder::new().num_threads(1).build_global().unwrap();
@@ -53,7 +55,7 @@ fn two_hundred_steps_and_their_checkpoints_need_what_the_first_needed() {
         (name.clone(), shape)
     });
     formula::write_safetensors(&model, &tensors.collect::<Vec<_>>(), formula::weight).unwrap();
-    let run = |name: &str, steps: u64| {
+    let run = |name: &str, steps: usize| {
         let config = folder.path().join(format!("{name}.toml"));
         // Eight batches of different lengths come by again and again; bf16 and two micro-batches use every buffer.
         let toml = format!(
@@ -72,10 +74,10 @@ fn two_hundred_steps_and_their_checkpoints_need_what_the_first_needed() {
         (trainer.device().high_water(), peaks.0)
     };
     // The long run comes first: a process's peak never falls again.
-    let (two_hundred, peaks) = run("two_hundred", 200);
-    let (two, _) = run("two", 2);
-    assert_eq!(two_hundred, two, "the arena's high-water mark in bytes after 200 steps and after 2");
-    assert_eq!(peaks.len(), 200);
-    let grown = peaks[199] - peaks[SETTLED - 1];
-    assert!(grown <= SLACK, "the process's peak grew by {grown} bytes between step {SETTLED} and step 200");
+    let (long, peaks) = run("long", STEPS);
+    let (short, _) = run("short", 2);
+    assert_eq!(long, short, "the arena's high-water mark in bytes after {STEPS} steps and after 2");
+    assert_eq!(peaks.len(), STEPS);
+    let grown = peaks[STEPS - 1] - peaks[SETTLED - 1];
+    assert!(grown <= SLACK, "the process's peak grew by {grown} bytes between step {SETTLED} and step {STEPS}");
 }
