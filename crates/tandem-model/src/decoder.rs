@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tandem_kernels::DType;
+use tandem_kernels::{Backend, DType};
 
 use crate::layout::PipelineStage;
 use crate::layout::blocks::Blocks;
@@ -129,6 +129,19 @@ impl Decoder {
     /// Returns the type of the residual stream.
     pub fn residual(&self) -> DType {
         self.residual
+    }
+
+    /// Sums as suits one device that shares no model with others: on a GPU without blocks
+    /// ([`Self::without_sum_blocks`]), where they are operations of their own.
+    ///
+    /// # Panics
+    /// As of [`Self::without_sum_blocks`].
+    #[must_use]
+    pub fn alone_on(self, backend: Backend) -> Self {
+        match backend {
+            Backend::Cpu => self,
+            Backend::Cuda => self.without_sum_blocks(),
+        }
     }
 
     /// Sums over sharded dimensions without blocks: each device chooses the order, and the bits depend on

@@ -55,6 +55,7 @@ impl Loaded {
             None => Decoder::new(model.spec().clone(), room.positions)?,
         };
         let device = open(compute, address_space(&decoder, room.cache_tokens))?;
+        let decoder = decoder.alone_on(device.backend());
         let weights = match &merged {
             Some(merged) => merged.load(&device, MemoryKind::Master)?,
             None => model.weights(&decoder)?.load(&decoder, &device, MemoryKind::Master)?,

@@ -51,7 +51,8 @@ impl RewardModel {
             );
             return Err(TrainError::Mismatch { reason });
         }
-        let decoder = Arc::new(Decoder::new(folder.spec().clone(), max_length)?);
+        let decoder = Decoder::new(folder.spec().clone(), max_length)?;
+        let decoder = Arc::new(decoder.alone_on(device.backend()));
         let start = match device.is_meta() {
             true => InitialWeights::dry(folder.quantised()),
             false => InitialWeights::from_folder(&folder, &decoder)?,
