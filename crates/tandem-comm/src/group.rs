@@ -287,7 +287,7 @@ impl ProcessGroup {
             Memory::Device(mut numbers) => {
                 let (ordinal, address) = numbers.address();
                 if self.engine.takes_device(ordinal) {
-                    let range = StreamRange { address, stream: numbers.stream() };
+                    let range = StreamRange { address, stream: numbers.stream().map_err(failed)? };
                     // An observer measures the call alone; others do not wait for the device.
                     let waits = self.watch.is_some();
                     if waits {

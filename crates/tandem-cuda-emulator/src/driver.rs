@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tandem_kernels::cuda::driver::{
-    Algorithm, Arg, Driver, Event, Function, Grid, Matmul, MatmulChoice, Properties, Region, Source, Stream,
+    Algorithm, Arg, Driver, Event, Function, Graph, Grid, Matmul, MatmulChoice, Properties, Region, Source,
+    Stream,
 };
 use tandem_kernels::{KernelError, Result};
 
@@ -33,6 +34,7 @@ unsafe extern "C" {
 }
 
 /// An item of work in a stream.
+#[derive(Clone)]
 enum Work {
     Copy { from: u64, to: u64, bytes: usize },
     Clear { at: u64, bytes: usize },
@@ -49,6 +51,8 @@ const ENDED: &str = "a stream that has not ended";
 #[derive(Default)]
 pub(crate) struct Streams {
     queues: Mutex<HashMap<u64, VecDeque<Work>>>,
+    /// Work of streams that are captured.
+    captured: Mutex<HashMap<u64, Vec<Work>>>,
 }
 
 impl Streams {
@@ -64,8 +68,13 @@ impl Streams {
     /// Puts work into a stream.
     ///
     /// # Panics
-    /// The stream has ended.
+    /// The stream has ended, or is captured and the work has to do with other streams.
     fn put(&self, stream: Stream, work: Work) {
+        if let Some(captured) = lock(&self.captured).get_mut(&stream.0) {
+            assert!(!matches!(work, Work::Record(_) | Work::Wait(_)), "an event in a graph");
+            captured.push(work);
+            return;
+        }
         self.lock().get_mut(&stream.0).expect(ENDED).push_back(work);
     }
 
@@ -74,6 +83,7 @@ impl Streams {
     /// # Panics
     /// As [`Self::put`].
     fn finish(&self, stream: Stream) {
+        assert!(!lock(&self.captured).contains_key(&stream.0), "a captured stream is waited for");
         let mut queues = self.lock();
         assert!(queues.contains_key(&stream.0), "{ENDED}");
         finish(&mut queues, stream.0, None);
@@ -174,6 +184,7 @@ pub struct Emulated {
     /// Time in which GEMMs alone take some, and that of each event.
     clock: AtomicU64,
     events: Mutex<HashMap<u64, u64>>,
+    graphs: Mutex<HashMap<u64, Vec<Work>>>,
 }
 
 impl Emulated {
@@ -195,8 +206,8 @@ impl Emulated {
 
     fn from_parts(properties: Properties, free: Arc<AtomicUsize>, fastest: Order) -> Self {
         let (streams, next, clock) = (Arc::default(), AtomicU64::new(1), AtomicU64::new(0));
-        let (choices, events) = Default::default();
-        Self { properties, free, streams, next, fastest, choices, clock, events }
+        let (choices, events, graphs) = Default::default();
+        Self { properties, free, streams, next, fastest, choices, clock, events, graphs }
     }
 
     /// Has GEMMs be faster by the second algorithm, which adds in another order.
@@ -379,6 +390,26 @@ unsafe impl Driver for Emulated {
         let order = lock(&self.choices).get(&product.key()).copied();
         self.put_matmul(stream, product, order.unwrap_or_default());
         Ok(())
+    }
+
+    fn capture(&self, stream: Stream, put: &mut dyn FnMut() -> Result<()>) -> Result<Option<Graph>> {
+        lock(&self.streams.captured).insert(stream.0, Vec::new());
+        let outcome = put();
+        let work = lock(&self.streams.captured).remove(&stream.0).expect("it was captured");
+        outcome?;
+        let graph = Graph(self.number());
+        lock(&self.graphs).insert(graph.0, work);
+        Ok(Some(graph))
+    }
+
+    unsafe fn launch_graph(&self, stream: Stream, graph: Graph) -> Result<()> {
+        let work = lock(&self.graphs).get(&graph.0).expect("a graph that has not ended").clone();
+        work.into_iter().for_each(|work| self.streams.put(stream, work));
+        Ok(())
+    }
+
+    fn end_graph(&self, graph: Graph) {
+        lock(&self.graphs).remove(&graph.0).expect("a graph ends once");
     }
 
     fn algorithms(&self, _product: &Matmul, most: usize) -> Result<Vec<Algorithm>> {

@@ -79,5 +79,8 @@ fn a_thousand_steps_and_their_checkpoints_need_what_the_first_needed() {
     assert_eq!(long, short, "the arena's high-water mark in bytes after {STEPS} steps and after 2");
     assert_eq!(peaks.len(), STEPS);
     let grown = peaks[STEPS - 1] - peaks[SETTLED - 1];
-    assert!(grown <= SLACK, "the process's peak grew by {grown} bytes between step {SETTLED} and step {STEPS}");
+    assert!(
+        grown <= SLACK,
+        "the process's peak grew by {grown} bytes between step {SETTLED} and step {STEPS}"
+    );
 }

@@ -72,8 +72,8 @@ pub trait DeviceNumbers {
     /// Returns the GPU's ordinal among those of this process, and the address.
     fn address(&self) -> (usize, u64);
 
-    /// Returns the stream whose work writes and reads the numbers, a `CUstream`.
-    fn stream(&self) -> u64;
+    /// Returns the stream whose work writes and reads the numbers, a `CUstream`; all work so far is in it.
+    fn stream(&self) -> Result<u64, String>;
 
     /// Waits for the work in the stream.
     fn synchronize(&mut self) -> Result<(), String>;

@@ -90,6 +90,10 @@ impl Cpu {
 
     pub(crate) fn spread_rows(&self, src: View, rows: &[u32], mut dst: ViewMut) {
         self.fill_zero(dst.reborrow());
+        self.scatter_rows(src, rows, dst);
+    }
+
+    pub(crate) fn scatter_rows(&self, src: View, rows: &[u32], dst: ViewMut) {
         with_element!(src.dtype(), S => with_element!(dst.dtype(), D => {
             let dst = RowsMut::<D>::new(dst);
             self.for_parts(src.shape(), |row, cols| {

@@ -1,6 +1,7 @@
 //! Copies and conversions of whole matrices.
 
 use super::elements::Elements;
+use super::graph::Work;
 use super::{Cuda, args, by_type, bytes, driver, source};
 use crate::{DType, Result, View, ViewMut, bf16};
 
@@ -9,9 +10,8 @@ pub(super) static SOURCE: driver::Source = source!("convert.cu");
 /// Sets every element to zero.
 pub(crate) fn fill_zero(cuda: &Cuda, x: ViewMut) -> Result<()> {
     if x.is_contiguous() {
-        cuda.count_launch();
         // SAFETY: the view borrows these bytes.
-        return unsafe { cuda.driver().clear(cuda.stream(), x.address(), x.num_bytes()) };
+        return unsafe { cuda.put(Work::Clear { at: x.address(), bytes: x.num_bytes() }) };
     }
     super::elementwise::fill(cuda, x, 0.0)
 }
@@ -29,19 +29,18 @@ pub(crate) fn cast(cuda: &Cuda, src: View, dst: ViewMut) -> Result<()> {
 }
 
 fn copy(cuda: &Cuda, src: View, dst: ViewMut) -> Result<()> {
-    let (driver, stream) = (cuda.driver(), cuda.stream());
     if src.is_empty() {
         return Ok(());
     }
-    cuda.count_launch();
     if src.is_contiguous() && dst.is_contiguous() {
+        let work = Work::Copy { from: src.address(), to: dst.address(), bytes: src.num_bytes() };
         // SAFETY: the views borrow as many bytes.
-        return unsafe { driver.copy(stream, src.address(), dst.address(), src.num_bytes()) };
+        return unsafe { cuda.put(work) };
     }
     let size = src.dtype().size();
     let (from, to) = ((src.address(), src.stride() * size), (dst.address(), dst.stride() * size));
     // SAFETY: as above.
-    unsafe { driver.copy_rows(stream, from, to, src.rows(), src.cols() * size) }
+    unsafe { cuda.put(Work::CopyRows { from, to, rows: src.rows(), bytes: src.cols() * size }) }
 }
 
 pub(crate) fn add(cuda: &Cuda, src: View, dst: ViewMut) -> Result<()> {
@@ -69,6 +68,17 @@ pub(crate) fn spread_rows(cuda: &Cuda, src: View, rows: &[u32], dst: ViewMut) ->
         sources[row as usize] = source as u32;
     }
     take_rows(cuda, src, &sources, &dst)
+}
+
+/// Writes the listed rows of the result.
+pub(crate) fn scatter_rows(cuda: &Cuda, src: View, rows: &[u32], dst: ViewMut) -> Result<()> {
+    let way = Elements::by_rows(src.rows(), src.cols(), &[src, dst.view()]);
+    let name = by_type!("put_rows", src.dtype(), dst.dtype());
+    let rows = cuda.table(rows)?;
+    let args = args![src, src.stride(), rows, &dst, dst.stride(), way.rows, way.cols, way.wide];
+    // SAFETY: the operands are those of the kernel; the operation has checked that there is a row for each of
+    // `src`, inside `dst` and no other's.
+    unsafe { cuda.launch(&SOURCE, name, way.grid(), args) }
 }
 
 /// Entry of a table of rows for a row of zeros, as in `convert.cu`.

@@ -7,6 +7,7 @@ use std::any::Any;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
+use super::failed;
 use crate::{DType, Result};
 
 /// Properties of a GPU.
@@ -35,6 +36,10 @@ pub struct Stream(pub u64);
 /// A place in a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event(pub u64);
+
+/// A sequence of work that is put into a stream at once: an executable CUDA graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Graph(pub u64);
 
 /// A kernel that is ready to be launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -313,6 +318,23 @@ pub unsafe trait Driver: Send + Sync + Any {
     /// # Safety
     /// As [`Driver::copy`], for factors and result.
     unsafe fn matmul(&self, stream: Stream, product: &Matmul) -> Result<()>;
+
+    /// Makes a graph of the kernels, GEMMs, copies and clears that `put` puts into the stream, none of which
+    /// runs. `None` if the driver has no graphs or cannot make one of this work.
+    fn capture(&self, _stream: Stream, _put: &mut dyn FnMut() -> Result<()>) -> Result<Option<Graph>> {
+        Ok(None)
+    }
+
+    /// Puts the work of a graph into a stream.
+    ///
+    /// # Safety
+    /// As of the functions that put its work into the stream when it was captured.
+    unsafe fn launch_graph(&self, _stream: Stream, graph: Graph) -> Result<()> {
+        Err(failed("launching a graph", format!("{graph:?} is not this driver's")))
+    }
+
+    /// Destroys a graph, when its work is done.
+    fn end_graph(&self, _graph: Graph) {}
 
     /// Returns up to `most` algorithms of a GEMM, the library's first choice first. None if the
     /// library offers no choice.

@@ -2,6 +2,7 @@
 
 use super::columns::elementwise_grid;
 use super::driver::{Factor, Matmul};
+use super::graph::Work;
 use super::{Cuda, args, by_type, driver, source};
 use crate::ops::DepthTree;
 use crate::ops::gemm::{Operand, Product, Term};
@@ -151,10 +152,9 @@ fn multiply(cuda: &Cuda, a: Operand, b: Operand, added: Option<(u64, usize)>, c:
         d_type: c.dtype(),
         tf32: cuda.tf32(),
     };
-    cuda.count_launch();
     // SAFETY: views vouch for factors and result, whose shapes fit; the addend is the result, or of
     // its shape and type.
-    unsafe { cuda.driver().matmul(cuda.stream(), &product) }
+    unsafe { cuda.put(Work::Matmul(&product)) }
 }
 
 /// Computes `c = Σ terms + bias`, added to `c` if `accumulate` and rounded once. Terms and bias are

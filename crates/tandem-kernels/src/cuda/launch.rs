@@ -2,6 +2,7 @@
 
 use super::Cuda;
 use super::driver::{Arg, Grid, Source};
+use super::graph::Work;
 use crate::memory::bytes::{BytesMut, BytesView};
 use crate::numerics::exact::ExactView;
 use crate::{Result, View, ViewMut};
@@ -146,9 +147,8 @@ impl Cuda {
                 function
             }
         };
-        self.count_launch();
         // SAFETY: the caller's promise.
-        unsafe { self.driver().launch(self.stream(), function, grid, args) }
+        unsafe { self.put(Work::Launch { function, grid, args }) }
     }
 }
 

@@ -18,14 +18,14 @@ impl StreamEvent {
     pub(crate) fn record(cuda: &Cuda) -> Result<Self> {
         let driver = cuda.shared.stream.driver.clone();
         let recorded = Recorded { event: driver.new_event()?, driver };
-        recorded.driver.record(recorded.event, cuda.stream())?;
+        recorded.driver.record(recorded.event, cuda.stream()?)?;
         Ok(Self(Some(recorded)))
     }
 
     /// Makes later work in the stream wait for the mark.
     pub(crate) fn before(&self, cuda: &Cuda) -> Result<()> {
         match &self.0 {
-            Some(recorded) => cuda.driver().wait(cuda.stream(), recorded.event),
+            Some(recorded) => cuda.driver().wait(cuda.stream()?, recorded.event),
             None => Ok(()),
         }
     }

@@ -100,14 +100,28 @@ impl Tables {
         self.put(&mut state, Key::Name(name), bytes)
     }
 
-    fn put(&self, state: &mut State, key: Key, bytes: &[u8]) -> Result<u64> {
+    /// Returns room for tables whose addresses stay until it is released.
+    pub(crate) fn block(&self, bytes: usize) -> Result<Block> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let cut = self.cut(&mut state, bytes)?;
+        let at = |region: &dyn Region| region.base() + cut.offset() as u64;
+        Ok(Block { device: at(&*state.device), host: at(&*state.host), cut, bytes })
+    }
+
+    /// Frees a block, whose host memory nothing reads any more.
+    pub(crate) fn release(&self, block: Block) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).free.free(block.cut);
+    }
+
+    /// Allocates a mapped range in both memories.
+    fn cut(&self, state: &mut State, bytes: usize) -> Result<Cut> {
         let cut = loop {
-            match state.free.cut(MemoryKind::Scratch, bytes.len()) {
+            match state.free.cut(MemoryKind::Scratch, bytes) {
                 Some(cut) => break cut,
                 None if state.tables.is_empty() => {
                     return Err(KernelError::invalid(
                         "table",
-                        format!("{} bytes, more than the {TABLES} of all tables", bytes.len()),
+                        format!("{bytes} bytes, more than the {TABLES} of all tables"),
                     ));
                 }
                 None => {
@@ -120,9 +134,14 @@ impl Tables {
                 }
             }
         };
-        let end = cut.offset() + bytes.len();
+        let end = cut.offset() + bytes;
         state.device.grow(end)?;
         state.host.grow(end)?;
+        Ok(cut)
+    }
+
+    fn put(&self, state: &mut State, key: Key, bytes: &[u8]) -> Result<u64> {
+        let cut = self.cut(state, bytes.len())?;
         let (from, to) = (state.host.base() + cut.offset() as u64, state.device.base() + cut.offset() as u64);
         let sent = self.driver.new_event()?;
         // SAFETY: the range of pinned memory was just allocated, is mapped and unshared; the
@@ -134,6 +153,52 @@ impl Tables {
         self.driver.record(sent, self.stream)?;
         state.tables.push(Table { cut, len: bytes.len(), key, sent });
         Ok(to)
+    }
+}
+
+/// Room for tables in both memories.
+pub(crate) struct Block {
+    device: u64,
+    host: u64,
+    cut: Cut,
+    bytes: usize,
+}
+
+impl Block {
+    /// Returns the address on the device.
+    pub(crate) fn device(&self) -> u64 {
+        self.device
+    }
+
+    /// Returns the address on the host.
+    pub(crate) fn host(&self) -> u64 {
+        self.host
+    }
+
+    /// Returns bytes of the host memory.
+    ///
+    /// # Panics
+    /// If they end outside.
+    pub(crate) fn contents(&self, start: usize, len: usize) -> &[u8] {
+        assert!(start + len <= self.bytes, "bytes {start} to {} of {}", start + len, self.bytes);
+        // SAFETY: they are inside the block, mapped, and written only by its owner.
+        unsafe { std::slice::from_raw_parts((self.host + start as u64) as *const u8, len) }
+    }
+
+    /// Writes bytes of the host memory, which no work under way reads.
+    ///
+    /// # Panics
+    /// If they end outside.
+    pub(crate) fn write(&mut self, start: usize, bytes: &[u8]) {
+        assert!(
+            start + bytes.len() <= self.bytes,
+            "bytes {start} to {} of {}",
+            start + bytes.len(),
+            self.bytes
+        );
+        let to = (self.host + start as u64) as *mut u8;
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 }
 

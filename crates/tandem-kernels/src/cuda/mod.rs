@@ -15,6 +15,7 @@ pub(crate) mod elementwise;
 pub(crate) mod embedding;
 pub(crate) mod exact;
 pub(crate) mod gemm;
+mod graph;
 pub(crate) mod head;
 pub(crate) mod head_divergence;
 pub(crate) mod head_gate;
@@ -40,6 +41,8 @@ use std::sync::{Arc, Mutex};
 pub use attention::{WGMMA, has_wgmma};
 pub use discovery::{Gpus, install_emulator, is_stand_in, list, open};
 pub use driver::Driver;
+pub use graph::RepeatKey;
+pub(crate) use graph::Work;
 pub use launch::{HEADERS, SOURCES};
 pub use listing::MatmulList;
 pub use mark::StreamEvent;
@@ -48,6 +51,7 @@ use crate::device::profile::Profile;
 use crate::memory::arena::Arena;
 use crate::{KernelError, Result};
 use driver::{Drivers, Function, Region, Stream};
+use graph::Graphs;
 use memory::{TABLES, Tables, Window};
 
 pub(crate) use launch::{args, by_type, source};
@@ -67,6 +71,7 @@ pub struct Cuda {
 struct Shared {
     tables: Tables,
     window: Window,
+    graphs: Graphs,
     /// Flags shared by all streams of the device.
     flags: Arc<dyn Region>,
     functions: Mutex<HashMap<&'static str, Function>>,
@@ -75,6 +80,12 @@ struct Shared {
     options: Options,
     /// The last field: the others wait for the stream when they are dropped.
     stream: OwnStream,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.graphs.end(&*self.stream.driver, &self.tables);
+    }
 }
 
 /// A stream that ends with its owner.
@@ -117,7 +128,7 @@ impl Cuda {
         let arena = Arena::on(driver.reserve(capacity)?, capacity);
         let this = Self::streaming(driver, arena, flags, options)?;
         // SAFETY: the word was just made.
-        unsafe { this.driver().clear(this.stream(), this.out_of_range(), size_of::<u32>())? };
+        unsafe { this.driver().clear(this.raw_stream(), this.out_of_range(), size_of::<u32>())? };
         this.synchronize()?;
         Ok(this)
     }
@@ -134,6 +145,7 @@ impl Cuda {
         let shared = Shared {
             tables,
             window,
+            graphs: Graphs::new()?,
             flags,
             functions: Mutex::default(),
             launches: AtomicU64::new(0),
@@ -198,7 +210,7 @@ impl Cuda {
         unsafe {
             self.read(self.out_of_range(), &mut flag)?;
             if flag[0] != 0 {
-                self.driver().clear(self.stream(), self.out_of_range(), size_of_val(&flag))?;
+                self.driver().clear(self.stream()?, self.out_of_range(), size_of_val(&flag))?;
             }
         }
         Ok(flag[0] == 0)
@@ -219,8 +231,14 @@ impl Cuda {
         self.shared.launches.load(Ordering::Relaxed)
     }
 
-    /// Returns the stream.
-    pub(crate) fn stream(&self) -> Stream {
+    /// Returns the stream, which all work so far has been put into.
+    pub(crate) fn stream(&self) -> Result<Stream> {
+        self.settle()?;
+        Ok(self.raw_stream())
+    }
+
+    /// Returns the stream, which lacks the work of a repetition under way.
+    fn raw_stream(&self) -> Stream {
         self.shared.stream.stream
     }
 
@@ -248,13 +266,17 @@ impl Cuda {
 
     /// Waits until all work so far is done.
     pub fn synchronize(&self) -> Result<()> {
-        self.driver().synchronize(self.stream())
+        self.driver().synchronize(self.stream()?)
     }
 
     /// Returns the device address of a table, valid for work put into the stream before the next
     /// table is requested, or while it is among the latest 256 MiB.
     pub(crate) fn table<T: bytes::Plain>(&self, values: &[T]) -> Result<u64> {
-        self.shared.tables.send(bytes::as_bytes(values))
+        let bytes = bytes::as_bytes(values);
+        match self.repeated_table(bytes)? {
+            Some(address) => Ok(address),
+            None => self.shared.tables.send(bytes),
+        }
     }
 
     /// Returns the device address of a named table, created only if it is not on the device. The
@@ -266,7 +288,11 @@ impl Cuda {
     ) -> Result<u64> {
         match self.shared.tables.find(name) {
             Some(address) => Ok(address),
-            None => self.shared.tables.send_named(name, bytes::as_bytes(&make())),
+            None => {
+                // It may take the place of tables that work under way reads.
+                self.settle()?;
+                self.shared.tables.send_named(name, bytes::as_bytes(&make()))
+            }
         }
     }
 
@@ -276,7 +302,7 @@ impl Cuda {
     /// There are as many numbers at the address.
     pub(crate) unsafe fn read<T: bytes::Plain>(&self, from: u64, to: &mut [T]) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.shared.window.read(self.stream(), from, bytes::as_bytes_mut(to)) }
+        unsafe { self.shared.window.read(self.stream()?, from, bytes::as_bytes_mut(to)) }
     }
 
     /// Writes to the device, after all work so far.
@@ -285,7 +311,7 @@ impl Cuda {
     /// There is room for as many numbers at the address.
     pub(crate) unsafe fn write<T: bytes::Plain>(&self, from: &[T], to: u64) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.shared.window.write(self.stream(), bytes::as_bytes(from), to) }
+        unsafe { self.shared.window.write(self.stream()?, bytes::as_bytes(from), to) }
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Instant;
 use crate::cpu::{Cpu, Isa};
 use crate::cuda::driver::{Algorithm, Drivers, Matmul, MatmulChoice};
 use crate::cuda::listing::Lister;
-use crate::cuda::{Cuda, MatmulList, Options, StreamEvent};
+use crate::cuda::{Cuda, MatmulList, Options, RepeatKey, StreamEvent};
 use crate::device::meta::{Ledger, MetaBlock};
 use crate::device::profile::Profile;
 use crate::memory::arena::Arena;
@@ -257,6 +257,42 @@ impl Device {
             kernel(On::Cuda(lister))?;
         }
         Ok(None)
+    }
+
+    /// Runs `enqueue`, which runs operations of this device alone and should not wait for them. What it puts
+    /// into a GPU's stream is a CUDA graph from the second time on that `key` occurs, launched at once if it is
+    /// the same as the last time; tables that operations read may differ. The key need not tell all that
+    /// may change: work that differs is captured anew. While a profile records there are no graphs.
+    ///
+    /// # Errors
+    /// Those of `enqueue`, whose work then is not done; if the GPU fails.
+    pub fn repeated<T, E: From<KernelError>>(
+        &self,
+        key: RepeatKey,
+        enqueue: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
+        /// Drops the repetition unless it has ended, so that later work is not taken for its.
+        struct Open<'a>(&'a Cuda);
+        impl Drop for Open<'_> {
+            fn drop(&mut self) {
+                self.0.drop_repeated();
+            }
+        }
+        let Self::Cuda(cuda) = self else { return enqueue() };
+        let is_profiled = cuda.profile.as_ref().is_some_and(|profile| profile.is_on());
+        if is_profiled || !cuda.begin_repeated(key)? {
+            return enqueue();
+        }
+        let open = Open(cuda);
+        let result = enqueue()?;
+        cuda.end_repeated()?;
+        drop(open);
+        Ok(result)
+    }
+
+    /// Returns the number of CUDA graphs that [`Device::repeated`] has launched.
+    pub fn num_graph_launches(&self) -> u64 {
+        if let Self::Cuda(cuda) = self { cuda.num_graph_launches() } else { 0 }
     }
 
     /// Allocates a matrix of unspecified content.

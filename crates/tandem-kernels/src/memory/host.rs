@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use crate::cpu;
 use crate::cuda::Cuda;
+use crate::cuda::Work;
 use crate::cuda::bytes::{self, Plain};
 use crate::memory::bytes::{Bytes, BytesMut, BytesView};
 use crate::numerics::exact::{ExactViewMut, FixedPointSum};
@@ -109,8 +110,7 @@ impl Device {
             // mutably.
             Self::Cuda(cuda) => unsafe {
                 let to = to.view().address();
-                cuda.count_launch();
-                cuda.driver().copy(cuda.stream(), from.address(), to, from.len())?;
+                cuda.put(Work::Copy { from: from.address(), to, bytes: from.len() })?;
             },
             Self::Meta(_) => {}
         }
@@ -229,8 +229,8 @@ impl<'a> Remote<'a> {
     }
 
     /// Returns the stream whose work writes and reads the range, as the driver knows it.
-    pub fn stream(&self) -> u64 {
-        self.cuda.stream().0
+    pub fn stream(&self) -> Result<u64> {
+        Ok(self.cuda.stream()?.0)
     }
 
     /// Waits until all work so far is done.
@@ -273,9 +273,8 @@ impl ExactViewMut<'_> {
             Device::Cpu(_) => self.into_slice().fill(0),
             Device::Cuda(cuda) => {
                 let (at, bytes) = (self.view().address(), size_of::<i64>() * self.len());
-                cuda.count_launch();
                 // SAFETY: the sums are borrowed exclusively.
-                unsafe { cuda.driver().clear(cuda.stream(), at, bytes)? };
+                unsafe { cuda.put(Work::Clear { at, bytes })? };
             }
             Device::Meta(_) => {}
         }

@@ -232,7 +232,7 @@ macro_rules! describe {
             }
 
             /// Returns the address of the first element in the device's memory.
-            pub(crate) fn address(&self) -> u64 {
+            pub fn address(&self) -> u64 {
                 self.pointer.addr() as u64
             }
 

@@ -281,10 +281,10 @@ pub fn attention_decode(device: &Device, call: AttentionDecode) -> Result<()> {
         Backend::Cpu => None,
         // Result of each part of a query's keys, if some query has several parts.
         Backend::Cuda => {
-            let parts = cuda::attention::decode_parts(visible, rows, shape);
+            let (parts, are_several) = cuda::attention::decode_parts(visible, rows, shape);
             let row =
                 || device.alloc(MemoryKind::Scratch, parts * shape.heads, shape.head_dim + 2, DType::F32);
-            (parts > rows).then(row).transpose()?
+            are_several.then(row).transpose()?
         }
     };
     let partial = partial.as_mut().map(Tensor::view_mut);

@@ -62,15 +62,33 @@ pub fn gather_rows(device: &Device, src: View, rows: &[u32], dst: ViewMut) -> Re
 pub fn spread_rows(device: &Device, src: View, rows: &[u32], dst: ViewMut) -> Result<()> {
     const OP: &str = "spread_rows";
     check::shape(OP, "src", &src, rows.len(), dst.cols())?;
-    rows_inside(OP, rows, dst.rows())?;
-    if let Some(row) = first_repeated(rows) {
-        return Err(KernelError::invalid(OP, format!("row {row} is listed twice")));
-    }
+    distinct_inside(OP, rows, dst.rows())?;
     let work = check::work(OP, &dst, 0.0, (src.num_bytes() + dst.num_bytes()) as f64);
     launch!(device, work, {
         cpu => cpu.spread_rows(src, rows, dst),
         cuda => cuda::convert::spread_rows(cuda, src, rows, dst)
     })
+}
+
+/// Computes `dst[rows[i]] = src[i]` with conversion, and keeps every other row. Rows are distinct.
+pub fn scatter_rows(device: &Device, src: View, rows: &[u32], dst: ViewMut) -> Result<()> {
+    const OP: &str = "scatter_rows";
+    check::shape(OP, "src", &src, rows.len(), dst.cols())?;
+    distinct_inside(OP, rows, dst.rows())?;
+    let written = src.len() * dst.dtype().size();
+    let work = check::work(OP, &dst, 0.0, (src.num_bytes() + written) as f64);
+    launch!(device, work, {
+        cpu => cpu.scatter_rows(src, rows, dst),
+        cuda => cuda::convert::scatter_rows(cuda, src, rows, dst)
+    })
+}
+
+fn distinct_inside(op: &'static str, rows: &[u32], num_rows: usize) -> Result<()> {
+    rows_inside(op, rows, num_rows)?;
+    match first_repeated(rows) {
+        Some(row) => Err(KernelError::invalid(op, format!("row {row} is listed twice"))),
+        None => Ok(()),
+    }
 }
 
 fn rows_inside(op: &'static str, rows: &[u32], num_rows: usize) -> Result<()> {

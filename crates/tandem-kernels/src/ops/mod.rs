@@ -44,7 +44,7 @@ pub use attention::{
 pub use causal_conv::{CausalConv, CausalConvBackward, WIDEST_CONV, causal_conv, causal_conv_backward};
 pub use columns::{column_dots, scale_columns, scaled_columns};
 pub use convert::{
-    add, cast, fill_zero, gather_rows, read_f32, read_f32_into, scale, spread_rows, write_f32,
+    add, cast, fill_zero, gather_rows, read_f32, read_f32_into, scale, scatter_rows, spread_rows, write_f32,
 };
 pub use delta_rule::{DeltaRule, DeltaRuleBackward, DeltaShape, delta_rule, delta_rule_backward};
 pub use depth_tree::DepthTree;

@@ -82,7 +82,7 @@ fn adding_scaling_and_clearing_touch_every_element_once() {
 }
 
 #[test]
-fn rows_are_gathered_and_spread() {
+fn rows_are_gathered_spread_and_scattered() {
     let (rows, picked) = (29, [3, 0, 28, 7, 8]);
     for (isa, device) in devices(2) {
         for (dtype, (cols, pad)) in TYPES.into_iter().flat_map(|t| [(37, 3), (40, 8)].map(|c| (t, c))) {
@@ -98,17 +98,23 @@ fn rows_are_gathered_and_spread() {
             for to in TYPES {
                 let mut whole = Matrix::new(&device, 4, (rows, cols), to, pad);
                 ops::spread_rows(&device, src.view(), &picked, whole.view_mut()).unwrap();
-                let mut expected = vec![0.0; rows * cols];
+                let mut kept = Matrix::new(&device, 5, (rows, cols), to, pad);
+                ops::scatter_rows(&device, src.view(), &picked, kept.view_mut()).unwrap();
+                let (mut expected, mut scattered) = (vec![0.0; rows * cols], kept.values.clone());
                 for (r, values) in picked.iter().zip(src.values.chunks_exact(cols)) {
                     let round = |x: &f64| match to {
                         DType::F32 => *x,
                         DType::Bf16 => f64::from(bf16::from_f32(*x as f32).to_f32()),
                     };
                     let place = *r as usize * cols..(*r as usize + 1) * cols;
-                    expected[place].copy_from_slice(&values.iter().map(round).collect::<Vec<_>>());
+                    let values: Vec<f64> = values.iter().map(round).collect();
+                    expected[place.clone()].copy_from_slice(&values);
+                    scattered[place].copy_from_slice(&values);
                 }
                 assert_close(&format!("{what} to {to}"), &whole.read(&device), &expected, |_| 0.0);
                 assert!(whole.padding_is_intact(&device), "{what}: wrote outside");
+                assert_close(&format!("{what} into {to}"), &kept.read(&device), &scattered, |_| 0.0);
+                assert!(kept.padding_is_intact(&device), "{what}: wrote outside");
             }
         }
     }
@@ -138,12 +144,16 @@ fn memories_of_one_device_exchange_matrices() {
 #[test]
 fn wrong_rows_are_refused() {
     let device = Device::meta();
-    let src = device.alloc(MemoryKind::Scratch, 4, 2, DType::F32).unwrap();
+    let mut src = device.alloc(MemoryKind::Scratch, 4, 2, DType::F32).unwrap();
     let mut dst = device.alloc(MemoryKind::Scratch, 3, 2, DType::F32).unwrap();
     let outside = ops::gather_rows(&device, src.view(), &[0, 4, 1], dst.view_mut()).unwrap_err();
     assert_eq!(outside.to_string(), "gather_rows: rows[1] is 4, the matrix has 4 rows");
     let twice = ops::spread_rows(&device, src.view(), &[2, 0, 2, 1], dst.view_mut()).unwrap_err();
     assert_eq!(twice.to_string(), "spread_rows: row 2 is listed twice");
+    let outside = ops::scatter_rows(&device, src.view(), &[2, 0, 3, 1], dst.view_mut()).unwrap_err();
+    assert_eq!(outside.to_string(), "scatter_rows: rows[2] is 3, the matrix has 3 rows");
+    let twice = ops::scatter_rows(&device, dst.view(), &[1, 0, 1], src.view_mut()).unwrap_err();
+    assert_eq!(twice.to_string(), "scatter_rows: row 1 is listed twice");
     let short = ops::write_f32(&device, &numbers(1, 5), dst.view_mut()).unwrap_err();
     assert_eq!(short.to_string(), "write_f32: 5 numbers, expected those of a 3x2 matrix");
 }

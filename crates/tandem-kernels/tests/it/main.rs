@@ -10,5 +10,6 @@ mod low_rank;
 mod optimizer;
 mod packing;
 mod places;
+mod repeated;
 mod states;
 mod support;

@@ -21,7 +21,7 @@ pub(super) struct NewPrompt<'r> {
 pub(super) struct Prompts {
     /// One segment per prompt, of texts as long as the requests allow.
     pub(super) forest: Forest,
-    /// First cache row of each prompt.
+    /// Cache row of each token.
     pub(super) rows: Vec<u32>,
     /// The prompts, each kept in a slot.
     pub(super) runs: Runs,
@@ -41,7 +41,7 @@ impl Prompts {
             let end = tokens.len() as u32;
             segments.push(Segment { range: start..end, parent: None, first_position: 0 });
             runs.push(Run { rows: start..end, after: After::Nothing, keep });
-            rows.push(row);
+            rows.extend(row..row + prompt.len() as u32);
             last.push(end - 1);
         }
         let forest = Forest::new(tokens, segments, Vec::new(), 0)?.with_lengths(lengths)?;

@@ -1,7 +1,6 @@
 //! Cache of a block: keys and values, or the states of linear attention.
 
 use std::borrow::Cow;
-use std::ops::Range;
 
 use tandem_kernels::{DType, Device, MemoryKind, Runs, Tensor, View, ops};
 
@@ -56,23 +55,22 @@ impl Cache {
         Ok(Self { device: device.clone(), first, blocks })
     }
 
-    /// Copies rows of keys and values into the cache, and returns all that it holds; a move is a row range
-    /// of the operands and a first cache row.
-    fn store(
-        &mut self,
-        layer: usize,
-        k: View,
-        v: View,
-        moves: impl Iterator<Item = (Range<usize>, usize)>,
-    ) -> Result<(View<'_>, View<'_>)> {
+    /// Returns the address of its first block's memory; 0 if it has none.
+    pub(super) fn address(&self) -> u64 {
+        self.blocks.first().map_or(0, |block| match block {
+            BlockCache::Tokens { keys: memory, .. } | BlockCache::Slots { history: memory, .. } => {
+                memory.view().address()
+            }
+        })
+    }
+
+    /// Copies keys and values into these cache rows, and returns all that the cache holds.
+    fn store(&mut self, layer: usize, k: View, v: View, rows: &[u32]) -> Result<(View<'_>, View<'_>)> {
         let BlockCache::Tokens { keys, values } = &mut self.blocks[layer - self.first] else {
             unreachable!("a block of linear attention has no keys");
         };
-        for (from, to) in moves {
-            let to = to..to + from.len();
-            ops::cast(&self.device, k.row_range(from.clone()), keys.view_mut().row_range(to.clone()))?;
-            ops::cast(&self.device, v.row_range(from), values.view_mut().row_range(to))?;
-        }
+        ops::scatter_rows(&self.device, k, rows, keys.view_mut())?;
+        ops::scatter_rows(&self.device, v, rows, values.view_mut())?;
         Ok((keys.view(), values.view()))
     }
 
@@ -99,9 +97,7 @@ impl AttentionKernel for Prefill<'_> {
 
     fn attend(&mut self, layer: usize, heads: Heads) -> Result<()> {
         let Prompts { forest, rows, .. } = self.prompts;
-        let segments = forest.segments.iter().zip(rows);
-        let moves = segments.map(|(s, &row)| (s.range.start as usize..s.range.end as usize, row as usize));
-        self.cache.store(layer, heads.k, heads.v, moves)?;
+        self.cache.store(layer, heads.k, heads.v, rows)?;
         heads.attend_forest(&self.cache.device, forest)
     }
 
@@ -125,9 +121,8 @@ impl AttentionKernel for Step<'_> {
 
     fn attend(&mut self, layer: usize, heads: Heads) -> Result<()> {
         let NextTokens { rows, visible, .. } = self.next;
-        let moves = rows.iter().enumerate().map(|(i, &row)| (i..i + 1, row as usize));
         let device = self.cache.device.clone();
-        let (keys, values) = self.cache.store(layer, heads.k, heads.v, moves)?;
+        let (keys, values) = self.cache.store(layer, heads.k, heads.v, rows)?;
         let Heads { q, shape, out, .. } = heads;
         let call = ops::AttentionDecode { q, k: keys, v: values, visible, shape, out };
         Ok(ops::attention_decode(&device, call)?)

@@ -49,17 +49,24 @@ impl<'a> Model<'a> {
     }
 
     /// Extends every completion by a token; returns the logits after each, `[completions, V]`, on the last
-    /// stage.
+    /// stage. On a GPU, steps of as many completions are one CUDA graph ([`Device::repeated`]).
+    ///
+    /// [`Device::repeated`]: tandem_kernels::Device::repeated
     pub(super) fn step(
         &mut self,
         weights: &mut dyn WeightSource,
         next: &NextTokens,
     ) -> Result<Option<Tensor>> {
+        let (walk, cache, tokens) = (&self.walk, &mut self.cache, next.tokens.len());
         let runs = next.runs()?;
-        let mut attend = Step { cache: &mut self.cache, next, runs: &runs };
-        let x = self.walk.generate_blocks(weights, &next.tokens, &mut attend, None)?;
-        let logits = |x: Tensor| self.walk.head_logits(weights, x.view(), next.tokens.len(), None);
-        x.map(logits).transpose()
+        let key = (cache.address(), tokens);
+        let mut step = || {
+            let mut attend = Step { cache, next, runs: &runs };
+            let x = walk.generate_blocks(weights, &next.tokens, &mut attend, None)?;
+            x.map(|x| walk.head_logits(weights, x.view(), tokens, None)).transpose()
+        };
+        // Other ranks take part in the step of a shard or a stage.
+        if walk.split.is_some() || walk.stages.is_some() { step() } else { walk.device.repeated(key, step) }
     }
 
     pub(super) fn read(&self, logits: &Tensor) -> Result<Vec<f32>> {

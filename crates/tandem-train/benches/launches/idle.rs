@@ -8,7 +8,7 @@ use std::time::Instant;
 use memmap2::{MmapMut, MmapOptions};
 use tandem_kernels::cuda::Gpus;
 use tandem_kernels::cuda::driver::{
-    Arg, Driver, Drivers, Event, Function, Grid, Matmul, Properties, Region, Source, Stream,
+    Arg, Driver, Drivers, Event, Function, Graph, Grid, Matmul, Properties, Region, Source, Stream,
 };
 use tandem_kernels::{KernelError, Result};
 
@@ -18,19 +18,22 @@ pub struct Counts {
     pub launches: AtomicU64,
     pub products: AtomicU64,
     pub copies: AtomicU64,
+    pub graphs: AtomicU64,
     pub waits: AtomicU64,
     /// Nanoseconds from the end of a wait to the next launch, product or copy: a GPU has nothing to do then.
     pub idle: AtomicU64,
     /// Launches of each kernel.
     kernels: Mutex<BTreeMap<String, u64>>,
+    /// True while work is captured, which is not counted.
+    is_capturing: AtomicBool,
     /// When the last wait ended, if nothing came after it.
     waited: Mutex<Option<Instant>>,
 }
 
 impl Counts {
-    /// Launches, products, copies, waits and idle nanoseconds.
-    pub fn now(&self) -> [u64; 5] {
-        let counts = [&self.launches, &self.products, &self.copies, &self.waits, &self.idle];
+    /// Launches, products, copies, waits, idle nanoseconds and graphs.
+    pub fn now(&self) -> [u64; 6] {
+        let counts = [&self.launches, &self.products, &self.copies, &self.waits, &self.idle, &self.graphs];
         counts.map(|count| count.load(Ordering::Relaxed))
     }
 
@@ -40,6 +43,9 @@ impl Counts {
     }
 
     fn work(&self, counter: &AtomicU64) -> Result<()> {
+        if self.is_capturing.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         if let Some(waited) = self.waited.lock().expect("nobody panics here").take() {
             self.idle.fetch_add(waited.elapsed().as_nanos() as u64, Ordering::Relaxed);
         }
@@ -242,5 +248,16 @@ unsafe impl Driver for Idle {
 
     unsafe fn matmul(&self, _: Stream, _: &Matmul) -> Result<()> {
         self.counts.work(&self.counts.products)
+    }
+
+    fn capture(&self, _: Stream, put: &mut dyn FnMut() -> Result<()>) -> Result<Option<Graph>> {
+        self.counts.is_capturing.store(true, Ordering::Relaxed);
+        let outcome = put();
+        self.counts.is_capturing.store(false, Ordering::Relaxed);
+        outcome.map(|()| Some(Graph(self.number())))
+    }
+
+    unsafe fn launch_graph(&self, _: Stream, _: Graph) -> Result<()> {
+        self.counts.work(&self.counts.graphs)
     }
 }

@@ -1,5 +1,7 @@
 //! What a step costs the host of a GPU: `cargo bench -p tandem-train --bench launches -- RUN.toml [--gpu NAME] [--set KEY=VALUE]…`
 //!
+//! `--generate MODEL_FOLDER [--completions N]` measures steps of generation instead, with weights of zeros in bf16.
+//!
 //! `--record FOLDER` writes down instead which operations a step has and which kernels they launch: `trace.json`, a profile of some
 //! steps whose times mean nothing, and `kernels.json`, launches a step. The run needs at least 9 steps for it.
 //!
@@ -7,6 +9,7 @@
 //! stay well below what the GPU needs, or the GPU waits for work. Beside it stands how long a step takes by the plan for a GPU
 //! of the table of devices. What the driver's own calls take is not in it: a launch costs it a few microseconds.
 
+mod generation;
 mod idle;
 
 use std::collections::BTreeMap;
@@ -36,7 +39,7 @@ struct Watch {
     record: Option<PathBuf>,
     /// Launches of each kernel before the first step that counts.
     kernels: BTreeMap<String, u64>,
-    ends: Vec<(Instant, [u64; 5])>,
+    ends: Vec<(Instant, [u64; 6])>,
 }
 
 impl Observer for Watch {
@@ -73,14 +76,19 @@ fn main() {
 
 fn run(mut arguments: impl Iterator<Item = String>) -> Result<()> {
     let (mut config, mut gpu, mut changes) = (None, "NVIDIA H100 80GB HBM3".to_owned(), Vec::new());
-    let mut record = None;
+    let (mut record, mut generate, mut completions) = (None, None, 1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--gpu" => gpu = arguments.next().unwrap_or_default(),
             "--record" => record = arguments.next().map(PathBuf::from),
+            "--generate" => generate = arguments.next().map(PathBuf::from),
+            "--completions" => completions = arguments.next().and_then(|n| n.parse().ok()).unwrap_or(0),
             "--set" => changes.extend(arguments.next()),
             _ => config = Some(argument),
         }
+    }
+    if let Some(folder) = generate {
+        return generation::measure(&folder, completions, &gpu);
     }
     let Some(config) = config else {
         println!("launches: give a run.toml after --");

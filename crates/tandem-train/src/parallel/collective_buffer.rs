@@ -75,8 +75,8 @@ impl DeviceNumbers for OnGpu<'_> {
         self.0.address()
     }
 
-    fn stream(&self) -> u64 {
-        self.0.stream()
+    fn stream(&self) -> Result<u64, String> {
+        self.0.stream().map_err(|error| crate::chain(&error))
     }
 
     fn synchronize(&mut self) -> Result<(), String> {

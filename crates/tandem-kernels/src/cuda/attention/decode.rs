@@ -3,6 +3,7 @@
 use super::kernels::{DECODE, THREADS, too_wide};
 use super::{pack, stride, tables::Entry};
 use crate::cuda::driver::Grid;
+use crate::cuda::matmul::rounded;
 use crate::cuda::{Cuda, args, by_type};
 use crate::ops::{AttentionDecode, AttentionShape, Visible};
 use crate::{DType, Result, ViewMut};
@@ -20,15 +21,18 @@ fn keys(visible: &Visible, query: usize, shape: &AttentionShape) -> (usize, usiz
     (listed - seen, seen)
 }
 
-/// Returns the number of parts of all queries' keys; the number of queries if none has several.
-pub(crate) fn decode_parts(visible: &Visible, queries: usize, shape: &AttentionShape) -> usize {
-    (0..queries).map(|query| keys(visible, query, shape).1.div_ceil(PART)).sum()
+/// Returns the number of blocks for the parts of all queries' keys, and whether a query has several parts. The
+/// number is rounded up to three bits, so that most steps of generation have the same grid: blocks without a
+/// part end at once.
+pub(crate) fn decode_parts(visible: &Visible, queries: usize, shape: &AttentionShape) -> (usize, bool) {
+    let parts: usize = (0..queries).map(|query| keys(visible, query, shape).1.div_ceil(PART)).sum();
+    (rounded(parts), parts > queries)
 }
 
 /// Returns the table of parts and the pieces of their queries' keys, and for each query its first
 /// part and the number of parts.
 fn tables(visible: &Visible, queries: usize, shape: &AttentionShape) -> (Vec<Entry>, Vec<[u32; 2]>) {
-    let count = decode_parts(visible, queries, shape) as u32;
+    let count = decode_parts(visible, queries, shape).0 as u32;
     let (mut parts, mut pieces) = (Vec::with_capacity(count as usize + visible.ranges.len()), Vec::new());
     let mut of_queries = Vec::with_capacity(queries);
     for query in 0..queries {
@@ -46,6 +50,7 @@ fn tables(visible: &Visible, queries: usize, shape: &AttentionShape) -> (Vec<Ent
         }));
         of_queries.push([first_part as u32, (parts.len() - first_part) as u32]);
     }
+    parts.resize(count as usize, Entry::default());
     parts.extend(pieces);
     (parts, of_queries)
 }
@@ -93,7 +98,7 @@ pub(crate) fn decode(cuda: &Cuda, operands: AttentionDecode, partial: Option<Vie
         shape.softcap.unwrap_or(0.0),
         lanes as i32
     ];
-    let count = queries.iter().map(|[_, parts]| *parts as usize).sum();
+    let (count, _) = decode_parts(visible, q.rows(), shape);
     let grid = Grid::with_dims([count, shape.heads / pack, 1], THREADS);
     // SAFETY: the operands are those of the kernel, of the shapes that the operation has checked;
     // the rows are inside the cache.

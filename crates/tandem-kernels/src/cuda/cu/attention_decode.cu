@@ -42,7 +42,7 @@ __device__ __forceinline__ float sum_of(float x, int lanes) {
     return x;
 }
 
-// `parts` are (query, number of keys, first key's number, pieces) each. `lanes` neighbouring
+// `parts` are (query, number of keys, first key's number, pieces) each; the last may have no keys. `lanes` neighbouring
 // threads, a power of two, take a row.
 template <typename T, int PACK>
 __device__ __forceinline__ void
@@ -59,6 +59,7 @@ decode(const uint32_t *__restrict__ parts, const T *__restrict__ q, int q_stride
     const uint4 *const all = reinterpret_cast<const uint4 *>(parts);
     const uint4 part = all[blockIdx.x];
     const int query = int(part.x), count = int(part.y), thread = threadIdx.x, first_head = int(blockIdx.y) * pack;
+    if (count == 0) return;
     k += first_head / group * head_dim, v += first_head / group * head_dim;
     if (thread < count) {
         Axis axis(all + part.w);

@@ -73,6 +73,25 @@ __device__ __forceinline__ void take_rows(const X *x, size_t x_stride, const uin
         });
 }
 
+// y[to[i]] = x[i].
+template <int N, typename X, typename Y>
+__device__ __forceinline__ void put_rows(const X *x, size_t x_stride, const uint32_t *to, Y *y, size_t y_stride, size_t rows,
+                                         size_t cols) {
+    uint32_t place[DEPTH<N>];
+    Vector<X, N> given[DEPTH<N>];
+    over_elements<N>(
+        rows, cols,
+        [&](int k, size_t row, size_t col) {
+            place[k] = to[row];
+            given[k] = fetch<N>(x + row * x_stride + col);
+        },
+        [&](int k, size_t, size_t col) {
+            float v[N];
+            unpack(given[k], v);
+            put(y + place[k] * y_stride + col, v);
+        });
+}
+
 } // namespace
 
 #define CAST(name, X, Y)                                                                                                \
@@ -109,3 +128,11 @@ SCALE(scale_bf16, bf16)
         else take_rows<1>(x, x_stride, from, y, y_stride, rows, cols);                                                  \
     }
 FOR_TYPES(TAKE_ROWS, take_rows)
+
+#define PUT_ROWS(name, X, Y)                                                                                            \
+    KERNEL_BOUNDS(name, THREADS, 4, const X *x, long long x_stride, const uint32_t *to, Y *y, long long y_stride,       \
+                  long long rows, long long cols, int wide) {                                                           \
+        if (wide) put_rows<AT_ONCE<X, Y>>(x, x_stride, to, y, y_stride, rows, cols);                                    \
+        else put_rows<1>(x, x_stride, to, y, y_stride, rows, cols);                                                     \
+    }
+FOR_TYPES(PUT_ROWS, put_rows)

@@ -11,14 +11,18 @@ use tandem_dlopen::text;
 use super::raw::result::{
     CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_STUB_LIBRARY, CUDA_SUCCESS,
 };
-use super::raw::{DeviceHandle, DriverFunctions, LoadFunctions, OLDEST, Opaque, attribute};
+use super::raw::{DeviceHandle, DriverFunctions, GraphFunctions, LoadFunctions, OLDEST, Opaque, attribute};
 use crate::cuda::driver::Properties;
 use crate::cuda::failed;
 use crate::{KernelError, Result};
 
 /// The initialised CUDA driver, and functions that older ones lack.
 #[derive(Clone)]
-pub(super) struct Cuda(pub(super) Arc<DriverFunctions>, pub(super) Option<Arc<LoadFunctions>>);
+pub(super) struct Cuda {
+    pub(super) functions: Arc<DriverFunctions>,
+    pub(super) load: Option<Arc<LoadFunctions>>,
+    pub(super) graphs: Option<Arc<GraphFunctions>>,
+}
 
 /// Message if there is no GPU.
 pub(super) const NO_GPU: &str = "NVIDIA's driver finds no GPU: there is none in this machine, CUDA_VISIBLE_DEVICES hides it, or \
@@ -26,8 +30,13 @@ pub(super) const NO_GPU: &str = "NVIDIA's driver finds no GPU: there is none in 
 
 impl Cuda {
     /// Initialises the driver, which may be too old or see no GPU.
-    pub(super) fn start(functions: DriverFunctions, load: Option<LoadFunctions>) -> Result<Self> {
-        let this = Self(Arc::new(functions), load.map(Arc::new));
+    pub(super) fn start(
+        functions: DriverFunctions,
+        load: Option<LoadFunctions>,
+        graphs: Option<GraphFunctions>,
+    ) -> Result<Self> {
+        let this =
+            Self { functions: Arc::new(functions), load: load.map(Arc::new), graphs: graphs.map(Arc::new) };
         let version = this.version()?;
         if version < OLDEST {
             return Err(failed(
@@ -40,7 +49,7 @@ impl Cuda {
             ));
         }
         // SAFETY: takes nothing but its flags, which are 0.
-        match unsafe { (this.0.init)(0) } {
+        match unsafe { (this.functions.init)(0) } {
             CUDA_ERROR_NO_DEVICE => return Err(failed("CUDA", NO_GPU)),
             CUDA_ERROR_STUB_LIBRARY => {
                 return Err(failed(
@@ -58,7 +67,9 @@ impl Cuda {
     pub(super) fn version(&self) -> Result<c_int> {
         let mut version = 0;
         // SAFETY: the version is written to where it is.
-        self.check("asking for the driver's version", unsafe { (self.0.driver_version)(&raw mut version) })?;
+        self.check("asking for the driver's version", unsafe {
+            (self.functions.driver_version)(&raw mut version)
+        })?;
         Ok(version)
     }
 
@@ -66,7 +77,7 @@ impl Cuda {
     pub(super) fn count(&self) -> Result<usize> {
         let mut count = 0;
         // SAFETY: the number is written to where it is.
-        self.check("counting GPUs", unsafe { (self.0.device_count)(&raw mut count) })?;
+        self.check("counting GPUs", unsafe { (self.functions.device_count)(&raw mut count) })?;
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
@@ -74,7 +85,7 @@ impl Cuda {
     pub(super) fn handle(&self, ordinal: usize) -> Result<DeviceHandle> {
         let mut handle = 0;
         // SAFETY: the handle is written to where it is.
-        let outcome = unsafe { (self.0.device)(&raw mut handle, ordinal as c_int) };
+        let outcome = unsafe { (self.functions.device)(&raw mut handle, ordinal as c_int) };
         self.check(&format!("finding GPU {ordinal}"), outcome)?;
         Ok(handle)
     }
@@ -83,7 +94,7 @@ impl Cuda {
     pub(super) fn attribute(&self, device: DeviceHandle, attribute: c_int) -> Result<usize> {
         let mut value = 0;
         // SAFETY: the number is written to where it is.
-        let outcome = unsafe { (self.0.device_attribute)(&raw mut value, attribute, device) };
+        let outcome = unsafe { (self.functions.device_attribute)(&raw mut value, attribute, device) };
         self.check(&format!("asking a GPU for its attribute {attribute}"), outcome)?;
         Ok(usize::try_from(value).unwrap_or(0))
     }
@@ -98,9 +109,12 @@ impl Cuda {
         let name = unsafe {
             self.check(
                 "asking for a GPU's name",
-                (self.0.device_name)(name.as_mut_ptr(), name.len() as c_int, device),
+                (self.functions.device_name)(name.as_mut_ptr(), name.len() as c_int, device),
             )?;
-            self.check("asking for a GPU's memory", (self.0.device_memory)(&raw mut total_memory, device))?;
+            self.check(
+                "asking for a GPU's memory",
+                (self.functions.device_memory)(&raw mut total_memory, device),
+            )?;
             text(name.as_ptr())
         };
         let number = |attribute| self.attribute(device, attribute);
@@ -129,8 +143,8 @@ impl Cuda {
         let (mut name, mut meaning) = (std::ptr::null(), std::ptr::null());
         // SAFETY: the places of texts that are there for ever are written, or nulls.
         let (name, meaning) = unsafe {
-            (self.0.error_name)(outcome, &raw mut name);
-            (self.0.error_string)(outcome, &raw mut meaning);
+            (self.functions.error_name)(outcome, &raw mut name);
+            (self.functions.error_string)(outcome, &raw mut meaning);
             (text(name), text(meaning))
         };
         if name.is_empty() {
@@ -160,7 +174,7 @@ impl Context {
         let (device, properties) = (cuda.handle(ordinal)?, cuda.properties(ordinal)?);
         let mut context = 0;
         // SAFETY: the context is written to where it is; it is given back when this is dropped.
-        let outcome = unsafe { (cuda.0.retain_context)(&raw mut context, device) };
+        let outcome = unsafe { (cuda.functions.retain_context)(&raw mut context, device) };
         cuda.check(&format!("opening GPU {ordinal}"), outcome)?;
         Ok(Arc::new(Self { cuda: cuda.clone(), device, properties, context }))
     }
@@ -168,7 +182,7 @@ impl Context {
     /// Makes the GPU current on this thread.
     pub(super) fn enter(&self) -> Result<()> {
         // SAFETY: the context is open.
-        let outcome = unsafe { (self.cuda.0.set_context)(self.context) };
+        let outcome = unsafe { (self.cuda.functions.set_context)(self.context) };
         self.cuda.check("choosing a GPU", outcome)
     }
 
@@ -194,7 +208,7 @@ impl Context {
         call: impl FnOnce(&DriverFunctions) -> c_int,
     ) -> Result<()> {
         self.enter()?;
-        match call(&self.cuda.0) {
+        match call(&self.cuda.functions) {
             CUDA_ERROR_OUT_OF_MEMORY => Err(self.full(wanted, what)),
             outcome => self.cuda.check(what, outcome),
         }
@@ -217,7 +231,7 @@ impl Context {
         let (mut free, mut total) = (0, 0);
         self.enter()?;
         // SAFETY: both numbers are written to where they are.
-        let outcome = unsafe { (self.cuda.0.memory_info)(&raw mut free, &raw mut total) };
+        let outcome = unsafe { (self.cuda.functions.memory_info)(&raw mut free, &raw mut total) };
         self.cuda.check("asking for free memory", outcome)?;
         Ok((free, total))
     }
@@ -234,7 +248,7 @@ impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: it was opened once, and this is its last use.
         unsafe {
-            (self.cuda.0.release_context)(self.device);
+            (self.cuda.functions.release_context)(self.device);
         }
     }
 }

@@ -8,10 +8,14 @@ use super::context::Context;
 use super::memory::Memory;
 use super::modules::Modules;
 use super::pinned::{Pinned, Seams};
-use super::raw::{Copy2D, EVENT_DEFAULT, EVENT_WAIT_DEFAULT, Opaque, STREAM_NON_BLOCKING, attribute};
+use super::raw::result::CUDA_SUCCESS;
+use super::raw::{
+    CAPTURE_THREAD_LOCAL, Copy2D, EVENT_DEFAULT, EVENT_WAIT_DEFAULT, Opaque, STREAM_NON_BLOCKING, attribute,
+};
 use crate::Result;
 use crate::cuda::driver::{
-    Algorithm, Arg, Driver, Event, Function, Grid, Matmul, MatmulChoice, Properties, Region, Source, Stream,
+    Algorithm, Arg, Driver, Event, Function, Graph, Grid, Matmul, MatmulChoice, Properties, Region, Source,
+    Stream,
 };
 
 /// Most arguments of a kernel; CUDA allows more.
@@ -202,6 +206,42 @@ unsafe impl Driver for Nvidia {
     unsafe fn matmul(&self, stream: Stream, product: &Matmul) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.blas.matmul(stream, product) }
+    }
+
+    fn capture(&self, stream: Stream, put: &mut dyn FnMut() -> Result<()>) -> Result<Option<Graph>> {
+        let Some(graphs) = &self.context.cuda.graphs else { return Ok(None) };
+        // SAFETY: the stream was made by `new_stream`.
+        self.context.call("beginning a graph", |_| unsafe {
+            (graphs.begin_capture)(stream.0, CAPTURE_THREAD_LOCAL)
+        })?;
+        let outcome = put();
+        let (mut graph, mut executable) = (0, 0);
+        self.context.enter()?;
+        // SAFETY: the stream is captured; the graph is written to where it is. A capture that failed leaves none.
+        let ended = unsafe { (graphs.end_capture)(stream.0, &raw mut graph) };
+        if graph == 0 {
+            return Ok(None);
+        }
+        let mut is_made = outcome.is_ok() && ended == CUDA_SUCCESS;
+        // SAFETY: as above; the executable graph does not need the other.
+        unsafe {
+            is_made = is_made && (graphs.instantiate)(&raw mut executable, graph, 0) == CUDA_SUCCESS;
+            (graphs.destroy)(graph);
+        }
+        Ok(is_made.then_some(Graph(executable)))
+    }
+
+    unsafe fn launch_graph(&self, stream: Stream, graph: Graph) -> Result<()> {
+        let graphs = self.context.cuda.graphs.as_ref().expect("the graph was made by them");
+        // SAFETY: the caller's promise; the graph was made by `capture`.
+        self.context.call("launching a graph", |_| unsafe { (graphs.launch)(graph.0, stream.0) })
+    }
+
+    fn end_graph(&self, graph: Graph) {
+        if let Some(graphs) = &self.context.cuda.graphs {
+            // SAFETY: the graph was made by `capture`, and ends once. CUDA waits for its work.
+            let _ = self.context.call("ending a graph", |_| unsafe { (graphs.destroy_executable)(graph.0) });
+        }
     }
 
     fn algorithms(&self, product: &Matmul, most: usize) -> Result<Vec<Algorithm>> {

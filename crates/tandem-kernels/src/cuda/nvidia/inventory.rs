@@ -35,7 +35,7 @@ impl Inventory {
     pub(super) fn from_folders(folders: &Folders) -> Self {
         let driver = open_driver().and_then(|(library, functions)| {
             // Works without initialisation, which fails without a GPU.
-            let version = Cuda(Arc::new(functions), None).version()?;
+            let version = Cuda { functions: Arc::new(functions), load: None, graphs: None }.version()?;
             Ok((version, library.found(version_text(version), c"cuDriverGetVersion")))
         });
         let major = driver.as_ref().map_or(c_int::MAX, |(version, _)| version / 1000);

@@ -11,7 +11,7 @@ use tandem_dlopen::{FOLDERS, Folders, Library};
 use super::blas::raw::BlasFunctions;
 use super::compiler::NvrtcFunctions;
 use super::context::{Cuda, version_text};
-use super::raw::{DriverFunctions, LoadFunctions};
+use super::raw::{DriverFunctions, GraphFunctions, LoadFunctions};
 use crate::Result;
 use crate::cuda::failed;
 
@@ -63,7 +63,7 @@ impl Wanted {
 /// Opens NVIDIA's driver.
 pub(super) fn driver() -> Result<Cuda> {
     let (library, functions) = open_driver()?;
-    Cuda::start(functions, LoadFunctions::load(&library).ok())
+    Cuda::start(functions, LoadFunctions::load(&library).ok(), GraphFunctions::load(&library).ok())
 }
 
 /// Opens NVIDIA's driver without initialising it.

@@ -65,7 +65,7 @@ impl Cuda {
     fn can_access(&self, device: DeviceHandle, other: DeviceHandle) -> Result<bool> {
         let mut can = 0;
         // SAFETY: the answer is written to where it is.
-        let outcome = unsafe { (self.0.can_access_peer)(&raw mut can, device, other) };
+        let outcome = unsafe { (self.functions.can_access_peer)(&raw mut can, device, other) };
         self.check("asking whether a GPU reaches another", outcome)?;
         Ok(can != 0)
     }
@@ -87,7 +87,7 @@ impl Cuda {
         let mut place: [c_char; 32] = [0; 32];
         // SAFETY: a text is written that is no longer than its place and ends in zero.
         unsafe {
-            let outcome = (self.0.pci_bus_id)(place.as_mut_ptr(), place.len() as c_int, device);
+            let outcome = (self.functions.pci_bus_id)(place.as_mut_ptr(), place.len() as c_int, device);
             self.check("asking where a GPU is on the bus", outcome)?;
             Ok(CStr::from_ptr(place.as_ptr()).to_owned())
         }

@@ -68,7 +68,7 @@ impl Memory {
             .call("mapping memory of a GPU", |cuda| unsafe { (cuda.map_memory)(at, bytes, 0, handle, 0) });
         if let Err(error) = outcome {
             // SAFETY: the memory was just made, and is not mapped.
-            unsafe { (context.cuda.0.release_memory)(handle) };
+            unsafe { (context.cuda.functions.release_memory)(handle) };
             return Err(error);
         }
         // SAFETY: the range was just mapped, and the descriptions are read.
@@ -87,7 +87,7 @@ impl Memory {
     /// Unmaps a range that is no longer used.
     fn unmap(&self, piece: &Piece) {
         let Piece { offset, bytes, handle } = *piece;
-        let cuda = &self.context.cuda.0;
+        let cuda = &self.context.cuda.functions;
         // SAFETY: the piece was mapped there as a whole, and is given back once. Nothing could be
         // done about a failure.
         unsafe {
@@ -130,7 +130,7 @@ impl Drop for Memory {
         pieces.iter().for_each(|piece| self.unmap(piece));
         // SAFETY: nothing is mapped there any more, and it is given back once.
         unsafe {
-            (self.context.cuda.0.free_addresses)(self.base, self.reserved);
+            (self.context.cuda.functions.free_addresses)(self.base, self.reserved);
         }
     }
 }

@@ -42,8 +42,9 @@ impl Modules {
         self.context.enter()?;
         // SAFETY: the module is loaded, the name ends in zero, and the function is written to where
         // it is.
-        let outcome =
-            unsafe { (self.context.cuda.0.module_function)(&raw mut function, module, text.as_ptr()) };
+        let outcome = unsafe {
+            (self.context.cuda.functions.module_function)(&raw mut function, module, text.as_ptr())
+        };
         if outcome == CUDA_ERROR_NOT_FOUND {
             return Err(failed(source.name, format!("there is no kernel {name} in this file")));
         }
@@ -64,7 +65,7 @@ impl Modules {
     /// the GPU then.
     pub(super) fn load_all(&self, source: &'static Source) -> Result<()> {
         let module = self.module(source)?;
-        let Some(driver) = &self.context.cuda.1 else { return Ok(()) };
+        let Some(driver) = &self.context.cuda.load else { return Ok(()) };
         let mut count = 0;
         // SAFETY: the module is loaded; the number is written to where it is.
         self.context.call(source.name, |_| unsafe { (driver.count)(&raw mut count, module) })?;
@@ -124,7 +125,7 @@ impl Drop for Modules {
         for module in self.loaded.get_mut().unwrap_or_else(PoisonError::into_inner).values() {
             // SAFETY: the module was loaded once, and nothing of it runs any more.
             unsafe {
-                (self.context.cuda.0.unload_module)(*module);
+                (self.context.cuda.functions.unload_module)(*module);
             }
         }
     }

@@ -118,8 +118,9 @@ impl Pinned {
         let flags = HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP;
         self.context.enter()?;
         // SAFETY: the range lies inside the mapping, and is not registered.
-        let outcome =
-            unsafe { (self.context.cuda.0.register_host)(self.at(offset).cast::<c_void>(), bytes, flags) };
+        let outcome = unsafe {
+            (self.context.cuda.functions.register_host)(self.at(offset).cast::<c_void>(), bytes, flags)
+        };
         if outcome == CUDA_ERROR_OUT_OF_MEMORY {
             return Err(failed(
                 "pinned memory",
@@ -169,7 +170,7 @@ impl Drop for Pinned {
         for end in ends {
             // SAFETY: the piece was registered by its start, once.
             unsafe {
-                (self.context.cuda.0.unregister_host)(self.at(start).cast::<c_void>());
+                (self.context.cuda.functions.unregister_host)(self.at(start).cast::<c_void>());
             }
             let mut seams = self.seams.0.lock().unwrap_or_else(PoisonError::into_inner);
             seams.remove(&self.address(start));

@@ -59,6 +59,8 @@ pub(super) const HOST_REGISTER_PORTABLE: c_uint = 1;
 pub(super) const HOST_REGISTER_DEVICEMAP: c_uint = 2;
 /// `CU_STREAM_NON_BLOCKING`: does not wait for the stream that CUDA has by itself.
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
+/// `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`: other threads may do what a capture must not.
+pub(super) const CAPTURE_THREAD_LOCAL: c_int = 1;
 /// `CU_EVENT_DEFAULT`: tells time.
 pub(super) const EVENT_DEFAULT: c_uint = 0;
 /// `CU_EVENT_WAIT_DEFAULT`.
@@ -191,6 +193,18 @@ functions! {
         count = c"cuModuleGetFunctionCount" (*mut c_uint, Opaque) -> c_int;
         list = c"cuModuleEnumerateFunctions" (*mut Opaque, c_uint, Opaque) -> c_int;
         load = c"cuFuncLoad" (Opaque) -> c_int;
+    }
+}
+
+functions! {
+    /// Functions of CUDA graphs, of drivers since CUDA 11.4.
+    pub(super) struct GraphFunctions {
+        begin_capture = c"cuStreamBeginCapture_v2" (Opaque, c_int) -> c_int;
+        end_capture = c"cuStreamEndCapture" (Opaque, *mut Opaque) -> c_int;
+        instantiate = c"cuGraphInstantiateWithFlags" (*mut Opaque, Opaque, u64) -> c_int;
+        destroy = c"cuGraphDestroy" (Opaque) -> c_int;
+        launch = c"cuGraphLaunch" (Opaque, Opaque) -> c_int;
+        destroy_executable = c"cuGraphExecDestroy" (Opaque) -> c_int;
     }
 }
 

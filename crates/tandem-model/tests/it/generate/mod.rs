@@ -6,10 +6,11 @@ mod ranks;
 mod slices;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::support::{Golden, all, cpu};
 use tandem_kernels::ops::HeadScores;
-use tandem_kernels::{DType, Device, Forest, MemoryKind, Prediction, Segment, ops};
+use tandem_kernels::{DType, Device, Forest, MemoryKind, Prediction, Profile, Segment, ops};
 use tandem_model::decode::{Answer, Finish, Flow, NewToken};
 use tandem_model::{
     Checkpointing, Decoder, FlatWeights, Generator, GeneratorOptions, LayerExecutor, Request,
@@ -62,7 +63,10 @@ fn greedy_text_is_the_argmax_of_a_full_forward_at_each_token() {
         check_greedy(name, &cpu());
     }
     for name in ["llama", "gpt2", "qwen2-window", "gemma", "qwen3-5"] {
-        check_greedy(name, &tandem_cuda_emulator::device(1 << 28).unwrap());
+        let device = tandem_cuda_emulator::device(1 << 28).unwrap();
+        check_greedy(name, &device);
+        // Of the seven steps of three completions all but the first.
+        assert_eq!(device.num_graph_launches(), 6, "{name}");
     }
 }
 
@@ -88,6 +92,35 @@ fn check_greedy(name: &'static str, device: &Device) {
             assert_eq!(best as u32, token, "{name} after {} tokens", text.len());
             text.push(token);
         }
+    }
+}
+
+/// Steps whose work is one CUDA graph, while completions begin and end, and grow past a part of attention's keys.
+#[test]
+fn graphs_have_the_text_and_the_log_probabilities_of_steps_without() {
+    for name in ["llama", "qwen2-window", "qwen3-5"] {
+        let golden = Golden::changed(name, 200, |_| ());
+        let texts = |device: &Device| {
+            let weights = golden.load(device);
+            let options = GeneratorOptions { max_batch: 3, cache_tokens: 900, log_probs: true, ..OPTIONS };
+            [40, 7, 130].map(|max_new_tokens| {
+                generate(&golden, device, &weights, options.clone(), |request| {
+                    request.max_new_tokens = max_new_tokens + request.number as usize;
+                    request.num_answers = 2;
+                })
+            })
+        };
+        let device = tandem_cuda_emulator::device(1 << 28).unwrap();
+        let with = texts(&device);
+        let launched = device.num_graph_launches();
+        assert!(launched > 250, "{name}: {launched} graphs");
+        // A profile times operations, one by one.
+        let profile = Arc::new(Profile::default());
+        let device = tandem_cuda_emulator::device(1 << 28).unwrap().profiled(&profile);
+        profile.begin(1);
+        let without = texts(&device);
+        assert_eq!(device.num_graph_launches(), 0, "{name}");
+        assert_eq!(with, without, "{name}");
     }
 }
 

@@ -141,8 +141,8 @@ impl DeviceNumbers for &Numbers {
         (CURRENT.get() - cuda::FIRST, self.address)
     }
 
-    fn stream(&self) -> u64 {
-        Arc::as_ptr(&self.stream) as u64
+    fn stream(&self) -> Result<u64, String> {
+        Ok(Arc::as_ptr(&self.stream) as u64)
     }
 
     fn synchronize(&mut self) -> Result<(), String> {

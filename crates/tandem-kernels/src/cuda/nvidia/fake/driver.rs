@@ -345,7 +345,7 @@ unsafe extern "C" fn launch(
     _: c_uint,
     _: c_uint,
     shared: c_uint,
-    _: Opaque,
+    stream: Opaque,
     arguments: *mut *mut c_void,
     _: *mut *mut c_void,
 ) -> c_int {
@@ -356,12 +356,17 @@ unsafe extern "C" fn launch(
         }
         gpu.log(format!("launch {name} [{x}, {y}, {z}] of {threads}, {shared} shared"));
         // SAFETY: as in CUDA.
-        unsafe {
+        let (at, small, large) = unsafe {
             let at = **arguments.cast::<*const u64>();
+            (at, (*arguments.add(1)).cast::<u32>().read(), (*arguments.add(2)).cast::<u64>().read())
+        };
+        gpu.do_or_keep(stream, move || {
             let to = std::ptr::with_exposed_provenance_mut::<u64>(at as usize);
-            to.write(u64::from((*arguments.add(1)).cast::<u32>().read()));
-            to.add(1).write((*arguments.add(2)).cast::<u64>().read());
-        }
-        OK
+            // SAFETY: as in CUDA.
+            unsafe {
+                to.write(u64::from(small));
+                to.add(1).write(large);
+            }
+        })
     })
 }

@@ -216,15 +216,16 @@ pub(super) unsafe extern "C" fn unregister(at: *mut c_void) -> c_int {
     })
 }
 
-pub(super) unsafe extern "C" fn copy(to: u64, from: u64, bytes: usize, _: Opaque) -> c_int {
+pub(super) unsafe extern "C" fn copy(to: u64, from: u64, bytes: usize, stream: Opaque) -> c_int {
     on_gpu(|gpu| {
         gpu.log(format!("copy {bytes}"));
         if !gpu.can_touch(from, bytes) || !gpu.can_touch(to, bytes) {
             return INVALID_VALUE;
         }
         // SAFETY: both may be touched.
-        unsafe { std::ptr::copy(pointer(from).cast::<u8>(), pointer(to).cast::<u8>(), bytes) };
-        OK
+        gpu.do_or_keep(stream, move || unsafe {
+            std::ptr::copy(pointer(from).cast::<u8>(), pointer(to).cast::<u8>(), bytes);
+        })
     })
 }
 
@@ -251,8 +252,17 @@ pub(super) unsafe extern "C" fn copy_2d(copy: *const Copy2D, _: Opaque) -> c_int
     })
 }
 
-pub(super) unsafe extern "C" fn set_bytes(at: DevicePointer, value: u8, bytes: usize, _: Opaque) -> c_int {
+pub(super) unsafe extern "C" fn set_bytes(
+    at: DevicePointer,
+    value: u8,
+    bytes: usize,
+    stream: Opaque,
+) -> c_int {
     on_gpu(|gpu| {
+        let refused = gpu.refuse_captured(stream);
+        if refused != OK {
+            return refused;
+        }
         if !gpu.can_touch(at, bytes) {
             return INVALID_VALUE;
         }

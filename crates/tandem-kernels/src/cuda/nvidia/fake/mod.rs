@@ -6,6 +6,7 @@
 
 mod blas;
 mod driver;
+mod graph;
 mod memory;
 mod nvml;
 mod nvrtc;
@@ -75,6 +76,10 @@ pub(super) struct Gpu {
     /// Host memory by its start.
     registered: BTreeMap<u64, usize>,
     streams: Vec<u64>,
+    /// Stream that is captured, and its work.
+    captured: Option<(u64, graph::Works)>,
+    /// Graphs, and executable ones.
+    graphs: HashMap<u64, graph::Works>,
     /// When an event was recorded.
     events: HashMap<u64, Option<u64>>,
     /// The text of each module.
@@ -136,7 +141,7 @@ impl Fake {
 
     /// CUDA's driver.
     pub(super) fn cuda() -> Result<Cuda> {
-        Cuda::start(driver::functions(), Some(driver::load_functions()))
+        Cuda::start(driver::functions(), Some(driver::load_functions()), Some(graph::functions()))
     }
 
     /// Opens it with a cache of kernels.
@@ -165,6 +170,11 @@ impl Fake {
     /// Returns the GPUs that may touch what was opened last.
     pub(super) fn opened_to(&self) -> Vec<usize> {
         gpus()[&self.ordinal].opened_to.clone()
+    }
+
+    /// Returns the number of graphs.
+    pub(super) fn num_graphs(&self) -> usize {
+        gpus()[&self.ordinal].graphs.len()
     }
 
     /// Whatever is still held: contexts, address space, memory, mappings, pinned host memory,

@@ -2,6 +2,7 @@
 //! without a GPU.
 
 mod autotune;
+mod graphs;
 mod inventory;
 mod kernels;
 mod links;
