@@ -10,7 +10,7 @@ use super::modules::Modules;
 use super::pinned::{Pinned, Seams};
 use super::raw::result::CUDA_SUCCESS;
 use super::raw::{
-    CAPTURE_THREAD_LOCAL, Copy2D, EVENT_DEFAULT, EVENT_WAIT_DEFAULT, Opaque, STREAM_NON_BLOCKING, attribute,
+    CAPTURE_RELAXED, Copy2D, EVENT_DEFAULT, EVENT_WAIT_DEFAULT, Opaque, STREAM_NON_BLOCKING, attribute,
 };
 use crate::Result;
 use crate::cuda::driver::{
@@ -212,7 +212,7 @@ unsafe impl Driver for Nvidia {
         let Some(graphs) = &self.context.cuda.graphs else { return Ok(None) };
         // SAFETY: the stream was made by `new_stream`.
         self.context.call("beginning a graph", |_| unsafe {
-            (graphs.begin_capture)(stream.0, CAPTURE_THREAD_LOCAL)
+            (graphs.begin_capture)(stream.0, CAPTURE_RELAXED)
         })?;
         let outcome = put();
         let (mut graph, mut executable) = (0, 0);

@@ -59,8 +59,8 @@ pub(super) const HOST_REGISTER_PORTABLE: c_uint = 1;
 pub(super) const HOST_REGISTER_DEVICEMAP: c_uint = 2;
 /// `CU_STREAM_NON_BLOCKING`: does not wait for the stream that CUDA has by itself.
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
-/// `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`: other threads may do what a capture must not.
-pub(super) const CAPTURE_THREAD_LOCAL: c_int = 1;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: a kernel may be loaded during a capture.
+pub(super) const CAPTURE_RELAXED: c_int = 2;
 /// `CU_EVENT_DEFAULT`: tells time.
 pub(super) const EVENT_DEFAULT: c_uint = 0;
 /// `CU_EVENT_WAIT_DEFAULT`.

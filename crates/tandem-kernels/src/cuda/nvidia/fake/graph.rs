@@ -45,7 +45,7 @@ impl Gpu {
 }
 
 unsafe extern "C" fn begin_capture(stream: Opaque, mode: c_int) -> c_int {
-    assert_eq!(mode, 1, "other threads may allocate");
+    assert_eq!(mode, 2, "kernels may be loaded");
     on_gpu(|gpu| {
         assert!(gpu.captured.is_none(), "one capture at a time");
         gpu.captured = Some((stream, Works::new()));
