@@ -153,7 +153,19 @@ fn processes() -> Finding {
 fn measured(file: &Path, gpus: &[usize]) -> anyhow::Result<()> {
     let DeviceTable { mut device } = measure::processor()?;
     device.extend(measure::gpus(gpus, &measure::OF_A_GPU)?);
-    let table = DeviceTable { device }.to_toml();
-    fs::write(file, &table).with_context(|| format!("cannot write {}", file.display()))?;
-    print_lines(&[String::new(), table.trim_end().to_owned()])
+    let table = DeviceTable { device };
+    let text = table.to_toml();
+    fs::write(file, &text).with_context(|| format!("cannot write {}", file.display()))?;
+    let mut lines = vec![String::new(), text.trim_end().to_owned()];
+    for kind in &table.device {
+        if let Some(speedup) = kind.wgmma_speedup() {
+            let choice = if speedup > 1.0 { "wgmma" } else { "mma" };
+            lines.push(format!(
+                "\n{}: attention by warpgroups is {speedup:.2} times as fast as by warps: take compute.attention = \
+                 \"{choice}\" for bf16",
+                kind.name
+            ));
+        }
+    }
+    print_lines(&lines)
 }

@@ -181,7 +181,7 @@ impl Plan {
             exchange_buffers,
             data,
             phases,
-            step_costs: steps,
+            step_costs: steps.with_attention(config.compute.attention),
             load,
         })
     }

@@ -2,11 +2,13 @@
 
 use tandem_comm::recorder::Log;
 use tandem_comm::{Call, Operation};
-use tandem_kernels::OpCost;
 use tandem_kernels::meta::Ledger;
+use tandem_kernels::{DType, OpCost};
 
+use crate::config::AttentionKernels;
 use crate::placement::MemoryPlacement;
 use crate::plan::dry_run::TENSOR_GROUP;
+use crate::plan::estimate::rates::ATTENTION_WGMMA;
 
 /// Operations and messages.
 #[derive(Clone, Debug, Default)]
@@ -71,6 +73,19 @@ impl StepCosts {
         Self { count, fewer, more, fixed }
     }
 
+    /// Names attention's operations after their kernels, which have rates of their own.
+    pub(super) fn with_attention(mut self, kernels: AttentionKernels) -> Self {
+        let Self { fewer, more, fixed, .. } = &mut self;
+        if kernels == AttentionKernels::Wgmma {
+            for (work, _) in fewer.operations.iter_mut().chain(&mut more.operations).chain(fixed) {
+                let own =
+                    ATTENTION_WGMMA.iter().find(|(name, _)| *name == work.op && work.dtype == DType::Bf16);
+                work.op = own.map_or(work.op, |(_, own)| own);
+            }
+        }
+        self
+    }
+
     /// Factors of [`Self::fewer`], [`Self::more`] and [`Self::fixed`] for a step of `rounds` micro-batches, which
     /// have the tokens of `alike` typical ones.
     pub(super) fn factors(&self, alike: f64, rounds: f64) -> [f64; 3] {
@@ -109,5 +124,35 @@ impl StepCost {
     /// Bytes sent to some ranks, or to all.
     pub fn bytes_sent(&self, to: Option<Topology>) -> u64 {
         self.sent.iter().filter(|sent| to.is_none_or(|to| sent.to == to)).map(|sent| sent.bytes).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attention_of_bf16_has_the_name_of_its_kernels() {
+        let step = |ops: &[(&'static str, DType)]| {
+            let work = |&(op, dtype)| (OpCost { op, flops: 1.0, bytes: 1.0, dtype, shape: [8; 3] }, 1);
+            StepCost { operations: ops.iter().map(work).collect(), sent: Vec::new() }
+        };
+        let ops = [
+            ("attention", DType::Bf16),
+            ("attention_backward", DType::Bf16),
+            ("attention", DType::F32),
+            ("attention_decode", DType::Bf16),
+        ];
+        let named = |kernels| {
+            let costs = StepCosts::new(1, step(&ops), step(&ops), None).with_attention(kernels);
+            [costs.fewer, costs.more]
+                .map(|step| step.operations.iter().map(|(work, _)| work.op).collect::<Vec<_>>())
+        };
+        assert_eq!(
+            named(AttentionKernels::Mma),
+            [ops.map(|(op, _)| op).to_vec(), ops.map(|(op, _)| op).to_vec()]
+        );
+        let own = vec!["attention_wgmma", "attention_backward_wgmma", "attention", "attention_decode"];
+        assert_eq!(named(AttentionKernels::Wgmma), [own.clone(), own]);
     }
 }

@@ -1,5 +1,6 @@
 //! Measured rates of GPUs, as rows of a table that plans read. Their speed is not tested.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tandem_kernels::DType;
@@ -86,6 +87,21 @@ fn a_gpu_alone_keeps_the_links_of_the_table() {
     ] {
         assert_eq!(of(operation), 1, "{operation}: {:?}", kind.rate);
     }
+}
+
+#[test]
+fn attention_has_rates_of_both_its_kernels_where_a_gpu_has_both() {
+    let measured = |capability| {
+        let driver = tandem_cuda_emulator::Emulated::new(256 << 20).with_capability(capability);
+        let kind = measure::gpu(Arc::new(driver), &SMALL).unwrap_or_else(|error| panic!("{error}"));
+        let of = |operation: &str| kind.rate.iter().filter(|rate| rate.operation == operation).count();
+        let names = ["attention", "attention_backward", "attention_wgmma", "attention_backward_wgmma"];
+        (names.map(of), kind.wgmma_speedup())
+    };
+    let (counts, speedup) = measured((9, 0));
+    assert_eq!(counts, [1; 4]);
+    assert!(speedup.is_some_and(|speedup| speedup > 0.0));
+    assert_eq!(measured((8, 0)), ([1, 1, 0, 0], None));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use tandem_kernels::{DType, OpCost};
 
-use super::rates::{self, Bound, OperationRate, Rate};
+use super::rates::{self, ATTENTION_WGMMA, Bound, OperationRate, Rate};
 use crate::{Result, TrainError, size};
 
 /// A kind of device; fields as in `devices.toml`.
@@ -170,6 +170,23 @@ fn plain(name: &str) -> String {
 }
 
 impl DeviceKind {
+    /// Returns how much less time attention by warpgroups takes than by warps, as a factor: the mean of all shapes
+    /// where both were measured. `None` if there is none.
+    pub fn wgmma_speedup(&self) -> Option<f64> {
+        let of = |name: &str| -> Vec<&OperationRate> {
+            self.rate.iter().filter(|rate| rate.operation == name).collect()
+        };
+        let pairs = ATTENTION_WGMMA.iter().flat_map(|(name, own)| {
+            let own = of(own);
+            of(name).into_iter().filter_map(move |rate| {
+                let other = own.iter().find(|own| own.shape == rate.shape && own.dtype == rate.dtype)?;
+                other.tflops.zip(rate.tflops).map(|(own, rate)| own / rate)
+            })
+        });
+        let ratios: Vec<f64> = pairs.collect();
+        (!ratios.is_empty()).then(|| ratios.iter().sum::<f64>() / ratios.len() as f64)
+    }
+
     /// Bytes that each of `ranks` ranks can use.
     pub fn memory(&self, ranks: usize) -> Option<u64> {
         let whole = self.memory_gib.map(bytes).or_else(|| self.cores.and_then(|_| host_memory()))?;

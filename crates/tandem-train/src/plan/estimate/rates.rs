@@ -35,6 +35,11 @@ pub enum Bound {
     Call,
 }
 
+/// Names of attention's operations, and those of their kernels that multiply by warpgroups
+/// (`compute.attention = "wgmma"`). Rows of the former count where there are none of the latter.
+pub const ATTENTION_WGMMA: [(&str, &str); 2] =
+    [("attention", "attention_wgmma"), ("attention_backward", "attention_backward_wgmma")];
+
 /// Floating-point operations or bytes a second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Rate {
@@ -125,6 +130,23 @@ mod tests {
             tflops: Some(tflops),
             gbs: None,
         }
+    }
+
+    #[test]
+    fn attention_by_warpgroups_has_the_rates_of_the_other_kernels_until_it_has_its_own() {
+        let mut rates = vec![rate("attention", None, None, 1.0), rate("attention_backward", None, None, 2.0)];
+        let found = |rates: &[OperationRate], op| {
+            let work = OpCost { op, flops: 1.0, bytes: 1.0, dtype: DType::Bf16, shape: [8; 3] };
+            nearest(rates, &work).map(|rate| rate.tflops.unwrap())
+        };
+        let all =
+            |rates: &[OperationRate]| ATTENTION_WGMMA.map(|(op, own)| [found(rates, op), found(rates, own)]);
+        assert_eq!(all(&rates), [[Some(1.0); 2], [Some(2.0); 2]]);
+        rates.extend([
+            rate("attention_wgmma", None, None, 3.0),
+            rate("attention_backward_wgmma", None, None, 4.0),
+        ]);
+        assert_eq!(all(&rates), [[Some(1.0), Some(3.0)], [Some(2.0), Some(4.0)]]);
     }
 
     #[test]

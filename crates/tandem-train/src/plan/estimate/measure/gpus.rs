@@ -39,7 +39,7 @@ pub fn gpus(ordinals: &[usize], sizes: &GpuSizes) -> Result<Vec<DeviceKind>> {
     for &ordinal in ordinals {
         let driver = cuda::open(ordinal)?;
         if kinds.iter().all(|kind| kind.name != driver.properties().name) {
-            kinds.push(alone(driver, sizes)?);
+            kinds.push(gpu(driver, sizes)?);
         }
     }
     let link = if ordinals.len() > 1 { Some(bus_rate(ordinals, sizes.common.exchanged)?) } else { None };
@@ -50,14 +50,18 @@ pub fn gpus(ordinals: &[usize], sizes: &GpuSizes) -> Result<Vec<DeviceKind>> {
     Ok(kinds)
 }
 
-/// One GPU. Its link to others is the table's.
-fn alone(driver: Drivers, of_gpu: &GpuSizes) -> Result<DeviceKind> {
+/// Measures one GPU. Its link to others is the table's. Attention has rows of both its kernels where the GPU
+/// multiplies by warpgroups.
+///
+/// # Errors
+/// If it cannot be used or has too little memory.
+pub fn gpu(driver: Drivers, of_gpu: &GpuSizes) -> Result<DeviceKind> {
     let sizes = &of_gpu.common;
     let properties = driver.properties().clone();
     let table = DeviceTable::built_in().gpu(&properties.name);
-    let device = Device::cuda(driver, MEMORY, Options::default())?;
+    let device = Device::cuda(driver.clone(), MEMORY, Options::default())?;
     let rate = |dtype| product_rate(&device, sizes, dtype);
-    Ok(DeviceKind {
+    let kind = DeviceKind {
         memory_gib: Some((properties.total_memory as f64 / f64::from(1 << 30) * 10.0).floor() / 10.0 - 0.5),
         bf16_tflops: tflops(rate(DType::Bf16)?),
         f32_tflops: tflops(rate(DType::F32)?),
@@ -72,7 +76,14 @@ fn alone(driver: Drivers, of_gpu: &GpuSizes) -> Result<DeviceKind> {
         rate: operations::rates(&device, of_gpu)?,
         name: properties.name,
         ..table
-    })
+    };
+    drop(device);
+    if properties.capability != cuda::WGMMA || !cuda::has_wgmma(sizes.heads.head_dim) {
+        return Ok(kind);
+    }
+    let device = Device::cuda(driver, MEMORY, Options { wgmma: true, ..Options::default() })?;
+    let rate = [kind.rate, operations::rates_of_wgmma(&device, of_gpu)?].concat();
+    Ok(DeviceKind { rate, ..kind })
 }
 
 /// Bytes a second between pinned host memory and a GPU, in the direction that is slower.

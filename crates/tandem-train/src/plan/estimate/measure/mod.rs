@@ -10,7 +10,7 @@ use tandem_comm::{Reduction, threads};
 use tandem_kernels::ops::AttentionShape;
 use tandem_kernels::{DType, Device, MemoryKind, Tensor, ops};
 
-pub use gpus::gpus;
+pub use gpus::{gpu, gpus};
 
 use crate::Result;
 use crate::plan::estimate::Machine;

@@ -12,7 +12,7 @@ use tandem_kernels::{
 
 use super::{GpuSizes, Sizes, gbs, numbers, tflops};
 use crate::Result;
-use crate::plan::estimate::rates::OperationRate;
+use crate::plan::estimate::rates::{ATTENTION_WGMMA, OperationRate};
 
 /// Calls of an operation on operands of its own.
 pub(super) type Calls = Box<dyn FnMut() -> Result<()>>;
@@ -60,6 +60,19 @@ pub(super) fn rates(device: &Device, sizes: &GpuSizes) -> Result<Vec<OperationRa
     cases.push(Box::new(|device| exact_sum(device, sizes)));
     cases.push(Box::new(|device| adamw(device, sizes)));
     cases.into_iter().map(|case| rate(device, &sizes.common, &case)).collect()
+}
+
+/// Measures attention on a device that multiplies it by warpgroups.
+pub(super) fn rates_of_wgmma(device: &Device, sizes: &GpuSizes) -> Result<Vec<OperationRate>> {
+    let mut rates = Vec::new();
+    for (&sequences, (name, own)) in
+        sizes.attention.iter().flat_map(|s| ATTENTION_WGMMA.map(|names| (s, names)))
+    {
+        let case: Case =
+            Box::new(move |device| attention(device, &sizes.common, sequences, name.ends_with("_backward")));
+        rates.push(OperationRate { operation: own.to_owned(), ..rate(device, &sizes.common, &case)? });
+    }
+    Ok(rates)
 }
 
 /// Rate of a case's only operation in a step: of its arithmetic for matmuls, whose depth is told, and attention, else of
