@@ -5,7 +5,8 @@ use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
 use half::bf16;
 use tandem_kernels::DType;
-use tandem_kernels::cuda::driver::{Algorithm, Factor, Matmul};
+use tandem_kernels::cuda::driver::{Algorithm, Factor, FactorType, Matmul};
+use tandem_kernels::numerics::e4m3;
 
 use crate::memory::translate;
 
@@ -43,18 +44,22 @@ impl Order {
 ///
 /// # Safety
 /// Lengths in numbers of that type.
-unsafe fn read(address: u64, first: usize, step: usize, dtype: DType, to: &mut [f32]) {
+unsafe fn read(address: u64, first: usize, step: usize, dtype: FactorType, to: &mut [f32]) {
     let address = translate(address) as usize;
     // SAFETY: the caller's promise.
     unsafe {
         match dtype {
-            DType::F32 => {
+            FactorType::F32 => {
                 let from = with_exposed_provenance::<f32>(address).add(first);
                 to.iter_mut().enumerate().for_each(|(i, to)| *to = from.add(i * step).read());
             }
-            DType::Bf16 => {
+            FactorType::Bf16 => {
                 let from = with_exposed_provenance::<bf16>(address).add(first);
                 to.iter_mut().enumerate().for_each(|(i, to)| *to = from.add(i * step).read().to_f32());
+            }
+            FactorType::E4m3 => {
+                let from = with_exposed_provenance::<u8>(address).add(first);
+                to.iter_mut().enumerate().for_each(|(i, to)| *to = e4m3::to_f32(from.add(i * step).read()));
             }
         }
     }
@@ -86,7 +91,7 @@ unsafe fn write(from: &[f32], address: u64, first: usize, dtype: DType) {
 ///
 /// # Safety
 /// The factor exists.
-unsafe fn widened(factor: &Factor, rows: usize, depth: usize, width: usize, dtype: DType) -> Vec<Lanes> {
+unsafe fn widened(factor: &Factor, rows: usize, depth: usize, width: usize, dtype: FactorType) -> Vec<Lanes> {
     let mut wide = vec![[0.0; LANES]; rows.next_multiple_of(COLUMNS) * width];
     let (of_row, of_depth) = if factor.along_depth { (factor.stride, 1) } else { (1, factor.stride) };
     for (row, to) in wide.chunks_mut(width.max(1)).take(rows).enumerate() {
@@ -157,7 +162,7 @@ pub(crate) unsafe fn matmul(product: &Matmul, order: Order) {
                 }
                 let mut added = [0.0; COLUMNS];
                 // SAFETY: the caller's promise.
-                unsafe { read(c, i * stride + column, 1, product.d_type, &mut added[..count]) };
+                unsafe { read(c, i * stride + column, 1, product.d_type.into(), &mut added[..count]) };
                 sums.iter_mut().zip(added).for_each(|(sum, x)| *sum += x);
             }
             // SAFETY: the caller's promise.

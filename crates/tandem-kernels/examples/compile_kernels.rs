@@ -34,6 +34,7 @@ const HOT: &[&str] = &[
     "head",
     "layer_norm",
     "product",
+    "quantise",
     "rms_norm",
     "rmsprop",
     "rope",

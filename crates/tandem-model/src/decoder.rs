@@ -31,6 +31,7 @@ pub struct Decoder {
     sum_blocks: Blocks,
     /// Type of the residual stream.
     residual: DType,
+    fp8_matmul: bool,
     stage: PipelineStage,
     /// Layers of the stage, and the blocks among them.
     layers: Vec<LayerId>,
@@ -75,6 +76,7 @@ impl Decoder {
             blocks: 0..spec.num_layers,
             sum_blocks: Blocks::new(&spec, TensorParallelShard::WHOLE, &spec),
             residual: DType::F32,
+            fp8_matmul: false,
             spec,
             positions,
             slice: TensorParallelShard::WHOLE,
@@ -144,6 +146,22 @@ impl Decoder {
         }
     }
 
+    /// Sets whether forward products on GPUs multiply frozen FP8 matrices of blocks as they are packed. They must
+    /// pass [`Packing::check_fp8`](crate::Packing::check_fp8).
+    ///
+    /// # Panics
+    /// If this is a part of a decoder.
+    #[must_use]
+    pub fn with_fp8_matmul(self, fp8_matmul: bool) -> Self {
+        assert!(self.whole.is_none(), "a decoder is told before it is divided");
+        Self { fp8_matmul, ..self }
+    }
+
+    /// Returns whether forward products multiply frozen FP8 matrices of blocks as they are packed.
+    pub fn fp8_matmul(&self) -> bool {
+        self.fp8_matmul
+    }
+
     /// Sums over sharded dimensions without blocks: each device chooses the order, and the bits depend on
     /// the number of tensor-parallel ranks.
     ///
@@ -183,6 +201,7 @@ impl Decoder {
                 Blocks::new(&whole.spec, slice, &spec)
             },
             residual: whole.residual,
+            fp8_matmul: whole.fp8_matmul,
             spec,
             slice,
             stage: whole.stage,

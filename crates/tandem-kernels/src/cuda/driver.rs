@@ -176,13 +176,55 @@ pub struct Factor {
     pub along_depth: bool,
 }
 
+/// Type of the factors of a GEMM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FactorType {
+    /// f32.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// FP8, [`e4m3`](crate::numerics::e4m3). Rows run along the depth; sizes, strides and addresses are
+    /// multiples of 16 bytes.
+    E4m3,
+}
+
+impl FactorType {
+    /// Returns the bytes of an element.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+            Self::E4m3 => 1,
+        }
+    }
+}
+
+impl From<DType> for FactorType {
+    fn from(dtype: DType) -> Self {
+        match dtype {
+            DType::F32 => Self::F32,
+            DType::Bf16 => Self::Bf16,
+        }
+    }
+}
+
+impl std::fmt::Display for FactorType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::E4m3 => "e4m3",
+        })
+    }
+}
+
 /// A GEMM `d[m,n] = Σ_k a[m,k] · b[n,k] (+ c[m,n])` with f32 sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Matmul {
     /// Rows, columns and depth.
     pub size: [usize; 3],
     /// Type of both factors.
-    pub dtype: DType,
+    pub dtype: FactorType,
     /// First factor.
     pub a: Factor,
     /// Second factor.
@@ -312,6 +354,14 @@ pub unsafe trait Driver: Send + Sync + Any {
     /// # Safety
     /// The arguments are the kernel's, and their addresses hold what it reads and writes.
     unsafe fn launch(&self, stream: Stream, function: Function, grid: Grid, args: &[Arg]) -> Result<()>;
+
+    /// Checks that [`Driver::matmul`] takes FP8 factors.
+    ///
+    /// # Errors
+    /// Why not.
+    fn check_fp8(&self) -> Result<(), String> {
+        Ok(())
+    }
 
     /// Computes a GEMM.
     ///

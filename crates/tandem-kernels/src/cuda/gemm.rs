@@ -133,7 +133,13 @@ fn rounded_once(cuda: &Cuda, product: Product, mut wide: ViewMut) -> Result<()> 
 }
 
 /// Computes `c = a · bᵀ (+ added)`. An empty product leaves `c` as it is.
-fn multiply(cuda: &Cuda, a: Operand, b: Operand, added: Option<(u64, usize)>, c: &mut ViewMut) -> Result<()> {
+pub(super) fn multiply(
+    cuda: &Cuda,
+    a: Operand,
+    b: Operand,
+    added: Option<(u64, usize)>,
+    c: &mut ViewMut,
+) -> Result<()> {
     if a.depth() == 0 {
         return Ok(());
     }
@@ -144,7 +150,7 @@ fn multiply(cuda: &Cuda, a: Operand, b: Operand, added: Option<(u64, usize)>, c:
     };
     let product = Matmul {
         size: [c.rows(), c.cols(), a.depth()],
-        dtype: a.dtype(),
+        dtype: a.dtype().into(),
         a: factor(&a),
         b: factor(&b),
         c: added,

@@ -61,6 +61,7 @@ pub static SOURCES: &[&Source] = &[
     &super::elementwise::SOURCE,
     &super::embedding::SOURCE,
     &super::exact::SOURCE,
+    &super::fp8::SOURCE,
     &super::head::SOURCE,
     &super::head_divergence::SOURCE,
     &super::head_gate::SOURCE,

@@ -6,8 +6,7 @@
 use std::fmt::{self, Display, Formatter};
 use std::str::FromStr;
 
-use super::driver::{Algorithm, Factor, Matmul};
-use crate::DType;
+use super::driver::{Algorithm, Factor, FactorType, Matmul};
 
 /// Widest access in bytes: the largest alignment that matters.
 const WIDEST: u64 = 16;
@@ -84,7 +83,7 @@ impl Matmul {
             format!("{}/{rows}/{}", factor.stride, alignment(factor.address))
         };
         let sum = |(address, stride): (u64, usize)| format!("{stride}/{}", alignment(address));
-        let tf32 = if tf32 && dtype == DType::F32 { " tf32" } else { "" };
+        let tf32 = if tf32 && dtype == FactorType::F32 { " tf32" } else { "" };
         let c = c.map_or("none".to_owned(), sum);
         format!("{m}x{n}x{k} {dtype} to {d_type}{tf32}, a {} b {} c {c} d {}", factor(a), factor(b), sum(d))
     }
@@ -94,21 +93,21 @@ impl Matmul {
     pub fn placed(&self, base: u64) -> (Self, usize) {
         let [m, n, k] = self.size;
         let mut end = base;
-        let mut place = |rows: usize, stride: usize, dtype: DType, address: u64| {
+        let mut place = |rows: usize, stride: usize, size: usize, address: u64| {
             let start = end.next_multiple_of(BOUNDARY) + u64::from(alignment(address)) % WIDEST;
-            end = start + (rows * stride.max(1) * dtype.size()) as u64;
+            end = start + (rows * stride.max(1) * size) as u64;
             start
         };
         let mut factor = |factor: Factor, beside: usize| {
             let rows = if factor.along_depth { beside } else { k };
-            Factor { address: place(rows, factor.stride, self.dtype, factor.address), ..factor }
+            Factor { address: place(rows, factor.stride, self.dtype.size(), factor.address), ..factor }
         };
         let (a, b) = (factor(self.a, m), factor(self.b, n));
-        let d = (place(m, self.d.1, self.d_type, self.d.0), self.d.1);
+        let d = (place(m, self.d.1, self.d_type.size(), self.d.0), self.d.1);
         // Addend and result of a GEMM are alike but in their strides.
         let c = self.c.map(|(address, stride)| match stride == self.d.1 {
             true => d,
-            false => (place(m, stride, self.d_type, address), stride),
+            false => (place(m, stride, self.d_type.size(), address), stride),
         });
         (Self { a, b, c, d, ..*self }, (end - base) as usize)
     }
@@ -145,12 +144,13 @@ impl FromStr for Algorithm {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::DType;
 
     fn matmul(size: [usize; 3], [a, b]: [bool; 2]) -> Matmul {
         let factor = |address, along_depth| Factor { address, stride: 1 << 12, along_depth };
         Matmul {
             size,
-            dtype: DType::Bf16,
+            dtype: FactorType::Bf16,
             a: factor(1 << 20, a),
             b: factor(1 << 21, b),
             c: None,
@@ -192,8 +192,9 @@ mod tests {
             Matmul { b: Factor { stride: 5000, ..one.b }, ..one },
             Matmul { c: Some(one.d), ..one },
             Matmul { d: (4, one.d.1), ..one },
-            Matmul { dtype: DType::F32, ..one },
-            Matmul { dtype: DType::F32, tf32: false, ..one },
+            Matmul { dtype: FactorType::E4m3, ..one },
+            Matmul { dtype: FactorType::F32, ..one },
+            Matmul { dtype: FactorType::F32, tf32: false, ..one },
             Matmul { d_type: DType::Bf16, ..one },
         ];
         let mut keys: Vec<String> = others.iter().chain([&one]).map(Matmul::key).collect();

@@ -14,6 +14,7 @@ mod elements;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
 pub(crate) mod exact;
+pub(crate) mod fp8;
 pub(crate) mod gemm;
 mod graph;
 pub(crate) mod head;

@@ -163,7 +163,7 @@ impl Addends {
 pub(crate) struct Product<'a> {
     /// `[M, K]`, f32 or bf16.
     pub a: Operand<'a>,
-    /// `[N, K]`, of the same type; on the CPU it may be packed.
+    /// `[N, K]`, of the same type; it may be packed.
     pub b: Operand<'a>,
     /// A second pair of factors of the same type, whose product is added. If it runs as a GEMM of
     /// its own, the sum so far has been rounded to the type of `c`.

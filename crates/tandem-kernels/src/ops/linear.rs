@@ -17,7 +17,15 @@ use crate::{
 /// Computes `y[T,N] = x[T,K] · w[N,K]ᵀ (+ bias[1,N]) (+ residual[T,N])`.
 ///
 /// `x` and `w` share one type (f32 or bf16); `bias` is f32, `y` either type, and `residual` f32 or, on a GPU,
-/// if all are, bf16. On the CPU `w` may be packed, with the bits of the unpacked matrix.
+/// if all are, bf16.
+///
+/// `w` may be packed. On the CPU the bits are those of the unpacked matrix. On a GPU that passes
+/// [`Driver::check_fp8`](cuda::Driver::check_fp8) it is in [`Format::Fp8`](crate::Format::Fp8), with multiples of
+/// [`FP8_MULTIPLE`](super::FP8_MULTIPLE) as N and K: each row of `x` is rounded to E4M3 under a scale of its own,
+/// its largest magnitude / 448; codes are multiplied with f32 sums, which both scales are applied to.
+///
+/// # Errors
+/// If shapes or types do not fit.
 pub fn linear<'a>(
     device: &Device,
     x: View,
@@ -139,13 +147,17 @@ fn forward(
     order: Order,
 ) -> Result<()> {
     let ((t, k), n) = (x.shape(), w.rows());
-    if matches!(w, Weight::Packed(_)) && device.backend() == Backend::Cuda {
-        return Err(KernelError::invalid(op, "a GPU's products read no packed weights: unpack them"));
-    }
+    let fp8 = match &w {
+        Weight::Packed(packed) if device.backend() == Backend::Cuda => Some(super::fp8::codes(op, packed)?),
+        _ => None,
+    };
     check::shape(op, "w", &w, n, k)?;
     check::shape(op, "y", &y, t, n)?;
     check::same_type(op, "w", &w, &x)?;
     order.check(op, k, y.dtype() == DType::F32, false)?;
+    if fp8.is_some() && order.tree.is_some_and(DepthTree::is_divided) {
+        return Err(KernelError::invalid(op, "FP8 products have no sums in blocks"));
+    }
     if let Some(LowRank { h, b }) = &low_rank {
         check::shape(op, "h", h, t, b.cols())?;
         check::shape(op, "b", b, n, h.cols())?;
@@ -168,7 +180,8 @@ fn forward(
     }
     // Bias and product are added to it in f32.
     let mut y = y;
-    let comes_first = bias.and(residual).filter(|residual| residual.dtype() != DType::F32);
+    let is_added = bias.is_some() || fp8.is_some();
+    let comes_first = residual.filter(|residual| is_added && residual.dtype() != DType::F32);
     if let Some(residual) = comes_first {
         super::cast(device, residual, y.reborrow())?;
     }
@@ -178,8 +191,11 @@ fn forward(
     let term = low_rank.map(|LowRank { h, b }| Term { a: Operand::rows_of(h), b: Operand::rows_of(b) });
     let Order { tree, is_sharded } = order;
     let product = Product { term, bias, residual, tree, is_sharded, ..Product::plain(a, b, y, accumulate) };
-    let weight = w.num_bytes();
-    run(device, op, product, (t, n, k), weight, extra)
+    let work = cost(device, op, &product, (t, n, k), w.num_bytes(), extra);
+    match fp8 {
+        Some(w) => super::fp8::run(device, work, product, w),
+        None => launch_product(device, work, product),
+    }
 }
 
 /// Computes `y[T,N] += x[T,K] · w[N,K]ᵀ`: a low-rank term added to a layer's output.
@@ -308,10 +324,23 @@ fn run(
     device: &Device,
     op: &'static str,
     product: Product,
-    (m, n, k): (usize, usize, usize),
+    shape: (usize, usize, usize),
     second_bytes: usize,
     extra_bytes: usize,
 ) -> Result<()> {
+    let work = cost(device, op, &product, shape, second_bytes, extra_bytes);
+    launch_product(device, work, product)
+}
+
+/// Returns the cost of a product as [`run`].
+fn cost(
+    device: &Device,
+    op: &'static str,
+    product: &Product,
+    (m, n, k): (usize, usize, usize),
+    second_bytes: usize,
+    extra_bytes: usize,
+) -> OpCost {
     let (rank, dtype) = (product.term.map_or(0, |term| term.depth()), product.a.dtype());
     let read = (m * (k + rank) + n * rank) * dtype.size() + second_bytes + extra_bytes;
     let k = k + rank;
@@ -320,7 +349,10 @@ fn run(
     let passes = 1 + usize::from(product.accumulate) + if again { 2 } else { 0 };
     let written = m * n * product.c.dtype().size() * passes;
     let flops = 2.0 * m as f64 * n as f64 * k as f64;
-    let work = OpCost::new(op, (m, n, dtype), flops, (read + written) as f64).with_depth(k);
+    OpCost::new(op, (m, n, dtype), flops, (read + written) as f64).with_depth(k)
+}
+
+fn launch_product(device: &Device, work: OpCost, product: Product) -> Result<()> {
     let mut wide = wide_sums(device, &product)?;
     launch_matmuls!(device, work, {
         cpu => product.run(cpu),

@@ -15,6 +15,7 @@ mod dropout;
 mod elementwise;
 mod embedding;
 mod exact;
+mod fp8;
 pub(crate) mod gemm;
 mod head;
 mod head_blocks;
@@ -53,6 +54,7 @@ pub use dropout::{dropout, dropout_backward_add};
 pub use elementwise::{divide, fill, lerp, lerp_of, mix, square_root, swap, weighted_sum};
 pub use embedding::{embedding, embedding_backward};
 pub use exact::{check_terms, exact_merge, exact_sum, exact_sum_squares};
+pub use fp8::{FP8_MULTIPLE, LINEAR_FP8};
 pub use head::{
     Head, HeadGradients, HeadScores, HeadShape, HeadWeights, KeptLogits, Targets, head, head_backward,
     head_keeping, head_part,

@@ -1,4 +1,7 @@
 //! Weights of linear layers: plain matrices, or packed ones that a product reads as they are.
+//!
+//! A CPU's product unpacks what fits a cache and has the bits of the unpacked matrix. A GPU's product
+//! multiplies FP8 codes, and rounds its input to such codes.
 
 use std::ops::Range;
 
@@ -31,8 +34,9 @@ pub struct PackedRows {
     pub bytes: Range<usize>,
 }
 
-/// Packed matrix `[rows, cols]` that stands for the unpacked one in a product on the CPU. The product
-/// unpacks what fits a cache, for all rows of its input, so it is made for few of them.
+/// Packed matrix `[rows, cols]` that stands for the unpacked one in a product. A CPU's product unpacks what fits
+/// a cache, for all rows of its input, so it is made for few of them. A GPU multiplies whole matrices in
+/// [`Format::Fp8`].
 #[derive(Clone, Copy)]
 pub struct PackedWeight<'a> {
     bytes: BytesView<'a>,
@@ -107,6 +111,15 @@ impl<'a> PackedWeight<'a> {
         Self { first: (row, col + cols.start), shape: (self.rows(), cols.len()), ..self }
     }
 
+    /// Returns the bytes of all rows, if the matrix is whole and its pieces follow one another.
+    pub(super) fn whole(&self) -> Option<BytesView<'a>> {
+        let (first, last) = self.pieces.first().zip(self.pieces.last())?;
+        let rows: usize = self.pieces.iter().map(|piece| piece.rows).sum();
+        let follows = self.pieces.windows(2).all(|pair| pair[0].bytes.end == pair[1].bytes.start);
+        let is_whole = follows && self.first == (0, 0) && self.shape == (rows, self.width);
+        is_whole.then(|| self.bytes.range(first.bytes.start..last.bytes.end))
+    }
+
     pub(crate) fn format(&self) -> Format {
         self.format
     }
@@ -168,7 +181,7 @@ pub(crate) struct PackedPlace<'a> {
 pub enum Weight<'a> {
     /// Numbers in the type of the layer's input.
     Plain(View<'a>),
-    /// Packed numbers, on the CPU.
+    /// Packed numbers.
     Packed(PackedWeight<'a>),
 }
 

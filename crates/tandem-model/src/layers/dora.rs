@@ -8,6 +8,7 @@
 
 use std::ops::Range;
 
+use tandem_kernels::ops::Weight;
 use tandem_kernels::{DType, Device, Tensor, View, ViewMut, ops};
 
 use super::rows::SequenceParallelRows;
@@ -84,8 +85,8 @@ impl LayerExecutor<'_> {
         shares: &SequenceParallelRows,
         d_magnitude: Option<ViewMut>,
     ) -> Result<Tensor> {
-        let w = weights.require(weight)?;
-        let norms = self.norms(weight, term, w)?;
+        let w = weights.weight(weight)?;
+        let norms = self.norms(weight, term, weights.require(weight)?)?;
         if let Some(mut d_magnitude) = d_magnitude {
             let dots = if weight.is_divided_by_columns() {
                 self.dots_of_own_rows(weight, term, w, (x, hidden, dy), shares)?
@@ -114,7 +115,7 @@ impl LayerExecutor<'_> {
         &self,
         weight: ParamKind,
         term: &LowRank,
-        w: View,
+        w: Weight,
         (x, hidden, dy): (View, View, View),
         shares: &SequenceParallelRows,
     ) -> Result<Tensor> {

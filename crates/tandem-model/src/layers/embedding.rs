@@ -19,7 +19,7 @@ impl LayerExecutor<'_> {
         both: bool,
     ) -> Result<PolicyAndReferenceScores<Tensor>> {
         self.device.set_place(format_args!("forward {}", LayerId::Embedding));
-        let layer = StreamWeights::fetch(weights, LayerId::Embedding, both)?;
+        let layer = StreamWeights::fetch(weights, LayerId::Embedding, both, false)?;
         let tokens = self.own_tokens(tokens)?;
         let streams = PolicyAndReferenceScores { policy: (), reference: both.then_some(()) };
         let x = streams.try_map(|(), is_reference| {

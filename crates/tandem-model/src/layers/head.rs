@@ -66,7 +66,7 @@ impl LayerExecutor<'_> {
         hidden: &PolicyAndReferenceScores<Tensor>,
         shares: &SequenceParallelRows,
     ) -> Result<PolicyAndReferenceScores<Normed>> {
-        let layer = StreamWeights::fetch(weights, LayerId::Head, hidden.reference.is_some())?;
+        let layer = StreamWeights::fetch(weights, LayerId::Head, hidden.reference.is_some(), false)?;
         let hidden =
             PolicyAndReferenceScores { policy: &hidden.policy, reference: hidden.reference.as_ref() };
         let normed = hidden.try_map(|hidden, is_reference| {
@@ -102,7 +102,7 @@ impl LayerExecutor<'_> {
         let PolicyAndReferenceScores { policy: hidden, reference: of_reference } = hidden;
         drop(of_reference);
         let (layer, _) = self.head_weight();
-        let head = StreamWeights::fetch(weights, layer, reference.is_some())?;
+        let head = StreamWeights::fetch(weights, layer, reference.is_some(), false)?;
         let logits = if self.decoder.spec().head.is_score() {
             self.score_sequences(head.stream(false), normed.output(), &index, scores.policy)?;
             None

@@ -190,12 +190,9 @@ impl LayerExecutor<'_> {
             let layer = LayerId::Block(index);
             self.device.set_place(format_args!("forward {layer}"));
             self.prefetch_after(weights, index)?;
-            let layer_weights = match x.reference.is_some() {
-                false if keep == SavePolicy::Nothing && self.reads_packed(num_tokens) => {
-                    StreamWeights::fetch_packed(weights, layer)?
-                }
-                both => StreamWeights::fetch(weights, layer, both)?,
-            };
+            let both = x.reference.is_some();
+            let may_be_packed = self.reads_packed(num_tokens, keep == SavePolicy::Nothing && !both);
+            let layer_weights = StreamWeights::fetch(weights, layer, both, may_be_packed)?;
             x = x.try_map(|x, is_reference| {
                 let walk = self.for_stream(is_reference);
                 let block = Block { walk: &walk, weights: layer_weights.stream(is_reference), index };
@@ -213,11 +210,13 @@ impl LayerExecutor<'_> {
         Ok((x, saved))
     }
 
-    /// Returns whether the products of a forward pass over so many tokens read packed weights as they are. The
-    /// bits are the same. DoRA's norms read all weights besides.
-    fn reads_packed(&self, num_tokens: usize) -> bool {
+    /// Returns whether the products of a forward pass over so many tokens read packed weights as they are: FP8
+    /// products, and on a CPU those of a pass of one stream that keeps nothing, whose bits are the same. DoRA's
+    /// norms read all weights besides.
+    fn reads_packed(&self, num_tokens: usize, is_plain: bool) -> bool {
         let is_dora = |adapter: &Adapter| adapter.config().kind == AdapterKind::Dora;
-        ops::reads_packed(self.device, num_tokens) && !self.decoder.adapter().is_some_and(is_dora)
+        let reads = self.decoder.fp8_matmul() || (is_plain && ops::reads_packed(self.device, num_tokens));
+        reads && !self.decoder.adapter().is_some_and(is_dora)
     }
 
     /// Returns the passes of one stream: a reference has neither dropout nor noise.

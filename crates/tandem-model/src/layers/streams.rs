@@ -38,18 +38,19 @@ pub(super) struct StreamWeights<'w> {
 }
 
 impl<'w> StreamWeights<'w> {
-    /// Fetches a layer as [`WeightSource::fetch_packed`].
-    pub(super) fn fetch_packed(weights: &'w mut dyn WeightSource, layer: LayerId) -> Result<Self> {
-        Ok(Self { policy: weights.fetch_packed(layer)?, reference: None })
-    }
-
-    /// Fetches a layer, for the reference too if `both`.
-    pub(super) fn fetch(weights: &'w mut dyn WeightSource, layer: LayerId, both: bool) -> Result<Self> {
+    /// Fetches a layer, for the reference too if `both`; as [`WeightSource::fetch_packed`] if `may_be_packed`.
+    pub(super) fn fetch(
+        weights: &'w mut dyn WeightSource,
+        layer: LayerId,
+        both: bool,
+        may_be_packed: bool,
+    ) -> Result<Self> {
         if both {
-            let (policy, reference) = weights.fetch_both(layer)?;
+            let (policy, reference) = weights.fetch_both(layer, may_be_packed)?;
             return Ok(Self { policy, reference: Some(reference) });
         }
-        Ok(Self { policy: weights.fetch(layer)?, reference: None })
+        let policy = if may_be_packed { weights.fetch_packed(layer)? } else { weights.fetch(layer)? };
+        Ok(Self { policy, reference: None })
     }
 
     pub(super) fn stream(&self, reference: bool) -> &LayerWeights<'w> {

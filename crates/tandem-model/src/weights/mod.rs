@@ -183,8 +183,8 @@ impl<'a> LayerWeights<'a> {
         self.get(part).ok_or_else(|| ModelError::Invalid(format!("the weight source gave no {part:?}")))
     }
 
-    /// Returns a matrix of a block for a product, as [`LayerWeights::require`]; packed, if the layer came from
-    /// [`WeightSource::fetch_packed`].
+    /// Returns a matrix of a block for a forward product, as [`LayerWeights::require`]; packed, if the layer came
+    /// from [`WeightSource::fetch_packed`] or the product is of FP8.
     pub(crate) fn weight(&self, part: ParamKind) -> Result<Weight<'a>> {
         let own = self.adapter.and_then(|adapter| adapter.weights.get(part));
         match (own, &self.base) {
@@ -310,17 +310,23 @@ pub trait WeightSource {
     /// Returns the layer's weights, valid until the next call.
     fn fetch(&mut self, layer: LayerId) -> Result<LayerWeights<'_>>;
 
-    /// Returns the layer's weights as [`WeightSource::fetch`], for products of few rows on the CPU: matrices of
-    /// blocks may be left packed. Transfers are those of `fetch`, which other ranks may call meanwhile.
+    /// Returns the layer's weights as [`WeightSource::fetch`], for products that read packed matrices, those of few
+    /// rows on the CPU and FP8 products: matrices of blocks may be left packed. Transfers are those of `fetch`,
+    /// which other ranks may call meanwhile.
     fn fetch_packed(&mut self, layer: LayerId) -> Result<LayerWeights<'_>> {
         self.fetch(layer)
     }
 
-    /// Returns the layer's weights of the policy and of a reference that shares its base.
+    /// Returns the layer's weights of the policy and of a reference that shares its base, as
+    /// [`WeightSource::fetch_packed`] if `may_be_packed`.
     ///
     /// # Errors
     /// If the reference has weights of its own.
-    fn fetch_both(&mut self, layer: LayerId) -> Result<(LayerWeights<'_>, LayerWeights<'_>)> {
+    fn fetch_both(
+        &mut self,
+        layer: LayerId,
+        _may_be_packed: bool,
+    ) -> Result<(LayerWeights<'_>, LayerWeights<'_>)> {
         Err(ModelError::Invalid(format!(
             "the reference has weights of its own: the {layer} cannot be fetched for both models"
         )))

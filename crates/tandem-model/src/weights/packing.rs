@@ -5,7 +5,8 @@
 //! [`Format`], tables and head in bf16 at the least, as QLoRA does
 //! (<https://arxiv.org/abs/2305.14314>), norms, biases and learned positions in f32. Matrices
 //! stored in another type than the compute type are unpacked into a second buffer before products
-//! read them; products of few rows on the CPU read the matrices of blocks as they are packed.
+//! read them; products of few rows on the CPU, and FP8 products on a GPU, read the matrices of blocks as they
+//! are packed.
 //!
 //! A tensor-parallel shard has codes and scales of the whole tensor, so that its weights are those of one
 //! rank: of a matrix divided by rows it keeps the units of its rows; one divided by columns it keeps
@@ -32,9 +33,11 @@ pub struct Packing {
     params: Vec<Packed>,
     len: usize,
     unpacked_len: usize,
-    /// Elements at the front of the unpacked buffer that products of few rows need, too.
+    /// Elements at the front of the unpacked buffer that products need which read packed matrices.
     always_unpacked_len: usize,
     dtype: DType,
+    /// Whether forward products read FP8 matrices as they are packed, unpacked or not.
+    fp8_matmul: bool,
 }
 
 /// A parameter and its pieces.
@@ -88,7 +91,14 @@ impl Packing {
     pub fn new(decoder: &Decoder, layer: LayerId, format: Format, dtype: DType) -> Self {
         let (spec, layout) = (decoder.spec(), decoder.layout(layer));
         let family = family_named(spec.family).expect("specs come from families");
-        let mut packing = Self { params: Vec::new(), len: 0, unpacked_len: 0, always_unpacked_len: 0, dtype };
+        let mut packing = Self {
+            params: Vec::new(),
+            len: 0,
+            unpacked_len: 0,
+            always_unpacked_len: 0,
+            dtype,
+            fp8_matmul: decoder.fp8_matmul(),
+        };
         let tensors = pieces(family, spec, layer, layout);
         let is_shared = decoder.adapter().is_some();
         for &param in &layout.params {
@@ -228,6 +238,36 @@ impl Packing {
         Ok(())
     }
 
+    /// Checks that FP8 products can have every matrix of the blocks.
+    ///
+    /// # Errors
+    /// If one has rows or columns that are no multiple of [`ops::FP8_MULTIPLE`], or is not stored in the order
+    /// that products read.
+    pub fn check_fp8(decoder: &Decoder, dtype: DType) -> Result<()> {
+        let family = family_named(decoder.spec().family).expect("specs come from families");
+        for layer in decoder.layers() {
+            let packing = Self::new(decoder, layer, Format::Fp8, dtype);
+            for Packed { param, in_place, .. } in &packing.params {
+                let fits = [param.rows, param.cols].iter().all(|n| n.is_multiple_of(ops::FP8_MULTIPLE));
+                if !is_block_matrix(param.part) || (fits && !in_place.is_empty()) {
+                    continue;
+                }
+                let tensors = pieces(family, decoder.spec(), layer, decoder.layout(layer));
+                let own = tensors.iter().find(|tensor| tensor.part == param.part);
+                let name = own.map_or("", |tensor| tensor.name.as_str());
+                let (shape, needed) = ([param.rows, param.cols], ops::FP8_MULTIPLE);
+                let why = match fits {
+                    false => format!("both must be multiples of {needed}"),
+                    true => "its rows do not lie side by side".to_owned(),
+                };
+                return Err(ModelError::Invalid(format!(
+                    "{name} is of a matrix {shape:?}, which FP8 products cannot have: {why}; remove compute.fp8_matmul"
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the bytes of the buffer.
     pub fn len(&self) -> usize {
         self.len
@@ -243,8 +283,8 @@ impl Packing {
         self.unpacked_len
     }
 
-    /// Returns the elements at the front of the unpacked buffer that products of few rows on the CPU need; they
-    /// read the others as they are packed.
+    /// Returns the elements at the front of the unpacked buffer that products need which read the other matrices
+    /// as they are packed: those of few rows on the CPU, and FP8 products.
     pub fn always_unpacked_len(&self) -> usize {
         self.always_unpacked_len
     }
@@ -343,8 +383,8 @@ pub struct PackedLayer<'a> {
 }
 
 impl<'a> PackedLayer<'a> {
-    /// Views a layer's bytes and the buffer of its unpacked matrices, or of those that products of few rows need
-    /// unpacked: the layer then serves such products alone.
+    /// Views a layer's bytes and the buffer of its unpacked matrices, or of those of
+    /// [`Packing::always_unpacked_len`]: the layer then serves products alone that read packed matrices.
     pub fn new(packing: &'a Packing, bytes: BytesView<'a>, unpacked: Option<View<'a>>) -> Self {
         debug_assert_eq!(bytes.len(), packing.len, "bytes of another layer");
         debug_assert!(
@@ -378,13 +418,17 @@ impl<'a> PackedLayer<'a> {
         })
     }
 
-    /// Returns a parameter for a product: packed, if it is left so.
+    /// Returns a parameter for a forward product: packed, if it is left so, or FP8 products read it.
     pub(crate) fn weight(&self, part: ParamKind) -> Option<Result<Weight<'a>>> {
         let packed = self.packing.find(part)?;
-        if packed.unpacked.is_none() || self.buffer_of(packed).is_some() {
+        let format = packed.pieces.first()?.format;
+        // A pass that recomputes has the unpacked matrix for its gradient, and is to have the same bits.
+        let is_fp8 = self.packing.fp8_matmul && format == Format::Fp8 && !packed.in_place.is_empty();
+        let is_left = packed.unpacked.is_some() && self.buffer_of(packed).is_none();
+        if !is_fp8 && !is_left {
             return self.get(part).map(|view| Ok(view.into()));
         }
-        let (format, cols, dtype) = (packed.pieces[0].format, packed.param.cols, self.packing.dtype);
+        let (cols, dtype) = (packed.param.cols, self.packing.dtype);
         Some(match PackedWeight::new(self.bytes, &packed.in_place, format, cols, dtype) {
             Ok(weight) => {
                 let columns = packed.columns.clone();

@@ -549,3 +549,17 @@ fn fp8_folders_that_cannot_be_read_are_refused_by_name() {
         assert!(message.contains(expected), "{message}");
     }
 }
+
+#[test]
+fn matrices_that_fp8_products_cannot_have_are_refused_by_name() {
+    // Its feed-forward layers are 24 wide.
+    let mut spec = Golden::new("llama").decoder.spec().clone();
+    let check = |spec| Packing::check_fp8(&Decoder::new(spec, 16).unwrap(), DType::Bf16);
+    assert_eq!(
+        check(spec.clone()).unwrap_err().to_string(),
+        "model.layers.0.mlp.down_proj.weight is of a matrix [16, 24], which FP8 products cannot have: both must be multiples \
+         of 16; remove compute.fp8_matmul"
+    );
+    spec.mlp.width = 32;
+    check(spec).unwrap();
+}

@@ -2,7 +2,7 @@
 //! the device or elsewhere.
 //!
 //! Weights stored in another type than matmuls read are unpacked on fetch and stay so until the
-//! next fetch, or are left packed for products of few rows.
+//! next fetch, or are left packed for products that read them so.
 
 use std::sync::Arc;
 

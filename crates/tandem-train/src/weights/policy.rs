@@ -3,7 +3,8 @@
 use tandem_comm::ProcessGroup;
 use tandem_kernels::{Device, Tensor, ops};
 use tandem_model::{
-    AdapterWeights, FlatWeights, LayerId, LayerWeights, ModelError, Result as ModelResult, WeightSource,
+    Adapter, AdapterKind, AdapterWeights, FlatWeights, LayerId, LayerWeights, ModelError,
+    Result as ModelResult, WeightSource,
 };
 
 use crate::Result;
@@ -287,13 +288,21 @@ impl WeightSource for Policy {
         Ok(base.fetch_packed(layer)?.with_adapter(adapter_layer(weights, layer)))
     }
 
-    fn fetch_both(&mut self, layer: LayerId) -> ModelResult<(LayerWeights<'_>, LayerWeights<'_>)> {
+    fn fetch_both(
+        &mut self,
+        layer: LayerId,
+        may_be_packed: bool,
+    ) -> ModelResult<(LayerWeights<'_>, LayerWeights<'_>)> {
         let (Some(BaseAndReferenceAdapter { base, reference, .. }), Trained::Replicated(weights)) =
             (&mut self.frozen, &self.trained)
         else {
             return Err(ModelError::Invalid(SHARES.to_owned()));
         };
-        let base = base.fetch(layer)?;
+        // DoRA's norms read all weights.
+        let is_dora = |adapter: &Adapter| adapter.config().kind == AdapterKind::Dora;
+        let reads_all =
+            reference.as_ref().and_then(|weights| weights.decoder().adapter()).is_some_and(is_dora);
+        let base = if may_be_packed && !reads_all { base.fetch_packed(layer)? } else { base.fetch(layer)? };
         let of_reference = reference.as_ref().and_then(|weights| adapter_layer(weights, layer));
         Ok((base.with_adapter(adapter_layer(weights, layer)), base.with_adapter(of_reference)))
     }
@@ -316,7 +325,7 @@ impl WeightSource for SharedReference<'_> {
     }
 
     fn fetch(&mut self, layer: LayerId) -> ModelResult<LayerWeights<'_>> {
-        Ok(self.0.fetch_both(layer)?.1)
+        Ok(self.0.fetch_both(layer, false)?.1)
     }
 
     fn fetch_packed(&mut self, layer: LayerId) -> ModelResult<LayerWeights<'_>> {

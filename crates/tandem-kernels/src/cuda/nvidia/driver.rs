@@ -59,6 +59,9 @@ impl Nvidia {
     }
 }
 
+/// Least compute capability with FP8 products.
+const FP8_CAPABILITY: (u32, u32) = (8, 9);
+
 // SAFETY: every function passes its arguments to the library's function of the same contract.
 unsafe impl Driver for Nvidia {
     fn properties(&self) -> &Properties {
@@ -201,6 +204,16 @@ unsafe impl Driver for Nvidia {
             let arguments = pointers.as_mut_ptr();
             (cuda.launch)(function.0, x, y, z, grid.threads, 1, 1, shared, stream.0, arguments, none)
         })
+    }
+
+    fn check_fp8(&self) -> Result<(), String> {
+        match self.context.properties.capability {
+            capability if capability >= FP8_CAPABILITY => self.blas.check_fp8(),
+            (major, minor) => Err(format!(
+                "its compute capability is {major}.{minor}, and FP8 needs {}.{} (Ada) or later",
+                FP8_CAPABILITY.0, FP8_CAPABILITY.1
+            )),
+        }
     }
 
     unsafe fn matmul(&self, stream: Stream, product: &Matmul) -> Result<()> {

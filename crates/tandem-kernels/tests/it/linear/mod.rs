@@ -3,6 +3,7 @@
 mod backward;
 mod bits;
 mod forward;
+mod fp8;
 mod packed;
 mod short;
 mod tree;

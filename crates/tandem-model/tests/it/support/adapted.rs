@@ -64,10 +64,14 @@ impl<B: WeightSource> WeightSource for Adapted<'_, B> {
         Ok(self.base.fetch_packed(layer)?.with_adapter(Some(own)))
     }
 
-    fn fetch_both(&mut self, layer: LayerId) -> Result<(LayerWeights<'_>, LayerWeights<'_>)> {
+    fn fetch_both(
+        &mut self,
+        layer: LayerId,
+        may_be_packed: bool,
+    ) -> Result<(LayerWeights<'_>, LayerWeights<'_>)> {
         self.fetched.push(layer);
         let own = Self::of(self.weights, self.copy, self.decoder, layer);
-        let base = self.base.fetch(layer)?;
+        let base = if may_be_packed { self.base.fetch_packed(layer)? } else { self.base.fetch(layer)? };
         Ok((base.with_adapter(Some(own)), base))
     }
 

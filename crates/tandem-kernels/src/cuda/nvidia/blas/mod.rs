@@ -22,7 +22,7 @@ use crate::Result;
 use crate::cuda::driver::{Algorithm, Matmul, MatmulChoice, Properties, Region, Stream};
 use crate::cuda::failed;
 use plan::{Plan, WORKSPACE, check};
-use raw::BlasFunctions;
+use raw::{BlasFunctions, FP8_VERSION};
 use shape::Shape;
 
 /// cuBLASLt on one GPU.
@@ -61,6 +61,15 @@ impl Blas {
     /// Returns the version in NVIDIA's format.
     pub(super) fn version(&self) -> String {
         self.library.version_text()
+    }
+
+    /// Checks that the library multiplies FP8.
+    pub(super) fn check_fp8(&self) -> Result<(), String> {
+        // SAFETY: takes nothing.
+        if unsafe { (self.library.version)() } >= FP8_VERSION {
+            return Ok(());
+        }
+        Err(format!("its cuBLASLt is {}, and FP8 needs that of CUDA 12 or later", self.version()))
     }
 
     /// Puts a GEMM into a stream.

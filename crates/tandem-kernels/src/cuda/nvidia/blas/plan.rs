@@ -8,10 +8,10 @@ use super::raw::{
     PREF_MIN_ALIGNMENT_BYTES, PREF_REDUCTION_SCHEME_MASK, REDUCTION_COMPUTE_TYPE, SUCCESS, data_type, status,
 };
 use super::shape::{Layout, Shape};
-use crate::cuda::driver::Algorithm;
+use crate::Result;
+use crate::cuda::driver::{Algorithm, FactorType};
 use crate::cuda::failed;
 use crate::cuda::nvidia::raw::Opaque;
-use crate::{DType, Result};
 
 /// Workspace of algorithms in bytes: NVIDIA's advice for Hopper. Less would only exclude some.
 pub(super) const WORKSPACE: usize = 32 << 20;
@@ -77,7 +77,7 @@ impl Plan {
             algorithm: Algorithm::default(),
             workspace: 0,
         };
-        let scale_type = data_type(DType::F32);
+        let scale_type = data_type(FactorType::F32);
         // SAFETY: the handle is written to where it is; `drop` gives it back.
         check("describing a product", unsafe {
             (library.create_desc)(&raw mut plan.desc, shape.compute_type(), scale_type)

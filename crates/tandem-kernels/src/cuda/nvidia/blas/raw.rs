@@ -6,8 +6,7 @@ use std::ffi::{c_int, c_void};
 
 use tandem_dlopen::functions;
 
-use crate::DType;
-use crate::cuda::driver::Algorithm;
+use crate::cuda::driver::{Algorithm, FactorType};
 use crate::cuda::nvidia::raw::Opaque;
 
 /// `cublasStatus_t`: done.
@@ -39,13 +38,17 @@ pub(in crate::cuda::nvidia) const PREF_REDUCTION_SCHEME_MASK: c_int = 3;
 /// `CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES`, `…B…`, `…C…` and `…D…`, `uint32_t`s.
 pub(in crate::cuda::nvidia) const PREF_MIN_ALIGNMENT_BYTES: [c_int; 4] = [5, 6, 7, 8];
 
-/// `cudaDataType_t`: `CUDA_R_32F` and `CUDA_R_16BF`.
-pub(in crate::cuda::nvidia) const fn data_type(dtype: DType) -> c_int {
+/// `cudaDataType_t`: `CUDA_R_32F`, `CUDA_R_16BF` and `CUDA_R_8F_E4M3`.
+pub(in crate::cuda::nvidia) const fn data_type(dtype: FactorType) -> c_int {
     match dtype {
-        DType::F32 => 0,
-        DType::Bf16 => 14,
+        FactorType::F32 => 0,
+        FactorType::Bf16 => 14,
+        FactorType::E4m3 => 28,
     }
 }
+
+/// Least version of the library with FP8 products on every GPU that has them: CUDA 12.
+pub(in crate::cuda::nvidia) const FP8_VERSION: usize = 120_000;
 
 /// `cublasLtMatmulHeuristicResult_t`.
 #[repr(C)]

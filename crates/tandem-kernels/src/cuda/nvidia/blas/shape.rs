@@ -9,7 +9,7 @@ use std::ffi::c_int;
 
 use super::raw::{COMPUTE_32F, COMPUTE_32F_FAST_TF32, OP_N, OP_T, data_type};
 use crate::DType;
-use crate::cuda::driver::{Factor, Matmul};
+use crate::cuda::driver::{Factor, FactorType, Matmul};
 use crate::cuda::matmul::alignment;
 
 /// Size, types, strides and alignments of a GEMM: all that cuBLASLt needs.
@@ -17,7 +17,7 @@ use crate::cuda::matmul::alignment;
 pub(super) struct Shape {
     /// Rows, columns and depth.
     pub(super) size: [usize; 3],
-    pub(super) dtype: DType,
+    pub(super) dtype: FactorType,
     pub(super) d_type: DType,
     tf32: bool,
     /// Strides of both factors, and true if their rows run along the depth.
@@ -42,14 +42,14 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    fn new(rows: usize, cols: usize, stride: usize, dtype: DType) -> Self {
+    fn new(rows: usize, cols: usize, stride: usize, dtype: FactorType) -> Self {
         // The stride of a single column is unused, but cuBLASLt validates it.
         let stride = if cols <= 1 { stride.max(rows) } else { stride };
         Self { rows: rows as u64, cols: cols as u64, stride: stride as i64, data_type: data_type(dtype) }
     }
 
     /// Describes a factor with `n` rows or columns beside the depth `k`.
-    fn from_factor(n: usize, k: usize, (stride, along_depth): (usize, bool), dtype: DType) -> Self {
+    fn from_factor(n: usize, k: usize, (stride, along_depth): (usize, bool), dtype: FactorType) -> Self {
         if along_depth { Self::new(k, n, stride, dtype) } else { Self::new(n, k, stride, dtype) }
     }
 }
@@ -64,7 +64,7 @@ impl Shape {
             size,
             dtype,
             d_type,
-            tf32: tf32 && dtype == DType::F32,
+            tf32: tf32 && dtype == FactorType::F32,
             a: factor(a),
             b: factor(b),
             c: c.map(|(_, stride)| stride),
@@ -76,7 +76,7 @@ impl Shape {
     /// Returns the layouts of cuBLASLt's A, B, C and D.
     pub(super) fn layouts(&self) -> [Layout; 4] {
         let [m, n, k] = self.size;
-        let result = |stride| Layout::new(n, m, stride, self.d_type);
+        let result = |stride| Layout::new(n, m, stride, self.d_type.into());
         [
             Layout::from_factor(n, k, self.b, self.dtype),
             Layout::from_factor(m, k, self.a, self.dtype),
@@ -107,7 +107,7 @@ mod tests {
     fn product() -> Matmul {
         Matmul {
             size: [4, 3, 5],
-            dtype: DType::Bf16,
+            dtype: FactorType::Bf16,
             a: factor(1 << 20, 8, true),
             b: factor(1 << 21, 6, false),
             c: None,
@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn tf32_is_of_f32_alone() {
         assert_eq!(Shape::from_matmul(&product()).compute_type(), COMPUTE_32F);
-        let wide = Matmul { dtype: DType::F32, ..product() };
+        let wide = Matmul { dtype: FactorType::F32, ..product() };
         assert_eq!(Shape::from_matmul(&wide).compute_type(), COMPUTE_32F_FAST_TF32);
         assert_eq!(Shape::from_matmul(&Matmul { tf32: false, ..wide }).compute_type(), COMPUTE_32F);
     }

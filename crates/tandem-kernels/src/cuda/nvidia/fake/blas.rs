@@ -10,13 +10,15 @@ use super::on_gpu;
 use crate::cuda::driver::Algorithm;
 use crate::cuda::nvidia::blas::raw::{BlasFunctions, Heuristic};
 use crate::cuda::nvidia::raw::Opaque;
+use crate::numerics::e4m3;
 
 const INVALID_VALUE: c_int = 7;
 const NOT_SUPPORTED: c_int = 15;
 const HANDLE: Opaque = 77;
-/// `CUDA_R_32F` and `CUDA_R_16BF`.
+/// `CUDA_R_32F`, `CUDA_R_16BF` and `CUDA_R_8F_E4M3`.
 const F32: c_int = 0;
 const BF16: c_int = 14;
+const E4M3: c_int = 28;
 
 /// Bits of an algorithm's last word below its number.
 const NUMBER: u32 = 48;
@@ -27,6 +29,15 @@ thread_local! {
     static CHOSEN: Cell<usize> = const { Cell::new(0) };
     static DESCRIBED: Cell<isize> = const { Cell::new(0) };
     static REFUSES: Cell<bool> = const { Cell::new(false) };
+    static REPORTED: Cell<usize> = const { Cell::new(VERSION) };
+}
+
+/// Version that the library reports unless a test says another.
+pub(in crate::cuda::nvidia) const VERSION: usize = 120_904;
+
+/// Has this thread's library report a version.
+pub(in crate::cuda::nvidia) fn set_version(version: usize) {
+    REPORTED.set(version);
 }
 
 /// Has this thread's library take no algorithm for another shape than that it was chosen for.
@@ -95,7 +106,7 @@ pub(super) fn functions() -> BlasFunctions {
 }
 
 unsafe extern "C" fn version() -> usize {
-    120_904
+    REPORTED.get()
 }
 
 unsafe extern "C" fn create(place: *mut Opaque) -> c_int {
@@ -183,6 +194,15 @@ fn sizes(desc: &Description, [a, b, c, d]: [&Description; 4]) -> Option<[usize; 
     (depth == k && is_result(c) && is_result(d) && [a, b, c, d].iter().all(fits)).then_some([m, n, k])
 }
 
+/// Returns whether FP8 factors are as the library wants them: along the depth, and all in steps of 16
+/// bytes.
+fn fits_fp8(desc: &Description, layouts: [&Description; 4], preference: &Description) -> bool {
+    let is_along_depth = desc.number(3) == Some(1) && matches!(desc.number(4), None | Some(0));
+    let [a, b, ..] = layouts;
+    let is_aligned = [5, 6, 7, 8].iter().all(|&attribute| preference.number(attribute) == Some(16));
+    is_along_depth && is_aligned && [a.rows, a.cols, a.stride, b.stride].iter().all(|n| n % 16 == 0)
+}
+
 unsafe extern "C" fn heuristic(
     handle: Opaque,
     desc: Opaque,
@@ -200,7 +220,8 @@ unsafe extern "C" fn heuristic(
     let ((desc, layouts), preference) = unsafe { (described(desc, [a, b, c, d]), &*of(preference)) };
     let Some([m, n, k]) = sizes(desc, layouts) else { return INVALID_VALUE };
     let types = layouts.map(|layout| layout.kind);
-    let is_known = matches!(types, [BF16, BF16, BF16, BF16] | [BF16, BF16, F32, F32] | [F32, F32, F32, F32]);
+    let is_known = matches!(types, [BF16, BF16, BF16, BF16] | [BF16, BF16, F32, F32] | [F32, F32, F32, F32])
+        || (types == [E4M3, E4M3, F32, F32] && fits_fp8(desc, layouts, preference));
     let is_computed = desc.kind == 68 || (desc.kind == 77 && types[0] == F32);
     if handle != HANDLE || asked < 1 || desc.scale != F32 || !is_known || !is_computed {
         return NOT_SUPPORTED;
@@ -258,10 +279,10 @@ unsafe fn read(address: u64, layout: &Description, row: usize, col: usize) -> f3
     let at = std::ptr::with_exposed_provenance::<u8>(address as usize);
     // SAFETY: the caller's promise.
     unsafe {
-        if layout.kind == F32 {
-            at.cast::<f32>().add(index).read()
-        } else {
-            at.cast::<bf16>().add(index).read().to_f32()
+        match layout.kind {
+            F32 => at.cast::<f32>().add(index).read(),
+            E4M3 => e4m3::to_f32(at.add(index).read()),
+            _ => at.cast::<bf16>().add(index).read().to_f32(),
         }
     }
 }

@@ -21,7 +21,9 @@ use super::context::Cuda;
 use crate::Result;
 use crate::cuda::driver::{Drivers, Stream};
 
-pub(super) use blas::{computed, num_chosen, num_described, offer_algorithms, refuse_algorithms};
+pub(super) use blas::{
+    VERSION, computed, num_chosen, num_described, offer_algorithms, refuse_algorithms, set_version,
+};
 pub(super) use nvml::{UNKNOWN, nvml};
 pub(super) use nvrtc::{compiler, num_compiled};
 

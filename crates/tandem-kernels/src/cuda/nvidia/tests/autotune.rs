@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::DType;
 use crate::cuda::autotune::{Autotuner, CANDIDATES, Choice};
-use crate::cuda::driver::{Algorithm, Drivers, Factor, Matmul, MatmulChoice};
+use crate::cuda::driver::{Algorithm, Drivers, Factor, FactorType, Matmul, MatmulChoice};
 use crate::cuda::nvidia::cache::Cache;
 use crate::cuda::nvidia::fake::{Fake, Kind, computed, num_chosen, num_described, offer_algorithms};
 
@@ -15,7 +15,7 @@ fn product(size: [usize; 3]) -> Matmul {
     let factor = |address, stride| Factor { address, stride, along_depth: true };
     Matmul {
         size,
-        dtype: DType::Bf16,
+        dtype: FactorType::Bf16,
         a: factor(1 << 20, k),
         b: factor(1 << 20, k),
         c: None,

@@ -3,8 +3,11 @@
 use half::bf16;
 
 use crate::DType;
-use crate::cuda::driver::{Drivers, Factor, Matmul, Region, Stream};
-use crate::cuda::nvidia::fake::{Fake, Kind, num_chosen, num_described, refuse_algorithms};
+use crate::cuda::driver::{Drivers, Factor, FactorType, Matmul, Region, Stream};
+use crate::cuda::nvidia::fake::{
+    Fake, Kind, VERSION, num_chosen, num_described, refuse_algorithms, set_version,
+};
+use crate::numerics::e4m3;
 
 /// A GPU's memory that the host can look into.
 struct Bench {
@@ -20,7 +23,7 @@ struct Bench {
 struct Matrix {
     address: u64,
     stride: usize,
-    dtype: DType,
+    dtype: FactorType,
 }
 
 impl Bench {
@@ -33,7 +36,15 @@ impl Bench {
 
     /// A matrix of small numbers, whose products and sums are exact: `offset` bytes from a boundary
     /// of 256.
-    fn matrix(&mut self, rows: usize, cols: usize, stride: usize, dtype: DType, offset: u64) -> Matrix {
+    fn matrix(
+        &mut self,
+        rows: usize,
+        cols: usize,
+        stride: usize,
+        dtype: impl Into<FactorType>,
+        offset: u64,
+    ) -> Matrix {
+        let dtype = dtype.into();
         let matrix = Matrix { address: self.region.base() + self.used + offset, stride, dtype };
         let bytes = (rows * stride.max(cols) * dtype.size()) as u64 + offset;
         self.used = (self.used + bytes).next_multiple_of(256);
@@ -61,8 +72,9 @@ impl Matrix {
         // SAFETY: the tests' matrices are there.
         unsafe {
             match self.dtype {
-                DType::F32 => self.place::<f32>(row, col).read(),
-                DType::Bf16 => self.place::<bf16>(row, col).read().to_f32(),
+                FactorType::F32 => self.place::<f32>(row, col).read(),
+                FactorType::Bf16 => self.place::<bf16>(row, col).read().to_f32(),
+                FactorType::E4m3 => e4m3::to_f32(self.place::<u8>(row, col).read()),
             }
         }
     }
@@ -71,8 +83,9 @@ impl Matrix {
         // SAFETY: as above.
         unsafe {
             match self.dtype {
-                DType::F32 => self.place::<f32>(row, col).write(value),
-                DType::Bf16 => self.place::<bf16>(row, col).write(bf16::from_f32(value)),
+                FactorType::F32 => self.place::<f32>(row, col).write(value),
+                FactorType::Bf16 => self.place::<bf16>(row, col).write(bf16::from_f32(value)),
+                FactorType::E4m3 => self.place::<u8>(row, col).write(e4m3::from_f32(value)),
             }
         }
     }
@@ -103,7 +116,7 @@ fn case(bench: &mut Bench, size: [usize; 3], along: [bool; 2], types: [DType; 2]
     let factor = |of: Matrix, along_depth| Factor { address: of.address, stride: of.stride, along_depth };
     let product = Matmul {
         size,
-        dtype,
+        dtype: dtype.into(),
         a: factor(a, along[0]),
         b: factor(b, along[1]),
         c: match added {
@@ -146,6 +159,57 @@ fn every_layout_gives_the_plain_product() {
     assert_eq!((fake.held(), num_described()), ([0; 8], described), "everything is given back");
 }
 
+/// FP8 factors go to the library as it wants them, also where a row of weights is longer than the depth.
+#[test]
+fn fp8_factors_give_the_plain_product() {
+    let mut bench = Bench::new(&Fake::new(Kind { capability: (9, 0), ..Kind::default() }));
+    for [m, n, k] in [[1, 16, 16], [5, 32, 48], [40, 16, 144]] {
+        let (a, b) =
+            (bench.matrix(m, k, k, FactorType::E4m3, 0), bench.matrix(n, k, k + 64, FactorType::E4m3, 0));
+        let d = bench.matrix(m, n, n, DType::F32, 0);
+        let factor = |of: Matrix, along_depth| Factor { address: of.address, stride: of.stride, along_depth };
+        let product = Matmul {
+            size: [m, n, k],
+            dtype: FactorType::E4m3,
+            a: factor(a, true),
+            b: factor(b, true),
+            c: None,
+            d: (d.address, d.stride),
+            d_type: DType::F32,
+            tf32: false,
+        };
+        bench.multiply(&product).unwrap();
+        for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
+            let sum: f32 = (0..k).map(|depth| a.read(i, depth) * b.read(j, depth)).sum();
+            assert_eq!(d.read(i, j), sum, "{m}x{n}x{k}, row {i}, column {j}");
+        }
+        for wrong in [
+            Matmul { size: [m, n, k - 8], ..product },
+            Matmul { b: factor(b, false), ..product },
+            Matmul { d_type: DType::Bf16, ..product },
+        ] {
+            let error = bench.multiply(&wrong).unwrap_err().to_string();
+            assert!(error.contains("of e4m3 into"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn fp8_needs_a_gpu_and_a_library_that_have_it() {
+    for (capability, version, expected) in [
+        ((8, 9), 120_000, Ok(())),
+        ((9, 0), 130_000, Ok(())),
+        ((8, 6), 130_000, Err("its compute capability is 8.6, and FP8 needs 8.9 (Ada) or later")),
+        ((9, 0), 111_103, Err("its cuBLASLt is 11.11.3, and FP8 needs that of CUDA 12 or later")),
+    ] {
+        let fake = Fake::new(Kind { capability, ..Kind::default() });
+        set_version(version);
+        let found = fake.open().check_fp8();
+        assert_eq!(found, expected.map_err(str::to_owned), "{capability:?} {version}");
+    }
+    set_version(VERSION);
+}
+
 /// Computes `d[m,n] = a · bᵀ` of contiguous rows, where `a` begins `offset` bytes from a boundary.
 fn plain(bench: &mut Bench, [m, n, k]: [usize; 3], offset: u64) -> Matmul {
     let (a, b) = (bench.matrix(m, k, k, DType::Bf16, offset), bench.matrix(n, k, k, DType::Bf16, 0));
@@ -155,7 +219,7 @@ fn plain(bench: &mut Bench, [m, n, k]: [usize; 3], offset: u64) -> Matmul {
     let size = [m, n, k];
     Matmul {
         size,
-        dtype: DType::Bf16,
+        dtype: FactorType::Bf16,
         a,
         b,
         c: None,
@@ -214,7 +278,8 @@ fn nothing_is_multiplied_into_nothing_and_what_cannot_be_is_told() {
         bench.multiply(&Matmul { size, ..product }).unwrap();
     }
     assert_eq!(num_chosen(), before);
-    let error = bench.multiply(&Matmul { dtype: DType::F32, d_type: DType::Bf16, ..product }).unwrap_err();
+    let error =
+        bench.multiply(&Matmul { dtype: FactorType::F32, d_type: DType::Bf16, ..product }).unwrap_err();
     assert_eq!(
         error.to_string(),
         "cuBLASLt: finding out how to multiply [2,4] by [4,3] of f32 into bf16: CUBLAS_STATUS_NOT_SUPPORTED: it cannot do this"
