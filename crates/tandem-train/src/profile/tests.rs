@@ -8,8 +8,15 @@ use super::report::Row;
 use super::*;
 
 /// One operation or byte a nanosecond; four operations of bf16.
-const MACHINE: Machine =
-    Machine { num_ranks: 2, threads: 1, instructions: "none", f32_peak: 1e9, bf16_peak: 4e9, copy_rate: 1e9 };
+const MACHINE: Machine = Machine {
+    num_ranks: 2,
+    threads: 1,
+    instructions: "none",
+    f32_peak: 1e9,
+    bf16_peak: 4e9,
+    fp8_peak: None,
+    copy_rate: 1e9,
+};
 
 const MEMORY: Memory = Memory { allocations: 3, bytes: 2048, high_water: 1 << 20, rise: 0 };
 

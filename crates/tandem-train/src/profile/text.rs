@@ -12,7 +12,7 @@ const HEADER: &str = "                                        calls         ms  
 impl Display for Report {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         let Self { rank, machine, steps, ms, .. } = self;
-        let Machine { num_ranks, threads, instructions, f32_peak, bf16_peak, copy_rate } = machine;
+        let Machine { num_ranks, threads, instructions, f32_peak, bf16_peak, copy_rate, .. } = machine;
         let (first, last) = (steps.first().map_or(0, |step| step.0), steps.last().map_or(0, |step| step.0));
         let times = steps.iter().map(|step| step.1);
         let (least, most) = (times.clone().fold(f64::MAX, f64::min), times.fold(0.0, f64::max));

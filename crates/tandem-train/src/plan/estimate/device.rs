@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use tandem_kernels::{DType, OpCost};
+use tandem_kernels::{DType, OpCost, ops};
 
 use super::rates::{self, ATTENTION_WGMMA, Bound, OperationRate, Rate};
 use crate::{Result, TrainError, size};
@@ -27,6 +27,9 @@ pub struct DeviceKind {
     pub bf16_tflops: f64,
     /// Products of f32.
     pub f32_tflops: f64,
+    /// Products of E4M3, accumulated in f32; absent: they are taken for those of the compute type.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fp8_tflops: Option<f64>,
     /// To and from its memory, 10⁹ bytes a second.
     pub bandwidth_gbs: f64,
     /// To another device of the same box, one way.
@@ -93,6 +96,7 @@ impl DeviceTable {
             let shares = [row.achievable_product, row.achievable_bandwidth, row.achievable_link];
             let positive = |x: &f64| x.is_finite() && *x > 0.0;
             let optional = row.memory_gib.iter().chain(&row.host_memory_gib).chain(&row.call_us);
+            let optional = optional.chain(&row.fp8_tflops);
             let all = rates.iter().chain(&shares).chain([&row.network_gbs]).chain(optional);
             if !all.copied().all(|x| positive(&x)) || row.devices_per_box == 0 || row.cores == Some(0) {
                 return Err(wrong(format!("every number of {:?} must be more than 0", row.name)));
@@ -221,20 +225,37 @@ impl DeviceKind {
 
     /// Multiply-adds per second of one of `ranks` ranks with `threads` threads.
     pub fn product_rate(&self, dtype: DType, ranks: usize, threads: usize) -> f64 {
+        self.peak_of(dtype) * self.achievable_product * self.share(ranks, threads)
+    }
+
+    fn peak_of(&self, dtype: DType) -> f64 {
         let peak = match dtype {
             DType::Bf16 => self.bf16_tflops,
             DType::F32 => self.f32_tflops,
         };
-        peak * 1e12 * self.achievable_product * self.share(ranks, threads)
+        peak * 1e12
+    }
+
+    /// Operations a second of an operation's matmuls at the peak.
+    pub fn peak(&self, work: &OpCost) -> f64 {
+        self.fp8_peak(work).unwrap_or_else(|| self.peak_of(work.dtype))
+    }
+
+    /// The same of FP8 products, if the operation is one.
+    fn fp8_peak(&self, work: &OpCost) -> Option<f64> {
+        self.fp8_tflops.filter(|_| work.op == ops::LINEAR_FP8).map(|peak| peak * 1e12)
     }
 
     /// Seconds of a call of one of `ranks` ranks with `threads` threads, and what bounds them: the slower of its
     /// arithmetic and its bytes, each at the operation's own rate if there is one.
     pub fn seconds(&self, work: &OpCost, ranks: usize, threads: usize) -> (f64, Bound) {
         let share = self.share(ranks, threads);
-        let arithmetic = work.flops / self.product_rate(work.dtype, ranks, threads);
+        let arithmetic = work.flops / (self.peak(work) * self.achievable_product * share);
         let memory = work.bytes / self.memory_rate(ranks, threads);
-        let (arithmetic, memory) = match rates::nearest(&self.rate, work).map(OperationRate::rate) {
+        // "linear" is "linear_fp8" too, but for a device that says how fast it multiplies that.
+        let nearest = rates::nearest(&self.rate, work)
+            .filter(|rate| self.fp8_peak(work).is_none() || rate.operation == work.op);
+        let (arithmetic, memory) = match nearest.map(OperationRate::rate) {
             None => (arithmetic, memory),
             Some(Rate::Flops(rate)) => (work.flops / (rate * share), memory),
             // Bytes that caches give are told as such: they say all.
@@ -366,6 +387,31 @@ mod tests {
         assert_eq!(h100.seconds(&work("linear", 2.0 * products, 1.0), 1, 1), (2.0, Bound::Arithmetic));
         assert_eq!(h100.seconds(&work("rope", 1.0, 3.0 * memory), 1, 1), (3.0, Bound::Memory));
         assert_eq!(h100.seconds(&work("rope", 1.0, 1.0), 1, 1), (2e-6, Bound::Call));
+    }
+
+    #[test]
+    fn fp8_products_have_their_own_rate_where_a_device_gives_one() {
+        let h100 = DeviceTable::built_in().find("h100").unwrap().clone();
+        let work = OpCost {
+            op: ops::LINEAR_FP8,
+            flops: 1979e12 * h100.achievable_product,
+            bytes: 1.0,
+            dtype: DType::Bf16,
+            shape: [8192, 4096, 4096],
+        };
+        assert_eq!(h100.seconds(&work, 1, 1), (1.0, Bound::Arithmetic));
+        let without = DeviceKind { fp8_tflops: None, ..h100.clone() };
+        let linear = OpCost { op: "linear", ..work };
+        assert_eq!(without.seconds(&work, 1, 1), without.seconds(&linear, 1, 1));
+        let rate = OperationRate {
+            operation: ops::LINEAR_FP8.to_owned(),
+            dtype: None,
+            shape: None,
+            tflops: Some(work.flops / 2e12),
+            gbs: None,
+        };
+        let measured = DeviceKind { rate: [h100.rate.clone(), vec![rate]].concat(), ..h100 };
+        assert_eq!(measured.seconds(&work, 1, 1), (2.0, Bound::Arithmetic));
     }
 
     #[test]

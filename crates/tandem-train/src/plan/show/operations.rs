@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use serde_json::{Value, json};
+use tandem_kernels::OpCost;
 use tandem_kernels::meta::TRANSFER;
-use tandem_kernels::{DType, OpCost};
 
 use crate::plan::estimate::device::DeviceKind;
 use crate::plan::estimate::rates::Bound;
@@ -94,14 +94,10 @@ impl RunPlan {
 
     /// The same for programs; times in seconds, and those that the device's peaks would allow beside them.
     pub fn operations_to_json(&self) -> Value {
-        let DeviceKind { f32_tflops, bf16_tflops, bandwidth_gbs, .. } = self.device;
+        let bandwidth_gbs = self.device.bandwidth_gbs;
         let row = |operation: &StepOperation| {
             let StepOperation { work, calls, seconds, bound } = operation;
-            let peak = match work.dtype {
-                DType::F32 => f32_tflops,
-                DType::Bf16 => bf16_tflops,
-            };
-            let peak_seconds = (work.flops / (peak * 1e12)).max(work.bytes / (bandwidth_gbs * 1e9));
+            let peak_seconds = (work.flops / self.device.peak(work)).max(work.bytes / (bandwidth_gbs * 1e9));
             json!({
                 "operation": work.op,
                 "dtype": work.dtype.name(),

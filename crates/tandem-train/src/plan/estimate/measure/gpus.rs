@@ -61,10 +61,13 @@ pub fn gpu(driver: Drivers, of_gpu: &GpuSizes) -> Result<DeviceKind> {
     let table = DeviceTable::built_in().gpu(&properties.name);
     let device = Device::cuda(driver.clone(), MEMORY, Options::default())?;
     let rate = |dtype| product_rate(&device, sizes, dtype);
+    let bf16_rate = rate(DType::Bf16)?;
     let kind = DeviceKind {
         memory_gib: Some((properties.total_memory as f64 / f64::from(1 << 30) * 10.0).floor() / 10.0 - 0.5),
-        bf16_tflops: tflops(rate(DType::Bf16)?),
+        bf16_tflops: tflops(bf16_rate),
         f32_tflops: tflops(rate(DType::F32)?),
+        // Not measured: as far from the table's peak as bf16 is.
+        fp8_tflops: table.fp8_tflops.map(|peak| tflops(bf16_rate * peak / table.bf16_tflops)),
         bandwidth_gbs: gbs(copy_rate(&device, sizes.copied, sizes.patience)?),
         host_link_gbs: gbs(host_rate(&device, sizes)?),
         link_gbs: gbs(table.link_gbs * table.achievable_link * 1e9),

@@ -128,6 +128,7 @@ pub fn processor() -> Result<DeviceTable> {
             cores: Some(cores),
             bf16_tflops: tflops(bf16_tflops?),
             f32_tflops: tflops(f32_tflops?),
+            fp8_tflops: None,
             bandwidth_gbs: gbs(bandwidth),
             link_gbs: gbs(link),
             // Host memory is its memory; what another machine gives is not measured.
@@ -175,7 +176,7 @@ pub fn machine(threads: usize, memory: Option<u64>) -> Result<Machine> {
     let [f32_peak, bf16_peak] = [DType::F32, DType::Bf16].map(peak);
     let instructions = cpu.isa().name();
     let (f32_peak, bf16_peak, copy_rate) = (f32_peak?, bf16_peak?, copy_rate(&device, copied, PATIENCE)?);
-    Ok(Machine { num_ranks: 1, threads, instructions, f32_peak, bf16_peak, copy_rate })
+    Ok(Machine { num_ranks: 1, threads, instructions, f32_peak, bf16_peak, fp8_peak: None, copy_rate })
 }
 
 /// The best of several runs of `work` on `device`, a second's worth of `amount`.
