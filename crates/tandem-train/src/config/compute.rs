@@ -58,6 +58,14 @@ keys! {
         /// [formats.md](formats.md).
         format: Option<Format> =
             form::format().unless(|format| refuse_format(*format, has_frozen)).or(None),
+        /// Multiply frozen matrices of `format = "fp8"` as FP8 in forward passes on GPUs: the stored codes,
+        /// by activations of which each row is rounded to E4M3 under a scale of its own. Backward reads the
+        /// matrices in the compute type. Only on GPUs of compute capability 8.9 or later, with `format =
+        /// "fp8"`, and without `tensor` and `sum_blocks`. It has not run on a GPU: see
+        /// [formats.md](formats.md#fp8-products).
+        fp8_matmul: bool = boolean()
+            .unless(|fp8| fp8.then(|| refuse_fp8_matmul(format, devices)).flatten())
+            .or(false),
         /// Threads of each rank; 0 divides all cores among the ranks. The number never changes a
         /// result. On a GPU: threads that update the file of `offload = "nvme"`.
         threads: Option<usize> = integer(0..=4096).zero_is_none().or(None).free(),
@@ -76,7 +84,11 @@ keys! {
         /// bits for `tensor` of 1, 2, 4 and 8. By default on CPUs. It costs some percent of a step of
         /// models with an even number of key/value heads, and a quarter on a GPU, whose library promises
         /// no such bits: see [ranks.md](ranks.md#the-same-bits-with-slices).
-        sum_blocks: Option<bool> = boolean().optional(),
+        sum_blocks: Option<bool> = boolean()
+            .unless(|sums| (*sums && fp8_matmul).then(|| {
+                "FP8 products have no sums in blocks; remove compute.fp8_matmul, or this".to_owned()
+            }))
+            .optional(),
         /// State divided among the ranks. `"ddp"`: none. `"zero1"`: optimiser states. `"zero2"`:
         /// these and gradients. `"zero3"`: these and weights. The numbers are the same.
         sharding: Sharding = choice(Sharding::NAMES).or(Sharding::Ddp).free(),
@@ -90,6 +102,10 @@ keys! {
         /// `reduction = "exact"`, `sum_blocks` and states in f32 or bf16, on CPUs); other numbers give
         /// loss and gradient norm within 1e-5: see [ranks.md](ranks.md#slices-of-a-model).
         tensor: usize = integer(1..=MAX_RANKS as u64)
+            .unless(|ranks| (*ranks > 1 && fp8_matmul).then(|| {
+                "a shard has a part of a product's sums, which FP8 products have not; divide the model with \
+                 compute.sharding or compute.pipeline, or remove compute.fp8_matmul".to_owned()
+            }))
             .or(1),
         /// Pipeline parallelism: stages that hold the layers of one model, front to back. A stage is
         /// one rank, or `tensor` ranks. The number of ranks must be a multiple of `tensor` ×
@@ -337,6 +353,15 @@ fn refuse_wgmma(kernels: AttentionKernels, dtype: Option<DType>, devices: Device
             "it is for attention of bf16; set compute.dtype to \"bf16\", or remove this"
         }
         _ => return None,
+    };
+    Some(reason.to_owned())
+}
+
+fn refuse_fp8_matmul(format: Option<Format>, devices: Devices) -> Option<String> {
+    let reason = match (devices, format) {
+        (Devices::Cpu(_), _) => "a CPU multiplies no FP8; name GPUs with compute.devices, or remove this",
+        (_, Some(Format::Fp8)) => return None,
+        _ => "it is for frozen matrices of FP8; set compute.format to \"fp8\", or remove this",
     };
     Some(reason.to_owned())
 }

@@ -69,7 +69,8 @@ impl ModelSpecs {
             true => plain.clone(),
             false => plain.clone().without_sum_blocks(),
         };
-        let plain = &plain.clone().with_residual(config.compute.residual);
+        let plain =
+            &plain.clone().with_residual(config.compute.residual).with_fp8_matmul(config.compute.fp8_matmul);
         let head_dim = plain.spec().attention.head_dim;
         if config.compute.attention == AttentionKernels::Wgmma && !cuda::has_wgmma(head_dim) {
             let reason = format!(
@@ -113,7 +114,7 @@ impl ModelSpecs {
             Some(_) => {
                 let teacher = Decoder::new(open_teacher(config)?.spec().clone(), plain.positions())?;
                 // It is never cut, so its sums need no blocks.
-                Some(Arc::new(teacher.without_sum_blocks()))
+                Some(Arc::new(teacher.without_sum_blocks().with_fp8_matmul(config.compute.fp8_matmul)))
             }
             None => None,
         };

@@ -49,6 +49,7 @@ pub fn resolve(compute: &mut ComputeConfig) -> Result<()> {
                 compute.attention == AttentionKernels::Wgmma,
                 "compute.attention = \"wgmma\": a CPU has no warpgroups",
             ),
+            (compute.fp8_matmul, "compute.fp8_matmul = true: a CPU multiplies no FP8"),
         ];
         if let Some((_, refused)) = of_gpus.into_iter().find(|(is_asked, _)| *is_asked) {
             let reason = format!(
@@ -154,7 +155,19 @@ fn missing(compute: &ComputeConfig, error: &KernelError) -> TrainError {
 pub fn device(config: &Config, rank: usize, capacity: usize) -> Result<Device> {
     match driver(config, rank)? {
         None => Ok(Device::cpu(config.compute.num_threads(), capacity)?),
-        Some(driver) => Ok(Device::cuda(driver, capacity, options(&config.compute))?),
+        Some(driver) => {
+            if config.compute.fp8_matmul {
+                driver.check_fp8().map_err(|why| {
+                    let gpu = driver.properties();
+                    let reason = format!(
+                        "compute.fp8_matmul = true: GPU {} ({}): {why}; leave it out, or name others with compute.devices",
+                        gpu.ordinal, gpu.name
+                    );
+                    TrainError::Mismatch { reason }
+                })?;
+            }
+            Ok(Device::cuda(driver, capacity, options(&config.compute))?)
+        }
     }
 }
 

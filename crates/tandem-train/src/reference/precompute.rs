@@ -80,6 +80,9 @@ impl Precompute<'_> {
                 key.update(cache.content_hash().as_bytes());
                 key.update(self.config.compute.compute_type().name().as_bytes());
                 key.update(&[u8::from(self.config.compute.sums_in_blocks())]);
+                if self.config.compute.fp8_matmul {
+                    key.update(b"fp8_matmul");
+                }
                 // Else the policy would differ from itself in the first step, where another machine
                 // or version left the scores.
                 key.update(self.placement.device.arithmetic().as_bytes());

@@ -175,6 +175,9 @@ impl InitialWeights {
         let dtype = config.compute.compute_type();
         let format = self.frozen_format(config);
         Packing::check_cut(decoder, format)?;
+        if config.compute.fp8_matmul {
+            Packing::check_fp8(decoder, dtype)?;
+        }
         let packings = Packings::new(decoder, format, dtype);
         let divides = config.compute.sharded().weights && shard.size() > 1;
         let group = if divides { Some(shard.split(0)?) } else { None };

@@ -77,6 +77,64 @@ fn a_residual_stream_of_bf16_has_the_same_bits_and_is_near_in_slices() {
     }
 }
 
+/// Largest difference of two runs' losses.
+fn farthest(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+}
+
+#[test]
+#[ignore = "long: runs in .ci/nightly"]
+fn fp8_products_have_the_same_bits_on_any_number_of_gpus() {
+    if !has_gpus(2, "fp8_products_have_the_same_bits_on_any_number_of_gpus") {
+        return;
+    }
+    for kind in ["adapter.kind=lora", "adapter.kind=dora"] {
+        let small = Small::new("dpo");
+        let settings = ["adapter.rank=4", kind, "reference.kind=base", "compute.format=fp8", "train.steps=3"];
+        let run =
+            |name: &str, own: &[&str]| small.finish(name, RunDirPolicy::Fresh, &[&settings, own].concat());
+        let one = run("one", &["compute.devices=cuda:0", "compute.fp8_matmul=true"]);
+        for (name, own) in [
+            ("two", &["compute.devices=cuda:0,1", "compute.sharding=zero3"][..]),
+            ("recomputed", &["compute.devices=cuda:0", "compute.checkpointing=block"]),
+        ] {
+            let other = run(name, &[&["compute.fp8_matmul=true"], own].concat());
+            assert_eq!(other.losses, one.losses, "{name}");
+            assert!(small.weights(name) == small.weights("one"), "{name}");
+        }
+        let without = run("without", &["compute.devices=cuda:0"]).losses;
+        assert!(without[1..] != one.losses[1..], "activations are rounded");
+        assert!(farthest(&without, &one.losses) <= 0.02, "{without:?} and {:?}", one.losses);
+    }
+}
+
+/// Activations keep 4 bits, with an error of 3 % at random: a loss near 6 moves in its fourth digit.
+#[test]
+#[ignore = "long: runs in .ci/nightly"]
+fn fp8_products_learn_as_products_of_bf16_do() {
+    if !has_gpus(1, "fp8_products_learn_as_products_of_bf16_do") {
+        return;
+    }
+    let small = Small::new("sft");
+    let settings = [
+        "adapter.rank=8",
+        "compute.dtype=bf16",
+        "compute.devices=cuda:0",
+        "compute.format=fp8",
+        "train.learning_rate=3e-2",
+        "train.steps=6",
+    ];
+    let run = |name: &str, fp8: &str| {
+        small.finish(name, RunDirPolicy::Fresh, &[&settings[..], &[fp8]].concat()).losses
+    };
+    let (with, without) =
+        (run("with", "compute.fp8_matmul=true"), run("without", "compute.fp8_matmul=false"));
+    assert!(farthest(&without, &with) <= 0.01, "{without:?} and {with:?}");
+    let fall = |losses: &[f64]| losses[0] - losses[losses.len() - 1];
+    assert!(fall(&without) > 0.1 && fall(&with) > 0.9 * fall(&without), "{without:?} and {with:?}");
+}
+
 #[test]
 #[ignore = "long: runs in .ci/nightly"]
 fn slices_and_stages_are_near() {

@@ -112,6 +112,37 @@ fn products_by_warpgroups_are_for_attention_of_bf16_on_gpus() {
 }
 
 #[test]
+fn fp8_products_are_of_fp8_weights_on_gpus() {
+    let adapter = ["adapter.rank=4", "compute.devices=cuda", "compute.fp8_matmul=true", "compute.format=fp8"];
+    for (more, key, expected) in [
+        (
+            "compute.devices=cpu",
+            "fp8_matmul",
+            "a CPU multiplies no FP8; name GPUs with compute.devices, or remove this",
+        ),
+        (
+            "compute.format=int8",
+            "fp8_matmul",
+            "it is for frozen matrices of FP8; set compute.format to \"fp8\", or remove this",
+        ),
+        (
+            "compute.tensor=2",
+            "tensor",
+            "a shard has a part of a product's sums, which FP8 products have not; divide the model with compute.sharding \
+             or compute.pipeline, or remove compute.fp8_matmul",
+        ),
+        (
+            "compute.sum_blocks=true",
+            "sum_blocks",
+            "FP8 products have no sums in blocks; remove compute.fp8_matmul, or this",
+        ),
+    ] {
+        let error = refusal(EXAMPLE, &[&adapter[..], &[more]].concat());
+        assert!(error.contains(&format!("`compute.{key}`: {expected}")), "{error}");
+    }
+}
+
+#[test]
 fn offloading_says_where_to_and_what_it_goes_with() {
     assert_eq!(
         refusal(EXAMPLE, &["compute.offload=nvme"]),
