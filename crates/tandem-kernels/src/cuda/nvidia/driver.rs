@@ -224,8 +224,8 @@ unsafe impl Driver for Nvidia {
     fn capture(&self, stream: Stream, put: &mut dyn FnMut() -> Result<()>) -> Result<Option<Graph>> {
         let Some(graphs) = &self.context.cuda.graphs else { return Ok(None) };
         // SAFETY: the stream was made by `new_stream`.
-        self.context
-            .call("beginning a graph", |_| unsafe { (graphs.begin_capture)(stream.0, CAPTURE_RELAXED) })?;
+        let begin = |_: &_| unsafe { (graphs.begin_capture)(stream.0, CAPTURE_RELAXED) };
+        self.context.call("beginning a graph", begin)?;
         let outcome = put();
         let (mut graph, mut executable) = (0, 0);
         self.context.enter()?;
