@@ -9,7 +9,7 @@ use crate::layout::PipelineStage;
 use crate::layout::blocks::Blocks;
 use crate::layout::slice::{self, Run, TensorParallelShard};
 use crate::layout::{Block, LayerId, LayerLayout, ParamKind, ParamSpec};
-use crate::lora::Adapter;
+use crate::lora::{Adapter, AdapterKind};
 use crate::spec::{DecoderSpec, Rope, RotarySpec};
 use crate::{ModelError, Result};
 
@@ -137,7 +137,7 @@ impl Decoder {
     /// ([`Self::without_sum_blocks`]), where they are operations of their own.
     ///
     /// # Panics
-    /// As of [`Self::without_sum_blocks`].
+    /// If this is a part of a decoder.
     #[must_use]
     pub fn alone_on(self, backend: Backend) -> Self {
         match backend {
@@ -171,6 +171,11 @@ impl Decoder {
     pub fn without_sum_blocks(self) -> Self {
         assert!(self.whole.is_none(), "a decoder gets its blocks before it is divided");
         Self { sum_blocks: Blocks::one(), ..self }
+    }
+
+    /// Returns whether the adapter is DoRA, whose norms read every adapted matrix.
+    pub fn has_dora(&self) -> bool {
+        self.adapter().is_some_and(|adapter| adapter.config().kind == AdapterKind::Dora)
     }
 
     /// Returns the adapter, if the base is frozen.

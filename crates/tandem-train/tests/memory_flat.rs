@@ -14,7 +14,7 @@ use serde_json::Value;
 use tandem_train::run::run_dir::RunDirPolicy;
 use tandem_train::{Config, Event, Observer, Trainer};
 
-/// What comes late by chance, once: the system adds up resident pages in batches, a thread touches its stack or its heap for the
+/// Growth that comes late by chance, once: the system adds up resident pages in batches, a thread touches its stack or its heap for the
 /// first time, a checkpoint is written at the widest moment of a step. One MiB was seen. A leak goes on: over the steps here, 2 KiB
 /// a step or 21 KiB a checkpoint are found.
 const SLACK: u64 = 2 << 20;

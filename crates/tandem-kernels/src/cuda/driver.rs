@@ -378,7 +378,7 @@ pub unsafe trait Driver: Send + Sync + Any {
     /// Puts the work of a graph into a stream.
     ///
     /// # Safety
-    /// As of the functions that put its work into the stream when it was captured.
+    /// The caller promises what the functions asked for that put its work into the stream when it was captured.
     unsafe fn launch_graph(&self, _stream: Stream, graph: Graph) -> Result<()> {
         Err(failed("launching a graph", format!("{graph:?} is not this driver's")))
     }

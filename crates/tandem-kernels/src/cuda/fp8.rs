@@ -33,7 +33,7 @@ pub(crate) struct Scratch<'a> {
     pub codes: ViewMut<'a>,
     /// `[M, 1]`: scales of the activation's rows.
     pub scales: ViewMut<'a>,
-    /// Of [`sums_shape`].
+    /// Sums of a block of the result, whose shape is [`sums_shape`].
     pub sums: ViewMut<'a>,
 }
 
@@ -75,7 +75,7 @@ pub(crate) fn run(cuda: &Cuda, product: Product, w: BytesView, scratch: Scratch)
                 tf32: false,
             };
             // SAFETY: views vouch for factors and result, whose shapes fit.
-            unsafe { cuda.put(Work::Matmul(&matmul))? };
+            unsafe { cuda.put(Work::Matmul(matmul))? };
             let residual = residual.map(|residual| residual.row_range(rows.clone()).col_range(cols.clone()));
             let residual_stride = residual.map_or(0, |residual| residual.stride() as i32);
             let bias = bias.map(|bias| bias.col_range(cols.clone()));

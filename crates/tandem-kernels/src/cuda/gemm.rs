@@ -160,7 +160,7 @@ pub(super) fn multiply(
     };
     // SAFETY: views vouch for factors and result, whose shapes fit; the addend is the result, or of
     // its shape and type.
-    unsafe { cuda.put(Work::Matmul(&product)) }
+    unsafe { cuda.put(Work::Matmul(product)) }
 }
 
 /// Computes `c = Σ terms + bias`, added to `c` if `accumulate` and rounded once. Terms and bias are

@@ -3,8 +3,8 @@
 //! Between [`Cuda::begin_repeated`] and [`Cuda::end_repeated`] work is not put into the stream but compared
 //! with the work of the last time that had the same key. If all of it is the same, its graph is launched; if
 //! not, a new graph is captured. So nothing is assumed of what may change: addresses, sizes, number of layers.
-//! What changes every time are tables, which have fixed addresses in a graph; their contents are copied when it
-//! runs. Whatever needs the stream itself (an event, a read, another library) first puts the work so far into
+//! Tables change every time. They have fixed addresses in a graph, and their contents are copied when it runs.
+//! Whatever needs the stream itself (an event, a read, another library) first puts the work so far into
 //! it, one by one.
 
 use std::collections::HashMap;
@@ -36,52 +36,51 @@ const MOST_INTERRUPTIONS: u32 = 4;
 pub type RepeatKey = (u64, usize);
 
 /// Work for a stream.
-#[derive(Clone, Copy)]
-pub(crate) enum Work<'a> {
-    Launch { function: Function, grid: Grid, args: &'a [Arg] },
-    Matmul(&'a Matmul),
-    Copy { from: u64, to: u64, bytes: usize },
-    CopyRows { from: (u64, usize), to: (u64, usize), rows: usize, bytes: usize },
-    Clear { at: u64, bytes: usize },
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Work {
+    /// Kernel, whose arguments are beside it.
+    Launch {
+        function: Function,
+        grid: Grid,
+        num_args: usize,
+    },
+    Matmul(Matmul),
+    Copy {
+        from: u64,
+        to: u64,
+        bytes: usize,
+    },
+    CopyRows {
+        from: (u64, usize),
+        to: (u64, usize),
+        rows: usize,
+        bytes: usize,
+    },
+    Clear {
+        at: u64,
+        bytes: usize,
+    },
 }
 
-impl Work<'_> {
+impl Work {
+    fn num_args(&self) -> usize {
+        if let Self::Launch { num_args, .. } = self { *num_args } else { 0 }
+    }
+
     /// Puts the work into a stream.
     ///
     /// # Safety
-    /// As of the driver's function.
-    unsafe fn put(self, driver: &dyn Driver, stream: Stream) -> Result<()> {
+    /// The caller promises what the driver's function asks for.
+    unsafe fn put(self, args: &[Arg], driver: &dyn Driver, stream: Stream) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe {
             match self {
-                Self::Launch { function, grid, args } => driver.launch(stream, function, grid, args),
-                Self::Matmul(product) => driver.matmul(stream, product),
+                Self::Launch { function, grid, .. } => driver.launch(stream, function, grid, args),
+                Self::Matmul(product) => driver.matmul(stream, &product),
                 Self::Copy { from, to, bytes } => driver.copy(stream, from, to, bytes),
                 Self::CopyRows { from, to, rows, bytes } => driver.copy_rows(stream, from, to, rows, bytes),
                 Self::Clear { at, bytes } => driver.clear(stream, at, bytes),
             }
-        }
-    }
-}
-
-/// Work as it is kept.
-#[derive(Clone, Copy, PartialEq)]
-enum Kept {
-    Launch { function: Function, grid: Grid, num_args: usize },
-    Matmul(Matmul),
-    Copy { from: u64, to: u64, bytes: usize },
-    CopyRows { from: (u64, usize), to: (u64, usize), rows: usize, bytes: usize },
-    Clear { at: u64, bytes: usize },
-}
-
-impl Kept {
-    fn new(work: Work) -> Self {
-        match work {
-            Work::Launch { function, grid, args } => Self::Launch { function, grid, num_args: args.len() },
-            Work::Matmul(product) => Self::Matmul(*product),
-            Work::Copy { from, to, bytes } => Self::Copy { from, to, bytes },
-            Work::CopyRows { from, to, rows, bytes } => Self::CopyRows { from, to, rows, bytes },
-            Work::Clear { at, bytes } => Self::Clear { at, bytes },
         }
     }
 }
@@ -93,7 +92,7 @@ struct Slot {
     len: usize,
 }
 
-/// How much of a sequence this repetition has come to.
+/// End of what this repetition has taken of a sequence.
 #[derive(Clone, Copy, Default)]
 struct Position {
     works: usize,
@@ -104,7 +103,7 @@ struct Position {
 
 /// Work in order, with its arguments and tables.
 struct Sequence {
-    works: Vec<Kept>,
+    works: Vec<Work>,
     args: Vec<Arg>,
     /// Slot of each requested table.
     tables: Vec<usize>,
@@ -152,15 +151,13 @@ impl Sequence {
     }
 
     /// Takes work at the position.
-    fn take(&mut self, driver: &dyn Driver, work: Work) {
-        let kept = Kept::new(work);
-        let args = if let Work::Launch { args, .. } = work { args } else { &[] };
+    fn take(&mut self, driver: &dyn Driver, work: Work, args: &[Arg]) {
         let next = self.at.args + args.len();
         let same =
-            self.follows() && self.works[self.at.works] == kept && self.args[self.at.args..next] == *args;
+            self.follows() && self.works[self.at.works] == work && self.args[self.at.args..next] == *args;
         if !same {
             self.part(driver);
-            self.works.push(kept);
+            self.works.push(work);
             self.args.extend_from_slice(args);
         }
         self.at.works += 1;
@@ -174,23 +171,14 @@ impl Sequence {
             let Slot { start, len } = this.slots[slot];
             len == bytes.len() && (slot >= this.at.slots || this.block.contents(start, len) == bytes)
         };
-        let slot = match expected.filter(|&slot| fits(self, slot)) {
+        let mut slot = expected.filter(|&slot| fits(self, slot));
+        if slot.is_none() {
+            self.part(driver);
+            slot = (0..self.at.slots).find(|&slot| fits(self, slot));
+        }
+        let slot = match slot {
             Some(slot) => slot,
-            None => {
-                self.part(driver);
-                match (0..self.at.slots).find(|&slot| fits(self, slot)) {
-                    Some(slot) => slot,
-                    None => {
-                        let end = self.slots.last().map_or(0, |slot| slot.start + slot.len);
-                        let start = end.next_multiple_of(BOUNDARY);
-                        if start + bytes.len() > ROOM {
-                            return None;
-                        }
-                        self.slots.push(Slot { start, len: bytes.len() });
-                        self.slots.len() - 1
-                    }
-                }
-            }
+            None => self.new_slot(bytes.len())?,
         };
         if self.at.tables == self.tables.len() {
             self.tables.push(slot);
@@ -204,32 +192,31 @@ impl Sequence {
         Some(self.block.device() + start as u64)
     }
 
+    /// Adds a slot, if there is room.
+    fn new_slot(&mut self, len: usize) -> Option<usize> {
+        let end = self.slots.last().map_or(0, |slot| slot.start + slot.len);
+        let start = end.next_multiple_of(BOUNDARY);
+        (start + len <= ROOM).then(|| self.slots.push(Slot { start, len }))?;
+        Some(self.slots.len() - 1)
+    }
+
     /// Puts tables and work up to the position into the stream, one by one.
     ///
     /// # Safety
-    /// Addresses are as those who gave the work promised.
+    /// Those who gave the work have promised what the driver's functions ask for.
     unsafe fn put(&self, driver: &dyn Driver, stream: Stream) -> Result<()> {
         let slots = &self.slots[..self.at.slots];
         if let Some(end) = slots.last().map(|slot| slot.start + slot.len) {
             let tables = Work::Copy { from: self.block.host(), to: self.block.device(), bytes: end };
             // SAFETY: the block has as many bytes in both memories.
-            unsafe { tables.put(driver, stream)? };
+            unsafe { tables.put(&[], driver, stream)? };
         }
         let mut args = &self.args[..];
-        for kept in &self.works[..self.at.works] {
-            let work = match kept {
-                &Kept::Launch { function, grid, num_args } => {
-                    let (own, rest) = args.split_at(num_args);
-                    args = rest;
-                    Work::Launch { function, grid, args: own }
-                }
-                Kept::Matmul(product) => Work::Matmul(product),
-                &Kept::Copy { from, to, bytes } => Work::Copy { from, to, bytes },
-                &Kept::CopyRows { from, to, rows, bytes } => Work::CopyRows { from, to, rows, bytes },
-                &Kept::Clear { at, bytes } => Work::Clear { at, bytes },
-            };
+        for work in &self.works[..self.at.works] {
+            let (own, rest) = args.split_at(work.num_args());
+            args = rest;
             // SAFETY: the caller's promise.
-            unsafe { work.put(driver, stream)? };
+            unsafe { work.put(own, driver, stream)? };
         }
         Ok(())
     }
@@ -318,17 +305,26 @@ impl Cuda {
     /// Puts work into the stream, or into the repetition under way.
     ///
     /// # Safety
-    /// As of the driver's function.
+    /// The caller promises what the driver's function asks for.
     pub(crate) unsafe fn put(&self, work: Work) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.put_with(work, &[]) }
+    }
+
+    /// Puts a kernel with its arguments into the stream, or other work without any, as [`Self::put`].
+    ///
+    /// # Safety
+    /// The caller promises what the driver's function asks for.
+    pub(super) unsafe fn put_with(&self, work: Work, args: &[Arg]) -> Result<()> {
         self.count_launch();
         if self.shared.graphs.is_on()
             && let Some((_, sequence)) = &mut self.shared.graphs.lock().current
         {
-            sequence.take(self.driver(), work);
+            sequence.take(self.driver(), work, args);
             return Ok(());
         }
         // SAFETY: the caller's promise.
-        unsafe { work.put(self.driver(), self.raw_stream()) }
+        unsafe { work.put(args, self.driver(), self.raw_stream()) }
     }
 
     /// Returns the address of a table in the repetition under way, if there is one. A table that it has no
@@ -373,7 +369,6 @@ impl Cuda {
             seen.insert(key, Seen { used: *clock, ..Seen::default() });
             return Ok(false);
         }
-        let is_full = seen.values().filter(|seen| seen.sequence.is_some()).count() >= MOST;
         let own = seen.get_mut(&key).expect("it was seen");
         own.used = *clock;
         if own.interruptions >= MOST_INTERRUPTIONS {
@@ -382,8 +377,11 @@ impl Cuda {
         let mut sequence = match own.sequence.take() {
             Some(sequence) => sequence,
             None => {
-                let with_graph = seen.values_mut().filter(|seen| seen.sequence.is_some());
-                if is_full && let Some(oldest) = with_graph.min_by_key(|seen| seen.used) {
+                let mut with_graph: Vec<&mut Seen> =
+                    seen.values_mut().filter(|seen| seen.sequence.is_some()).collect();
+                with_graph.sort_by_key(|seen| seen.used);
+                if with_graph.len() >= MOST {
+                    let oldest = &mut with_graph[0];
                     let sequence = oldest.sequence.take().expect("it has one");
                     sequence.end(self.driver(), &self.shared.tables);
                 }

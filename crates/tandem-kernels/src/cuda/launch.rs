@@ -149,7 +149,7 @@ impl Cuda {
             }
         };
         // SAFETY: the caller's promise.
-        unsafe { self.put(Work::Launch { function, grid, args }) }
+        unsafe { self.put_with(Work::Launch { function, grid, num_args: args.len() }, args) }
     }
 }
 

@@ -180,9 +180,8 @@ impl Block {
     /// # Panics
     /// If they end outside.
     pub(crate) fn contents(&self, start: usize, len: usize) -> &[u8] {
-        assert!(start + len <= self.bytes, "bytes {start} to {} of {}", start + len, self.bytes);
         // SAFETY: they are inside the block, mapped, and written only by its owner.
-        unsafe { std::slice::from_raw_parts((self.host + start as u64) as *const u8, len) }
+        unsafe { std::slice::from_raw_parts(self.place(start, len), len) }
     }
 
     /// Writes bytes of the host memory, which no work under way reads.
@@ -190,15 +189,14 @@ impl Block {
     /// # Panics
     /// If they end outside.
     pub(crate) fn write(&mut self, start: usize, bytes: &[u8]) {
-        assert!(
-            start + bytes.len() <= self.bytes,
-            "bytes {start} to {} of {}",
-            start + bytes.len(),
-            self.bytes
-        );
-        let to = (self.host + start as u64) as *mut u8;
         // SAFETY: as above.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.place(start, bytes.len()), bytes.len()) };
+    }
+
+    /// Returns where bytes of the host memory begin.
+    fn place(&self, start: usize, len: usize) -> *mut u8 {
+        assert!(start + len <= self.bytes, "bytes {start} to {} of {}", start + len, self.bytes);
+        (self.host + start as u64) as *mut u8
     }
 }
 

@@ -265,7 +265,7 @@ impl Device {
     /// may change: work that differs is captured anew. While a profile records there are no graphs.
     ///
     /// # Errors
-    /// Those of `enqueue`, whose work then is not done; if the GPU fails.
+    /// If `enqueue` fails, whose work then is not done, or the GPU does.
     pub fn repeated<T, E: From<KernelError>>(
         &self,
         key: RepeatKey,

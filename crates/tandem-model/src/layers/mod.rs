@@ -47,7 +47,6 @@ use tandem_kernels::{DType, Device, Extent, Forest, MemoryKind, Tensor, View, op
 use crate::Result;
 use crate::decoder::Decoder;
 use crate::layout::{LayerId, ParamKind};
-use crate::lora::{Adapter, AdapterKind};
 use crate::weights::{LayerWeights, WeightSource};
 
 use block::SavedBlock;
@@ -214,9 +213,8 @@ impl LayerExecutor<'_> {
     /// products, and on a CPU those of a pass of one stream that keeps nothing, whose bits are the same. DoRA's
     /// norms read all weights besides.
     fn reads_packed(&self, num_tokens: usize, is_plain: bool) -> bool {
-        let is_dora = |adapter: &Adapter| adapter.config().kind == AdapterKind::Dora;
         let reads = self.decoder.fp8_matmul() || (is_plain && ops::reads_packed(self.device, num_tokens));
-        reads && !self.decoder.adapter().is_some_and(is_dora)
+        reads && !self.decoder.has_dora()
     }
 
     /// Returns the passes of one stream: a reference has neither dropout nor noise.

@@ -36,7 +36,7 @@ pub struct Packing {
     /// Elements at the front of the unpacked buffer that products need which read packed matrices.
     always_unpacked_len: usize,
     dtype: DType,
-    /// Whether forward products read FP8 matrices as they are packed, unpacked or not.
+    /// True if forward products read FP8 matrices as they are packed, even where they are unpacked too.
     fp8_matmul: bool,
 }
 

@@ -3,8 +3,7 @@
 use tandem_comm::ProcessGroup;
 use tandem_kernels::{Device, Tensor, ops};
 use tandem_model::{
-    Adapter, AdapterKind, AdapterWeights, FlatWeights, LayerId, LayerWeights, ModelError,
-    Result as ModelResult, WeightSource,
+    AdapterWeights, FlatWeights, LayerId, LayerWeights, ModelError, Result as ModelResult, WeightSource,
 };
 
 use crate::Result;
@@ -298,10 +297,7 @@ impl WeightSource for Policy {
         else {
             return Err(ModelError::Invalid(SHARES.to_owned()));
         };
-        // DoRA's norms read all weights.
-        let is_dora = |adapter: &Adapter| adapter.config().kind == AdapterKind::Dora;
-        let reads_all =
-            reference.as_ref().and_then(|weights| weights.decoder().adapter()).is_some_and(is_dora);
+        let reads_all = reference.as_ref().is_some_and(|weights| weights.decoder().has_dora());
         let base = if may_be_packed && !reads_all { base.fetch_packed(layer)? } else { base.fetch(layer)? };
         let of_reference = reference.as_ref().and_then(|weights| adapter_layer(weights, layer));
         Ok((base.with_adapter(adapter_layer(weights, layer)), base.with_adapter(of_reference)))

@@ -29,10 +29,14 @@ pub(crate) fn decode_parts(visible: &Visible, queries: usize, shape: &AttentionS
     (rounded(parts), parts > queries)
 }
 
-/// Returns the table of parts and the pieces of their queries' keys, and for each query its first
+/// Returns the table of `count` parts and the pieces of their queries' keys, and for each query its first
 /// part and the number of parts.
-fn tables(visible: &Visible, queries: usize, shape: &AttentionShape) -> (Vec<Entry>, Vec<[u32; 2]>) {
-    let count = decode_parts(visible, queries, shape).0 as u32;
+fn tables(
+    visible: &Visible,
+    queries: usize,
+    shape: &AttentionShape,
+    count: u32,
+) -> (Vec<Entry>, Vec<[u32; 2]>) {
     let (mut parts, mut pieces) = (Vec::with_capacity(count as usize + visible.ranges.len()), Vec::new());
     let mut of_queries = Vec::with_capacity(queries);
     for query in 0..queries {
@@ -72,7 +76,8 @@ pub(crate) fn decode(cuda: &Cuda, operands: AttentionDecode, partial: Option<Vie
     if shape.head_dim > WIDEST {
         return Err(too_wide(shape.head_dim));
     }
-    let (parts, queries) = tables(visible, q.rows(), shape);
+    let (count, _) = decode_parts(visible, q.rows(), shape);
+    let (parts, queries) = tables(visible, q.rows(), shape, count as u32);
     let (heads, head_dim) = (shape.heads as i32, shape.head_dim as i32);
     let (pack, group) = (pack(shape, 8), (shape.heads / shape.kv_heads) as i32);
     // 16 bytes per lane.
@@ -98,7 +103,6 @@ pub(crate) fn decode(cuda: &Cuda, operands: AttentionDecode, partial: Option<Vie
         shape.softcap.unwrap_or(0.0),
         lanes as i32
     ];
-    let (count, _) = decode_parts(visible, q.rows(), shape);
     let grid = Grid::with_dims([count, shape.heads / pack, 1], THREADS);
     // SAFETY: the operands are those of the kernel, of the shapes that the operation has checked;
     // the rows are inside the cache.

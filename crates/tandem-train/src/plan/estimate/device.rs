@@ -174,8 +174,8 @@ fn plain(name: &str) -> String {
 }
 
 impl DeviceKind {
-    /// Returns how much less time attention by warpgroups takes than by warps, as a factor: the mean of all shapes
-    /// where both were measured. `None` if there is none.
+    /// Returns the rate of attention by warpgroups as a multiple of that by warps: the mean of all shapes where
+    /// both were measured. `None` if there is none.
     pub fn wgmma_speedup(&self) -> Option<f64> {
         let of = |name: &str| -> Vec<&OperationRate> {
             self.rate.iter().filter(|rate| rate.operation == name).collect()
