@@ -9,7 +9,7 @@ use serde_json::Value;
 use tandem_train::events::Silent;
 use tandem_train::objective::ObjectiveConfig;
 use tandem_train::run::run_dir::RunDirPolicy;
-use tandem_train::{Config, Trainer};
+use tandem_train::{Config, TrainError, Trainer};
 use tempfile::TempDir;
 
 use crate::place::Place;
@@ -104,6 +104,9 @@ fn train(config: &Path, place: Place) -> Result<ObjectiveConfig> {
     let config = Config::load(config, &[format!("compute.devices={}", place.devices())])?;
     let objective = config.objective.clone();
     let mut trainer = Trainer::new(config, RunDirPolicy::Fresh, &mut Silent)?;
-    trainer.run(&mut Silent, &AtomicBool::new(false))?;
-    Ok(objective)
+    match trainer.run(&mut Silent, &AtomicBool::new(false)) {
+        // A loss too steep for its gradient has a value all the same.
+        Err(TrainError::NothingLearned { .. }) => Ok(objective),
+        outcome => Ok(outcome.map(|_| objective)?),
+    }
 }
