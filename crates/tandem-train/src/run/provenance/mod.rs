@@ -8,8 +8,8 @@ mod files;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 
 use serde::{Deserialize, Serialize};
@@ -126,17 +126,18 @@ pub struct HashedInput {
 }
 
 impl Program {
-    /// Returns this program.
+    /// Returns this program, whose files are hashed once per process.
     pub(super) fn current() -> Self {
-        // The file may have been replaced since the program was started.
-        let own = Path::new("/proc/self/exe");
-        let path = if own.exists() { Some(own.to_owned()) } else { std::env::current_exe().ok() };
+        static CURRENT: OnceLock<Program> = OnceLock::new();
         let hash = |path: PathBuf| hash_file(&path, &AtomicBool::new(false)).ok().flatten();
-        Self {
-            executable: path.and_then(hash),
-            math_library: math_library().and_then(hash),
-            ..Self::unhashed()
-        }
+        let hashed = || {
+            // The file may have been replaced since the program was started.
+            let own = Path::new("/proc/self/exe");
+            let path = if own.exists() { Some(own.to_owned()) } else { std::env::current_exe().ok() };
+            let (executable, math_library) = (path.and_then(hash), math_library().and_then(hash));
+            Self { executable, math_library, ..Self::unhashed() }
+        };
+        CURRENT.get_or_init(hashed).clone()
     }
 
     /// Returns this program without hashes, which take a moment.
