@@ -346,6 +346,11 @@ pub unsafe trait Driver: Send + Sync + Any {
         Ok(())
     }
 
+    /// Allocates what GEMMs of a stream need beside their operands, so that none does so while others run.
+    fn prepare_matmuls(&self, _stream: Stream) -> Result<()> {
+        Ok(())
+    }
+
     /// Returns a kernel of a source file by name.
     fn function(&self, source: &'static Source, name: &str) -> Result<Function>;
 

@@ -51,7 +51,7 @@ pub use mark::StreamEvent;
 use crate::device::profile::Profile;
 use crate::memory::arena::Arena;
 use crate::{KernelError, Result};
-use driver::{Drivers, Function, Region, Stream};
+use driver::{Drivers, Function, Region, Source, Stream};
 use graph::Graphs;
 use memory::{TABLES, Tables, Window};
 
@@ -253,14 +253,19 @@ impl Cuda {
         self.shared.options.wgmma
     }
 
-    /// Loads all kernels that a model with heads of this size may need, and maps the memory of all tables.
-    pub(crate) fn load_ahead(&self, head_dim: usize) -> Result<()> {
+    /// Loads all kernels that models with heads of these sizes may need, maps the memory of all tables, and
+    /// allocates what matmuls need.
+    pub(crate) fn load_ahead(&self, head_dims: &[usize]) -> Result<()> {
         if is_stand_in() {
             // Nothing waits for anything there.
             return Ok(());
         }
-        let needed = SOURCES.iter().filter(|source| attention::serves(source, head_dim, self.wgmma()));
-        needed.into_iter().try_for_each(|source| self.driver().load_all(source))?;
+        let serves = |source: &Source| {
+            head_dims.iter().any(|&head_dim| attention::serves(source, head_dim, self.wgmma()))
+        };
+        let mut needed = SOURCES.iter().filter(|source| serves(source));
+        needed.try_for_each(|source| self.driver().load_all(source))?;
+        self.driver().prepare_matmuls(self.raw_stream())?;
         self.shared.tables.map_all()?;
         self.shared.window.map_all()
     }

@@ -369,10 +369,10 @@ impl Device {
     }
 
     /// Does now what a GPU else does when it is first needed, and for which its driver may wait for running
-    /// work: loads the kernels of models with heads of this size, and maps memory beside the arena. Running
+    /// work: loads the kernels of models with heads of these sizes, and maps memory beside the arena. Running
     /// work may be a collective that waits for another rank.
-    pub fn load_ahead(&self, head_dim: usize) -> Result<()> {
-        if let Self::Cuda(cuda) = self { cuda.load_ahead(head_dim) } else { Ok(()) }
+    pub fn load_ahead(&self, head_dims: &[usize]) -> Result<()> {
+        if let Self::Cuda(cuda) = self { cuda.load_ahead(head_dims) } else { Ok(()) }
     }
 
     /// Returns whether every term of exact sums since the last call was finite and within its

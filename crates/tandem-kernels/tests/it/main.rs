@@ -3,6 +3,7 @@
 mod conformance;
 mod convert;
 mod dropout;
+mod dry_run;
 mod elementwise;
 mod exact;
 mod linear;

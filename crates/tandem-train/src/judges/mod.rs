@@ -8,9 +8,10 @@ use std::sync::Arc;
 pub use tandem_judge::register;
 use tandem_judge::{CommandJudge, EndpointJudge, Judge, JudgeError, Member, OwnJudge, Panel, RuleJudge};
 use tandem_kernels::{Backend, DType, Device};
+use tandem_model::ModelFolder;
 
 use crate::Result;
-use crate::config::{JudgeKind, JudgeSection};
+use crate::config::{JudgeKind, JudgeSection, RewardSection};
 use crate::judges::reward_judge::RewardJudge;
 
 /// Receives each stderr line of a judge's command: the judge's name and the line.
@@ -41,6 +42,19 @@ pub fn memory(sections: &[JudgeSection], backend: Backend, dtype: DType) -> Resu
     let mut judges = sections.iter().filter_map(open).collect::<Result<Vec<_>, _>>()?;
     judges.iter_mut().try_for_each(RewardJudge::dry_run)?;
     Ok((!judges.is_empty()).then_some(device))
+}
+
+/// Lists the head sizes of the reward models among judges.
+///
+/// # Errors
+/// A folder holds no reward model.
+pub fn head_dims(sections: &[JudgeSection]) -> Result<Vec<usize>> {
+    let of_judge = |section: &JudgeSection| -> Option<Result<usize>> {
+        let JudgeKind::Reward(RewardSection { model, .. }) = &section.kind else { return None };
+        let opened = ModelFolder::open_reward(model, 0);
+        Some(opened.map(|folder| folder.spec().attention.head_dim).map_err(Into::into))
+    };
+    sections.iter().filter_map(of_judge).collect()
 }
 
 fn judge(

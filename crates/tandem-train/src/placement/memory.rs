@@ -187,6 +187,12 @@ impl MemoryPlacement {
         Self { rooms, offload: compute.offload, ..Self::all_in(device) }
     }
 
+    /// Does for every stream what [`Device::load_ahead`] does, before the first collective.
+    pub fn load_ahead(&self, head_dims: &[usize]) -> Result<()> {
+        let streams = [Some(&self.device), self.beside.as_ref(), self.judges.as_ref()];
+        Ok(streams.into_iter().flatten().try_for_each(|device| device.load_ahead(head_dims))?)
+    }
+
     /// Returns whether weights and states are offloaded.
     pub fn is_offloaded(&self) -> bool {
         self.offload != Offload::None

@@ -186,6 +186,10 @@ unsafe impl Driver for Nvidia {
         self.modules.function(source, name)
     }
 
+    fn prepare_matmuls(&self, stream: Stream) -> Result<()> {
+        self.blas.prepare(stream)
+    }
+
     fn load_all(&self, source: &'static Source) -> Result<()> {
         self.modules.load_all(source)
     }

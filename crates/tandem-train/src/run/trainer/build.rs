@@ -179,7 +179,7 @@ impl TrainerBuilder<'_> {
         let proposed = matmuls::propose(config, outline, matmuls.or(recorded), mesh.world(), observer)?;
         let mut placement = MemoryPlacement::open(config, plan.needs(), plan.rooms, mesh.world().rank())?;
         if mesh.world().size() > 1 {
-            placement.device.load_ahead(prepared.decoder.spec().attention.head_dim)?;
+            placement.load_ahead(&head_dims(config, prepared)?)?;
         }
         proposed.agree(config, outline, &mut placement, mesh.world(), observer)?;
         if let Some(profiler) = &profiler {
@@ -313,6 +313,14 @@ fn environment(section: &EnvironmentConfig, lines: mpsc::Sender<String>) -> Resu
         let _ = lines.send(format!("environment: {line}"));
     });
     Ok(Environment::new(section.command.clone(), on_line)?)
+}
+
+/// Lists the head sizes of all models that a run computes with.
+fn head_dims(config: &Config, prepared: &RunInputs) -> Result<Vec<usize>> {
+    let own = std::iter::once(&prepared.decoder).chain(&prepared.teacher);
+    let mut head_dims: Vec<_> = own.map(|decoder| decoder.spec().attention.head_dim).collect();
+    head_dims.extend(judges::head_dims(&config.judges)?);
+    Ok(head_dims)
 }
 
 /// Opens the judges; `lines` receives their commands' stderr.

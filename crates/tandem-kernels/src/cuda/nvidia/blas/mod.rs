@@ -208,6 +208,12 @@ impl Blas {
         self.cache.keep_algorithm(&self.kind, choice)
     }
 
+    /// Allocates a stream's workspace.
+    pub(super) fn prepare(&self, stream: Stream) -> Result<()> {
+        self.context.enter()?;
+        self.workspace(stream).map(drop)
+    }
+
     /// Returns the address of a stream's workspace.
     fn workspace(&self, stream: Stream) -> Result<u64> {
         let mut workspaces = lock(&self.workspaces);

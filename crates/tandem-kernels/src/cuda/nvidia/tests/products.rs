@@ -260,6 +260,8 @@ fn each_stream_has_room_of_its_own_until_it_ends() {
         bench.multiply(&product).unwrap();
         assert_eq!(allocated(&fake), 2);
     }
+    bench.driver.prepare_matmuls(other).unwrap();
+    assert_eq!(allocated(&fake), 3, "ahead of the first");
     // SAFETY: the matrices are there.
     unsafe { bench.driver.matmul(other, &product).unwrap() };
     assert_eq!(allocated(&fake), 3);
