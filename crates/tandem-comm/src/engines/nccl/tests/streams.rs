@@ -205,7 +205,7 @@ fn the_deadline_counts_from_where_the_stream_comes_to_the_operation() {
             if group.rank() == 0 {
                 numbers.result();
             } else {
-                std::thread::sleep(4 * MISSED);
+                std::thread::sleep(2 * MISSED);
                 goes_on.store(true, Ordering::Release);
             }
             group.barrier().unwrap_err().to_string()
