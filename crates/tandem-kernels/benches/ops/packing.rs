@@ -11,6 +11,9 @@ use crate::harness::{Bench, Work};
 const ROWS: usize = 4096;
 const COLS: usize = 11_008;
 
+/// Packed formats.
+const PACKED: [Format; 3] = [Format::Nf4, Format::Int8, Format::Fp8];
+
 /// Prints a line per format and type, with weights per second.
 pub fn run(bench: &Bench) {
     for format in [Format::Nf4, Format::Int8, Format::Fp8, Format::Bf16] {
@@ -33,7 +36,7 @@ pub fn run(bench: &Bench) {
             }
         }
     }
-    for format in [Format::Nf4, Format::Int8, Format::Fp8] {
+    for format in PACKED {
         let name = format!("pack {format}");
         if bench.wants(&name) {
             pack(bench, &name, format);
@@ -59,12 +62,12 @@ fn one(bench: &Bench, name: &str, format: Format, dtype: DType, rows: usize, col
 fn products(bench: &Bench, rows: usize, dtype: DType) {
     let (n, k) = (ROWS, COLS);
     let name = |of: &str| format!("linear {dtype} {rows}x{k}x{n}, {of}");
-    if ![Format::Nf4, Format::Int8].iter().any(|format| bench.wants(&name(format.name()))) {
+    if !PACKED.iter().any(|format| bench.wants(&name(format.name()))) {
         return;
     }
     let (x, mut y) = (bench.matrix(rows, k, dtype), [(); 3].map(|()| bench.matrix(rows, n, dtype)));
     let mut plain = bench.matrix(n, k, dtype);
-    for format in [Format::Nf4, Format::Int8] {
+    for format in PACKED {
         let mut bytes =
             Bytes::new(&bench.device, MemoryKind::Scratch, format.packed_len(n, k)).expect("memory");
         ops::pack(&bench.device, plain.view(), format, bytes.view_mut()).expect("fits");
