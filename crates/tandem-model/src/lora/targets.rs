@@ -181,7 +181,7 @@ impl Targets {
             Self::AllLinear => Ok(modules.iter().filter(is_linear).collect()),
             Self::Names(names) => {
                 for name in names {
-                    if modules.iter().all(|module| module.count(|full| is_meant(full, name)) == 0) {
+                    if modules.iter().all(|module| module.count(|full| full.ends_with(name.as_str())) == 0) {
                         return Err(unknown("targets", name, modules));
                     }
                 }
@@ -238,8 +238,8 @@ fn matching(modules: &[Module], is_meant: impl Fn(&str) -> bool) -> Result<Vec<&
     Ok(found)
 }
 
-/// Returns the parts of modules that train whole: weights, and biases if there are any. A tied head
-/// may be named beside the token table.
+/// Returns the parts of modules that train whole: weights, and biases if there are any. As for `peft`, a name
+/// means every module whose name ends in these letters. A tied head may be named beside the token table.
 ///
 /// # Errors
 /// If a name is no module's or that of a module that shares a parameter, or a module matches in
@@ -252,7 +252,7 @@ pub(super) fn saved(names: &[String], modules: &[Module], spec: &DecoderSpec) ->
     }
     let mut parts = Vec::new();
     for module in modules {
-        let count = module.count(|full| names.iter().any(|name| is_meant(full, name)));
+        let count = module.count(|full| names.iter().any(|name| full.ends_with(name.as_str())));
         if count == 0 {
             continue;
         }
@@ -396,6 +396,10 @@ mod tests {
         assert_eq!(saved_of("gpt2", &["wte", "ln_f"]).unwrap().len(), 3);
         assert_eq!(saved_of("llama-tied", &["embed_tokens", "lm_head"]).unwrap(), [ParamKind::TokenTable]);
         assert_eq!(saved_of("gpt-neox", &["lm_head"]).unwrap(), [ParamKind::HeadWeight]);
+        let norms = [ParamKind::Norm1Weight, ParamKind::Norm2Weight, ParamKind::FinalNormWeight];
+        let found = saved_of("llama", &["norm"]).unwrap();
+        assert!(found.len() == 3 && norms.iter().all(|norm| found.contains(norm)), "{found:?}");
+        assert_eq!(saved_of("llama", &["model.norm"]).unwrap().len(), 1);
         let refused = |model, name: &str| saved_of(model, &[name]).unwrap_err().to_string();
         assert!(refused("llama-tied", "lm_head").contains("is the token table"));
         assert!(refused("llama", "q_proj").contains("cannot train apart"));
