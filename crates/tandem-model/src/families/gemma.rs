@@ -12,8 +12,8 @@ pub(super) const FAMILY: Family =
 fn read(config: &Config) -> Result<DecoderSpec> {
     let mut spec = llama::descendant(config, Some(256))?;
     common(config, &mut spec, "hidden_act")?;
-    // Old folders of Gemma 1 say "gelu" and mean the tanh approximation, and transformers takes it so. In
-    // Gemma 2 and 3 the word means what it says.
+    // Old folders of Gemma 1 say "gelu" and mean the tanh approximation, which it was trained with, and which
+    // transformers took before its version 5. In Gemma 2 and 3 the word means what it says.
     if spec.mlp.activation == Activation::Gelu {
         spec.mlp.activation = Activation::GeluTanh;
     }
