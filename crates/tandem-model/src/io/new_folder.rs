@@ -22,7 +22,30 @@ pub(crate) const TOKENIZER_FILES: [&str; 10] = [
     "chat_template.json",
 ];
 
-/// Makes `destination`, replacing a folder of that name; `fill` writes its contents.
+/// Files beside tokenizer and weights that are copied: defaults of generation, and what turns images
+/// into the input of a vision–language model.
+pub(crate) const FURTHER_FILES: [&str; 4] = [
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+];
+
+/// Returns whether saving a model or an adapter writes a file of that name.
+pub fn is_model_file(name: &str) -> bool {
+    const OTHERS: [&str; 5] = [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "config.json",
+        "model.safetensors",
+        "model.safetensors.index.json",
+    ];
+    [&TOKENIZER_FILES[..], &FURTHER_FILES, &OTHERS].concat().contains(&name)
+        || (name.starts_with("model-") && name.ends_with(".safetensors"))
+}
+
+/// Makes `destination`; `fill` writes its contents. They replace those of a folder of that name; what is no
+/// [model's file](is_model_file) there stays.
 ///
 /// # Errors
 /// If the disk refuses or `fill` fails: nothing is left behind, and an older folder stays whole.
@@ -52,9 +75,22 @@ pub(crate) fn write_folder(destination: &Path, fill: &mut dyn FnMut(&Path) -> Re
         return Err(ModelError::io(destination, error));
     }
     if replaces {
+        keep_others(&old, destination)?;
         _ = fs::remove_dir_all(&old);
     }
     sync(parent)
+}
+
+/// Moves what is no model's file from the folder that was replaced.
+fn keep_others(old: &Path, new: &Path) -> Result<()> {
+    for entry in fs::read_dir(old).map_err(|e| ModelError::io(old, e))? {
+        let name = entry.map_err(|e| ModelError::io(old, e))?.file_name();
+        let place = new.join(&name);
+        if !name.to_str().is_some_and(is_model_file) && !place.exists() {
+            fs::rename(old.join(&name), &place).map_err(|e| ModelError::io(&place, e))?;
+        }
+    }
+    Ok(())
 }
 
 /// Makes the file `destination`, replacing a file of that name; `fill` gets its temporary path and

@@ -10,7 +10,7 @@ use tandem_kernels::{DType, Device};
 
 use super::archive::TensorArchive;
 use super::folder::{ModelFolder, QUANTISATION};
-use super::new_folder::{write_folder, write_json};
+use super::new_folder::{FURTHER_FILES, write_folder, write_json};
 use super::tensor_file::{LayerReader, LayerTensor, Tensor, write_tensors};
 use crate::decoder::Decoder;
 use crate::families::{family_named, pieces};
@@ -20,15 +20,6 @@ use crate::{ModelError, Result};
 
 /// Default size of one weight file in bytes; a larger model gets several and an index.
 pub const SHARD_BYTES: u64 = 5_000_000_000;
-
-/// Files beside tokenizer and weights that are copied: defaults of generation, and what turns images
-/// into the input of a vision–language model.
-const FURTHER_FILES: [&str; 4] = [
-    "generation_config.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "video_preprocessor_config.json",
-];
 
 /// A model to write.
 #[derive(Clone, Copy)]

@@ -57,6 +57,12 @@ fn what_is_saved_is_what_was_loaded() {
             assert!(bits(&once_more) == bits(&weights), "{name}: pages that were given back are read again");
             assert_eq!(fs::read_to_string(destination.join("tokenizer.json")).unwrap(), "{}");
             assert_eq!(fs::read_dir(out.path()).unwrap().count(), 1, "nothing is left beside the folder");
+            // What is the user's stays; of the model's own files those of the last one.
+            assert!(shard_bytes == SHARD_BYTES || !destination.join("model.safetensors").exists());
+            for other in ["README.md", "model-q4.gguf"] {
+                assert!(shard_bytes == SHARD_BYTES || destination.join(other).exists(), "{other}");
+                fs::write(destination.join(other), "mine").unwrap();
+            }
         }
     }
 }

@@ -24,6 +24,8 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use tandem_model::io::is_model_file;
+
 use crate::checkpoint::{Checkpoints, STATES};
 use crate::config::Config;
 use crate::disk::replace;
@@ -166,9 +168,13 @@ impl RunDir {
         final_path(&self.path)
     }
 
-    /// Writes the model card into the folder of the trained model.
+    /// Writes the model card into the folder of the trained model, unless the user has written one there.
     pub(crate) fn write_model_card(&self, text: &str) -> Result<()> {
-        replace(&self.final_path().join(MODEL_CARD), text.as_bytes())
+        let path = self.final_path().join(MODEL_CARD);
+        match fs::read_to_string(&path) {
+            Ok(other) if !model_card::is_ours(&other) => Ok(()),
+            _ => replace(&path, text.as_bytes()),
+        }
     }
 
     /// `checkpoints/`.
@@ -228,29 +234,6 @@ fn clear_folder(folder: &Path, is_ours: impl Fn(&str) -> bool) -> Result<()> {
 fn is_profile(name: &str) -> bool {
     let rest = name.strip_prefix("rank-").map(|rest| rest.trim_start_matches(|c: char| c.is_ascii_digit()));
     rest.is_some_and(|rest| [".txt", ".json", ".trace.json"].contains(&rest))
-}
-
-/// Returns whether saving a model writes a file of that name.
-fn is_model_file(name: &str) -> bool {
-    const NAMES: [&str; 16] = [
-        "adapter_config.json",
-        "adapter_model.safetensors",
-        "preprocessor_config.json",
-        "processor_config.json",
-        "video_preprocessor_config.json",
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "vocab.json",
-        "merges.txt",
-        "chat_template.jinja",
-        "model.safetensors",
-        "model.safetensors.index.json",
-    ];
-    NAMES.contains(&name) || (name.starts_with("model-") && name.ends_with(".safetensors"))
 }
 
 /// Locks a run folder that another process may hold for at most `patience` longer.
@@ -405,6 +388,19 @@ mod tests {
         run.begin(&config(folder.path()), "{}").expect("begun");
         let left = [".lock", "config.toml", "final/", "final/README.md", "notes.txt", "plan.json"];
         assert_eq!(files(&path), left);
+    }
+
+    #[test]
+    fn a_card_of_the_users_own_stays() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let run = RunDir::open(&used(folder.path()), RunDirPolicy::Resume).expect("taken over");
+        let card = run.final_path().join(MODEL_CARD);
+        fs::write(&card, "mine").expect("written");
+        run.write_model_card("ours").expect("kept");
+        assert_eq!(fs::read_to_string(&card).expect("a card"), "mine");
+        fs::remove_file(&card).expect("removed");
+        run.write_model_card("ours").expect("written");
+        assert_eq!(fs::read_to_string(&card).expect("a card"), "ours");
     }
 
     #[test]
