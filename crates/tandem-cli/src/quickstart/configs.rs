@@ -5,6 +5,18 @@ use std::path::Path;
 use anyhow::Context;
 use serde_json::json;
 
+/// First lines of the configurations.
+const SFT: &str = "# First, show the model what answers look like: JSON or a note, as the prompt asks, or either where it does not ask.";
+const DPO: &str = "# Then, show it pairs of answers of which the JSON one is preferred.";
+
+/// Returns whether a folder has configurations that [`write`] wrote.
+pub(crate) fn are_in(folder: &Path) -> bool {
+    let begins = |(name, line): &(&str, &str)| {
+        std::fs::read_to_string(folder.join(name)).is_ok_and(|text| text.lines().next() == Some(line))
+    };
+    [("sft.toml", SFT), ("dpo.toml", DPO)].iter().all(begins)
+}
+
 /// Writes `model/config.json`, `sft.toml` and `dpo.toml` into `folder`.
 pub(crate) fn write(folder: &Path, vocab_size: usize, threads: usize) -> anyhow::Result<()> {
     let model = json!({
@@ -26,7 +38,7 @@ pub(crate) fn write(folder: &Path, vocab_size: usize, threads: usize) -> anyhow:
         "eos_token_id": 2,
     });
     let sft = format!(
-        r#"# First, show the model what answers look like: JSON or a note, as the prompt asks, or either where it does not ask.
+        r#"{SFT}
 method = "sft"
 model = "model"
 weights = "random"
@@ -52,7 +64,7 @@ threads = {threads}
 "#
     );
     let dpo = format!(
-        r#"# Then, show it pairs of answers of which the JSON one is preferred.
+        r#"{DPO}
 method = "dpo"
 model = "sft/final"
 output = "dpo"

@@ -38,13 +38,9 @@ const NUM_DEMONSTRATIONS: usize = 20_000;
 const NUM_PREFERENCES: usize = 2_000;
 const NUM_HELD_OUT: usize = 200;
 
-/// Entries that the quickstart creates in its folder. A folder with anything else belongs to the
-/// user.
-const OURS: [&str; 7] = ["data", "model", "cache", "sft", "dpo", "sft.toml", "dpo.toml"];
-
 pub(crate) fn run(arguments: &QuickstartArguments) -> anyhow::Result<Exit> {
     let (folder, start) = (arguments.output.as_path(), Instant::now());
-    clear(folder)?;
+    check_folder(folder)?;
     let corpus = prepare(folder, arguments.threads)?;
     if arguments.prepare_only {
         return Ok(Exit::Done);
@@ -61,7 +57,7 @@ pub(crate) fn run(arguments: &QuickstartArguments) -> anyhow::Result<Exit> {
         ));
         let config = Config::load::<&str>(&folder.join(method).with_extension("toml"), &[])?;
         let exit =
-            train::train(&config, RunDirPolicy::Fresh, &mut Watcher::every(20).kept_for(&config), &stop)?;
+            train::train(&config, RunDirPolicy::Overwrite, &mut Watcher::every(20).kept_for(&config), &stop)?;
         if exit != Exit::Done || stop.load(Ordering::Relaxed) {
             return Ok(Exit::Interrupted);
         }
@@ -78,26 +74,20 @@ fn say(line: &str) {
     println!("\n{line}");
 }
 
-/// Deletes the entries of an earlier quickstart, and nothing else.
-fn clear(folder: &Path) -> anyhow::Result<()> {
-    let cannot = || format!("cannot clear {}", folder.display());
-    let entries = match fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        entries => entries.and_then(Iterator::collect::<io::Result<Vec<_>>>).with_context(cannot)?,
+/// Refuses a folder in which something lies that is not an earlier quickstart's.
+fn check_folder(folder: &Path) -> anyhow::Result<()> {
+    let is_empty = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => true,
+        entries => entries.with_context(|| format!("cannot list {}", folder.display()))?.next().is_none(),
     };
-    if let Some(other) = entries.iter().find(|entry| !OURS.iter().any(|name| entry.file_name() == *name)) {
-        return Err(mistake(format!(
-            "{} is not the quickstart's, so {} will not be deleted; choose another folder with --output",
-            other.path().display(),
-            folder.display()
-        )));
+    if is_empty || configs::are_in(folder) {
+        return Ok(());
     }
-    for entry in entries {
-        let is_folder = entry.file_type().with_context(cannot)?.is_dir();
-        if is_folder { fs::remove_dir_all(entry.path()) } else { fs::remove_file(entry.path()) }
-            .with_context(cannot)?;
-    }
-    Ok(())
+    Err(mistake(format!(
+        "{} is not empty, and its sft.toml and dpo.toml are not the quickstart's: nothing there was changed; choose another folder \
+         with --output",
+        folder.display()
+    )))
 }
 
 /// Creates the data, the tokenizer and the configurations.
@@ -108,9 +98,10 @@ fn prepare(folder: &Path, threads: usize) -> anyhow::Result<Corpus> {
     }
     let corpus = Corpus::draw(7, NUM_DEMONSTRATIONS, NUM_PREFERENCES, NUM_HELD_OUT);
     corpus.check_disjoint()?;
+    // First, for by them a later quickstart knows its folder.
+    configs::write(folder, tokenizer::VOCABULARY, threads)?;
     corpus.write(&folder.join("data"))?;
     tokenizer::train(corpus.texts(), &folder.join("model"))?;
-    configs::write(folder, tokenizer::VOCABULARY, threads)?;
     say(&format!(
         "In {}: {NUM_DEMONSTRATIONS} demonstrations, {NUM_PREFERENCES} preferences, {NUM_HELD_OUT} held-out prompts, a tokenizer, two configurations.",
         folder.display()

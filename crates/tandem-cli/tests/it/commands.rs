@@ -304,6 +304,24 @@ fn a_merged_model_answers_as_model_and_adapter() {
 }
 
 #[test]
+fn the_quickstart_changes_nothing_of_the_users_own() {
+    let shop = Workshop::new();
+    let own = [("own/data/mine.txt", "precious"), ("own/model/x", "y"), ("own/sft.toml", "z")];
+    ["own/data", "own/model"].iter().for_each(|folder| fs::create_dir_all(shop.path(folder)).unwrap());
+    own.iter().for_each(|(file, text)| shop.write(file, text));
+    shop.run(&["quickstart", "--prepare-only", "--output", "own"])
+        .expect(2)
+        .says(&["own is not empty", "--output"]);
+    assert!(own.iter().all(|(file, text)| shop.read(file) == *text) && !shop.path("own/dpo.toml").exists());
+    for _ in 0..2 {
+        shop.run(&["quickstart", "--prepare-only", "--output", "quick"]).expect(0);
+        fs::create_dir_all(shop.path("quick/sft")).unwrap();
+        shop.write("quick/sft/notes.txt", "mine");
+    }
+    assert_eq!(shop.read("quick/sft/notes.txt"), "mine");
+}
+
+#[test]
 fn merge_says_what_it_lacks() {
     let shop = Workshop::new();
     write_adapter(&shop, "model", "adapter");
