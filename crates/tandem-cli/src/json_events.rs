@@ -33,8 +33,8 @@ fn to_json(event: &Event<'_>) -> Option<Value> {
             "step": step,
             "samples": samples.iter().map(|sample| sample.to_json(*step)).collect::<Vec<_>>(),
         }),
-        Event::Skipped { step, rows, in_a_row } => {
-            json!({ "kind": "skipped", "step": step, "rows": rows, "in_a_row": in_a_row })
+        Event::Skipped { step, reason, rows, in_a_row } => {
+            json!({ "kind": "skipped", "step": step, "reason": reason, "rows": rows, "in_a_row": in_a_row })
         }
         Event::Saved(path) => json!({ "kind": "saved", "checkpoint": path }),
         Event::Best { step, metric, value } => {

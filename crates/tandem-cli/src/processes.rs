@@ -99,7 +99,10 @@ fn join_and_train(
     if process == 0 {
         tracing::info!("{}", introduction(launch, engine, session.as_ref(), nccl.is_some()));
     }
-    let mut others = Requests(watcher.save_flag());
+    let (save, at_once) = (watcher.save_flag(), watcher.at_once_flag());
+    // A signal that came while they met was seen by the meeting, or is by the first step.
+    at_once.store(!stop.load(Ordering::Relaxed), Ordering::Relaxed);
+    let mut others = Requests { save, at_once };
     let observer: &mut dyn Observer = if process == 0 { &mut *watcher } else { &mut others };
     let group = match nccl {
         Some(nccl) => nccl.group(group, gpu(config), deadline),
@@ -121,13 +124,20 @@ fn join_and_train(
 }
 
 /// Observer of a rank whose events nobody shows: it passes on the wish for a checkpoint.
-struct Requests(Arc<AtomicBool>);
+struct Requests {
+    save: Arc<AtomicBool>,
+    at_once: Arc<AtomicBool>,
+}
 
 impl Observer for Requests {
-    fn event(&mut self, _: &Event<'_>) {}
+    fn event(&mut self, event: &Event<'_>) {
+        if matches!(event, Event::Started { .. }) {
+            self.at_once.store(false, Ordering::Relaxed);
+        }
+    }
 
     fn is_to_save(&mut self) -> bool {
-        self.0.swap(false, Ordering::Relaxed)
+        self.save.swap(false, Ordering::Relaxed)
     }
 }
 

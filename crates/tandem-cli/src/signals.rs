@@ -27,6 +27,15 @@ pub(crate) fn stop_flag() -> io::Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
+/// As [`stop_flag`], for a run. While `at_once` is set, the first signal ends the process: it prepares, which may
+/// take long, and has nothing to save.
+pub(crate) fn stop_flag_of_run(at_once: &Arc<AtomicBool>) -> io::Result<Arc<AtomicBool>> {
+    for signal in [SIGINT, SIGTERM] {
+        flag::register_conditional_default(signal, Arc::clone(at_once))?;
+    }
+    stop_flag()
+}
+
 /// Returns whether the last signal was Ctrl-C rather than SIGTERM.
 pub(crate) fn was_ctrl_c() -> bool {
     LAST.load(Ordering::Relaxed) == SIGINT as usize

@@ -42,6 +42,8 @@ pub(crate) struct Watcher {
     prints_json: bool,
     /// Set when somebody wants a checkpoint.
     save: Arc<AtomicBool>,
+    /// Set while a signal ends the process at once.
+    at_once: Arc<AtomicBool>,
 }
 
 /// File of the lines that were shown.
@@ -69,6 +71,7 @@ impl Watcher {
             method: None,
             prints_json: false,
             save: Arc::default(),
+            at_once: Arc::default(),
         }
     }
 
@@ -89,6 +92,17 @@ impl Watcher {
     pub(crate) fn saving_on(mut self, save: Arc<AtomicBool>) -> Self {
         self.save = save;
         self
+    }
+
+    /// Clears `at_once` when the run has started, from when on it can save.
+    pub(crate) fn saving_after(mut self, at_once: Arc<AtomicBool>) -> Self {
+        self.at_once = at_once;
+        self
+    }
+
+    /// The flag that says whether a signal ends the process at once.
+    pub(crate) fn at_once_flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.at_once)
     }
 
     /// The flag that asks for a checkpoint.
@@ -254,6 +268,7 @@ impl Observer for Watcher {
                 self.count(&format!("reference on {} rows", split.name()), *done, *total);
             }
             Event::Started { step, steps, resumed_from } => {
+                self.at_once.store(false, Ordering::Relaxed);
                 self.steps = *steps;
                 self.began = Some((Instant::now(), *step));
                 self.open_log(resumed_from.is_some());
@@ -277,9 +292,9 @@ impl Observer for Watcher {
             Event::StoppedEarly { step, evaluations } => self.say(&format!(
                 "ended after step {step}: the last {evaluations} evaluations did not improve on the best one"
             )),
-            Event::Skipped { step, rows, in_a_row } => self.warn(&format!(
-                "step {step} left out, its loss or gradient is not finite ({in_a_row} in a row): {rows}"
-            )),
+            Event::Skipped { step, reason, rows, in_a_row } => {
+                self.warn(&format!("step {step} left out ({in_a_row} in a row): {reason}: {rows}"));
+            }
             Event::Saved(path) => self.say(&format!("saved {}", path.display())),
             Event::Finished(path) => self.finished(path),
             Event::Profiled { report, folder } => {

@@ -153,12 +153,14 @@ pub enum TrainError {
     },
     /// Loss or gradient was not finite too often.
     #[error(
-        "step {step}: loss or gradient not finite, {in_a_row} steps in a row (train.max_skipped); rows: {rows}; \
-         lower learning_rate, or look at these rows"
+        "step {step} left out, {in_a_row} steps in a row (train.max_skipped): {reason}; rows: {rows}; lower \
+         learning_rate, or look at these rows"
     )]
     NotFinite {
         /// 1-based step.
         step: u64,
+        /// Why the last one was left out.
+        reason: &'static str,
         /// Steps in a row by now.
         in_a_row: u64,
         /// The rows of the last one, as file and line.

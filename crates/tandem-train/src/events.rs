@@ -86,10 +86,12 @@ pub enum Event<'a> {
         /// Evaluations without an improvement.
         evaluations: u64,
     },
-    /// A step was left out because its loss or gradient was not finite.
+    /// A step was left out because its loss or gradient was not finite, or too large for exact sums.
     Skipped {
         /// 1-based step.
         step: u64,
+        /// What was not, and the remedy if there is one.
+        reason: &'a str,
         /// The rows concerned, as file and line.
         rows: &'a str,
         /// How many steps in a row by now.

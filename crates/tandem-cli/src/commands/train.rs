@@ -1,5 +1,6 @@
 //! `tandem train`: config, plan, run.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use tandem_comm::{Launch, LocalRanks};
@@ -34,9 +35,12 @@ pub(crate) fn run(arguments: &TrainArguments, log: LogArguments) -> anyhow::Resu
         _ => RunDirPolicy::Fresh,
     };
     let options = Options { profile: arguments.profile, ..Options::from(start) };
-    let stop = signals::stop_flag()?;
+    // Processes meet first, and tell one another that they stop.
+    let at_once = Arc::new(AtomicBool::new(!launch.is_distributed()));
+    let stop = signals::stop_flag_of_run(&at_once)?;
     let save = signals::save_flag()?;
-    let watcher = &mut Watcher::every(1).kept_for(&config).printing_json(arguments.json).saving_on(save);
+    let watcher = Watcher::every(1).kept_for(&config).printing_json(arguments.json);
+    let watcher = &mut watcher.saving_on(save).saving_after(at_once);
     if launch.is_distributed() {
         return Ok(exit(&processes::train(&launch, config, options, watcher, &stop)?));
     }

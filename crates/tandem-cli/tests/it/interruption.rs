@@ -213,6 +213,27 @@ fn an_online_run_that_is_killed_again_and_again_ends_the_same() {
 }
 
 #[test]
+fn a_signal_before_the_first_step_ends_the_run_at_once() {
+    let shop = Workshop::new();
+    // Rows that take minutes to tokenise and to compute the reference of.
+    let row = |i: usize| {
+        format!("{{\"prompt\": \"{i}\", \"chosen\": \"{}\", \"rejected\": \"no\"}}\n", "yes ".repeat(40))
+    };
+    fs::write(shop.path("long.jsonl"), (0..100_000).map(row).collect::<String>()).unwrap();
+    let run =
+        ["train", "dpo.toml", "--set", STEPS, "--set", "data.train=long.jsonl", "--set", "data.cache=cache"];
+    for (name, number) in [("-INT", 2), ("-TERM", 15)] {
+        let mut child = shop.start(&run);
+        // It tokenises.
+        wait_for(&shop.path("cache"), &mut child);
+        signal(&child, name);
+        assert_eq!(child.wait().unwrap().signal(), Some(number), "{name}");
+        assert!(!shop.path("run/checkpoints").exists() && !shop.path("run/final").exists());
+        fs::remove_dir_all(shop.path("cache")).unwrap();
+    }
+}
+
+#[test]
 fn sigterm_saves_and_exits_with_143() {
     let shop = Workshop::new();
     let status = stopped_by(&shop, "-TERM");

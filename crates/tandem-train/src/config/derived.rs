@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use tandem_kernels::cpu::Isa;
 use tandem_kernels::{Backend, DType, Format};
 
-use super::{Checkpointing, ComputeConfig, Config, ShardedState, SumForm};
+use super::{AdapterSection, Checkpointing, ComputeConfig, Config, ReferenceKind, ShardedState, SumForm};
 
 impl Config {
     /// The folder of tokens and reference log-probabilities: `data.cache`, else the user's cache folder.
@@ -22,6 +22,16 @@ impl Config {
     pub fn frozen_format(&self, quantised: Option<Format>) -> Format {
         let stored = quantised.filter(|_| self.adapter.is_some() || self.distill.is_some());
         self.compute.format.or(stored).unwrap_or(whole_format(self.compute.compute_type()))
+    }
+
+    /// Returns whether policy and reference may start from different weights.
+    pub fn starts_apart(&self) -> bool {
+        let trained = self.adapter.as_ref().and_then(AdapterSection::folder);
+        let has_other_adapter = match self.reference.kind {
+            ReferenceKind::Base => trained.is_some(),
+            _ => self.reference.adapter.as_ref().is_some_and(|adapter| Some(adapter) != trained),
+        };
+        self.reference.model.is_some() || has_other_adapter
     }
 }
 

@@ -14,7 +14,7 @@ use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_kernels::cuda;
 use tandem_model::adapter::PeftFolder;
-use tandem_model::{Adapter, AdapterConfig, Decoder, ModelFolder, ParamKind};
+use tandem_model::{Adapter, AdapterConfig, Decoder, DecoderSpec, ModelFolder, ParamKind};
 
 use crate::config::{
     self, AdapterSection, AdapterStart, AttentionKernels, Config, DataConfig, DataSource, Length, MAX_STEPS,
@@ -185,7 +185,7 @@ impl RunInputs {
             let reference = ModelFolder::open(path)?;
             match config.distill {
                 Some(_) => check_teacher(config, (&folder, &tokenizer), &reference)?,
-                None => check_reference(config, &folder, &reference)?,
+                None => check_reference(config, (&folder, &tokenizer), &reference, observer)?,
             }
         }
         // An adapter that does not fit is found before any row is read.
@@ -373,7 +373,12 @@ fn longest_mismatched(config: &Config, cache: &TokenCache) -> usize {
 }
 
 /// Policy and reference must mean the same tokens.
-fn check_reference(config: &Config, policy: &ModelFolder, reference: &ModelFolder) -> Result<()> {
+fn check_reference(
+    config: &Config,
+    (policy, tokenizer): (&ModelFolder, &Tokenizer),
+    reference: &ModelFolder,
+    observer: &mut dyn Observer,
+) -> Result<()> {
     let differs = |what: &str, ours: String, theirs: String| TrainError::Mismatch {
         reason: format!(
             "the reference {} has {what} {theirs}, the policy {} has {ours}; a reference must be the same kind of model",
@@ -385,10 +390,37 @@ fn check_reference(config: &Config, policy: &ModelFolder, reference: &ModelFolde
     if a.vocab_size != b.vocab_size {
         return Err(differs("vocab_size", a.vocab_size.to_string(), b.vocab_size.to_string()));
     }
-    if a != b {
-        return Err(differs("another shape or kind:", format!("{a:?}"), format!("{b:?}")));
+    if let Some([ours, theirs]) = first_difference(a, b) {
+        return Err(differs("another shape or kind:", ours, theirs));
+    }
+    // A reference reads the policy's tokens. A token may have another name where its place was free.
+    if let Ok(theirs) = Tokenizer::from_folder(reference.path())
+        && let Some((id, [own_token, other_token])) = first_other_token(tokenizer, &theirs)
+    {
+        observer.event(&Event::Warning(&format!(
+            "token {id} is {other_token} for the reference {}, and {own_token} for the policy {}: the reference reads the policy's \
+             tokens, which mean something else to it if it was trained with others",
+            reference.path().display(),
+            config.model.display(),
+        )));
     }
     Ok(())
+}
+
+/// Returns the first fields that differ between two descriptions, with their values.
+fn first_difference(a: &DecoderSpec, b: &DecoderSpec) -> Option<[String; 2]> {
+    let [a, b] = [a, b].map(|spec| format!("{spec:#?}"));
+    let (ours, theirs) = a.lines().zip(b.lines()).find(|(ours, theirs)| ours != theirs)?;
+    Some([ours, theirs].map(|field| field.trim().trim_end_matches(',').to_owned()))
+}
+
+/// Returns the first token that differs between two tokenizers, and how each names it.
+fn first_other_token(ours: &Tokenizer, theirs: &Tokenizer) -> Option<(u32, [String; 2])> {
+    let tokens = ours.vocab_size().max(theirs.vocab_size()) as u32;
+    let named = |token: Option<String>| token.map_or("no token".to_owned(), |token| format!("{token:?}"));
+    let both = |id| [ours, theirs].map(|tokenizer| tokenizer.token(id));
+    let (id, tokens) = (0..tokens).map(|id| (id, both(id))).find(|(_, [ours, theirs])| ours != theirs)?;
+    Some((id, tokens.map(named)))
 }
 
 /// Policy and teacher must have the same tokens, and logits of the same tokens. As in TRL, logits of a
@@ -408,17 +440,10 @@ fn check_teacher(
         ));
     }
     let theirs = Tokenizer::from_folder(teacher.path())?;
-    let tokens = tokenizer.vocab_size().max(theirs.vocab_size()) as u32;
-    let differs = (0..tokens).map(|id| (id, tokenizer.token(id), theirs.token(id)));
-    let Some((id, own_token, other_token)) = differs.into_iter().find(|(_, a, b)| a != b) else {
-        return Ok(());
-    };
-    let named = |token: Option<String>| token.map_or("no token".to_owned(), |token| format!("{token:?}"));
+    let Some((id, [own_token, other_token])) = first_other_token(tokenizer, &theirs) else { return Ok(()) };
     refused(format!(
-        "token {id} is {} for the teacher {other}, and {} for the policy {own}; distillation compares distributions token by \
-         token, so take a teacher with the policy's tokenizer",
-        named(other_token),
-        named(own_token),
+        "token {id} is {other_token} for the teacher {other}, and {own_token} for the policy {own}; distillation compares \
+         distributions token by token, so take a teacher with the policy's tokenizer"
     ))
 }
 

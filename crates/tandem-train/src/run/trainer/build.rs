@@ -33,7 +33,7 @@ use crate::run::{agreement, matmuls, resume};
 use crate::samples::Sampler;
 use crate::step::{TrainState, TrainStep};
 use crate::trackers::{self, Trackers};
-use crate::{Result, reference};
+use crate::{Result, TrainError, reference};
 
 impl Trainer {
     /// [`Trainer::on_rank`], alone.
@@ -203,6 +203,15 @@ impl TrainerBuilder<'_> {
             snapshot::restore(&checkpoint, &data_hash, decoder, policy, optimizer, follower)?;
             scorer.refresh()?;
             cursor = checkpoint.cursor().clone();
+            let (done, steps) = (cursor.step, config.total_steps(prepared.train.num_rows()));
+            if done > steps {
+                let reason = format!(
+                    "{}: {done} steps are done, and train.steps or train.epochs asks for {steps} in all: ask for at least {done}, or \
+                     start another run with another output",
+                    checkpoint.path().display()
+                );
+                return Err(TrainError::Mismatch { reason });
+            }
             scorer.rewards = cursor.rewards.unwrap_or_default();
             learner.optimizer.restore_weighting(cursor.schedule_free);
             resumed_from = Some(checkpoint.path().to_path_buf());

@@ -239,11 +239,11 @@ impl Trainer {
                      judges said; answers that differ need online.temperature above 0"
                 }
                 skipped if skipped == self.cursor.step => {
-                    "each was left out, for its loss or gradient was not finite; look at the rows that the warnings name"
+                    "each was left out; the warnings say why, and name the rows"
                 }
                 _ => {
-                    "some were left out, for their loss or gradient was not finite, and in the others no answer to a prompt was \
-                     better than another; look at the rows that the warnings name, and at samples.jsonl"
+                    "some were left out, as the warnings say, and in the others no answer to a prompt was better than another; \
+                     look at the rows that they name, and at samples.jsonl"
                 }
             };
             return Err(TrainError::NothingLearned { steps: self.cursor.step, reason });

@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use super::{Files, Trainer};
-use crate::config::{ReferenceKind, Sync};
+use crate::config::{ReferenceKind, SumForm, Sync};
 use crate::events::{Event, Observer};
 use crate::metrics::{Record, Split};
 use crate::objective::exact_at_start;
@@ -137,9 +137,18 @@ impl Trainer {
             .collect();
         let rows = places.join(", ");
         let in_a_row = self.cursor.skipped_in_row;
-        observer.event(&Event::Skipped { step: self.cursor.step, rows: &rows, in_a_row });
+        let step = self.cursor.step;
+        let reason = match (outcome.sums.loss().is_finite(), self.config.compute.reduction) {
+            (false, _) => "its loss is not finite",
+            (true, SumForm::Fast) => "its gradient is not finite",
+            (true, SumForm::Exact) => {
+                "its gradient is not finite or too large for exact sums (2^13 / micro-batches for a number; \
+                 compute.reduction = \"fast\" has no such limit)"
+            }
+        };
+        observer.event(&Event::Skipped { step, reason, rows: &rows, in_a_row });
         if in_a_row > self.config.train.max_skipped {
-            return Err(TrainError::NotFinite { step: self.cursor.step, in_a_row, rows });
+            return Err(TrainError::NotFinite { step, reason, in_a_row, rows });
         }
         Ok(())
     }
@@ -151,12 +160,13 @@ impl Trainer {
             return Ok(());
         }
         let (log_ratio, tokens) = outcome.log_ratio;
-        if self.config.reference.model.is_some() {
+        if self.config.starts_apart() {
             observer.event(&Event::StartingGap { per_token: log_ratio / tokens.max(1) as f64 });
             return Ok(());
         }
-        if self.config.train.neftune_noise_alpha.is_some() {
-            // The policy alone has noise.
+        let drops = self.config.adapter.as_ref().is_some_and(|adapter| adapter.dropout > 0.0);
+        if drops || self.config.train.neftune_noise_alpha.is_some() {
+            // The policy alone has noise, and drops inputs.
             return Ok(());
         }
         let Some(expected) = exact_at_start(&self.config.objective) else { return Ok(()) };

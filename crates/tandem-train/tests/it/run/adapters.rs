@@ -144,6 +144,30 @@ fn a_trained_adapter_starts_the_next_run_where_it_ended() {
     assert_eq!(again.eval_losses.len(), 2, "before and after");
 }
 
+/// The reference is another model than the policy's start, or the policy alone drops inputs.
+#[test]
+fn a_trained_adapter_need_not_start_where_its_reference_does() {
+    let small = Small::new("dpo");
+    for (name, rate) in [("first", "train.learning_rate=3e-2"), ("other", "train.learning_rate=1e-2")] {
+        small.finish(name, RunDirPolicy::Fresh, &with(&[rate, "train.warmup_steps=0", "train.steps=4"]));
+    }
+    let start = format!("adapter.start={}", small.path("first/final").display());
+    let other = format!("reference.adapter={}", small.path("other/final").display());
+    let own = ["train.steps=1", "compute.dtype=f32", &start];
+    for differing in [
+        &["reference.kind=base"][..],
+        &["reference.kind=adapter", &other],
+        &["reference.kind=precompute", &other],
+        &["adapter.dropout=0.4"],
+    ] {
+        let heard = small.finish("next", RunDirPolicy::Overwrite, &[&own, differing].concat());
+        let apart = (heard.losses[0] - std::f64::consts::LN_2).abs();
+        assert!(apart > 1e-3, "{differing:?}: a loss of {} tells nothing", heard.losses[0]);
+    }
+    let kto = Small::new("kto");
+    assert!((kto.finish("run", RunDirPolicy::Fresh, &own).losses[0] - 0.5).abs() > 1e-3);
+}
+
 /// The training rows, held out as well.
 fn eval(small: &Small) -> String {
     format!("data.eval={}", small.config("any", &[]).data.train[0].path.display())

@@ -122,3 +122,65 @@ fn a_stop_after_the_last_step_is_an_ordinary_end() {
     let (_, outcome) = small.run("run", RunDirPolicy::Fresh, Some(6), &[]);
     assert!(matches!(outcome, Ok(Outcome::Finished(_))), "{outcome:?}");
 }
+
+#[test]
+fn a_gradient_beyond_exact_sums_is_told_from_one_that_is_not_finite() {
+    let small = Small::new("dpo");
+    let steep = ["objective.beta=1e7", "train.steps=2", "train.warmup_steps=0", "train.max_skipped=0"];
+    let (heard, outcome) = small.run("exact", RunDirPolicy::Fresh, None, &steep);
+    let error = outcome.expect_err("its only limit").to_string();
+    assert!(heard.skipped.len() == 1 && error.contains("too large for exact sums"), "{error}");
+    assert!(error.contains("compute.reduction = \"fast\""), "{error}");
+    small.finish("fast", RunDirPolicy::Fresh, &[&steep[..], &["compute.reduction=fast"]].concat());
+}
+
+#[test]
+fn fewer_steps_than_were_done_are_refused() {
+    let small = Small::new("dpo");
+    small.finish("run", RunDirPolicy::Fresh, &["train.steps=4"]);
+    let config = std::fs::read_to_string(small.path("run/config.toml")).expect("a config");
+    let error =
+        small.run("run", RunDirPolicy::Resume, None, &["train.steps=2"]).1.expect_err("too few").to_string();
+    assert!(error.contains("4 steps are done") && error.contains("asks for 2 in all"), "{error}");
+    assert_eq!(std::fs::read_to_string(small.path("run/config.toml")).expect("a config"), config);
+    small.finish("run", RunDirPolicy::Resume, &["train.steps=4"]);
+}
+
+#[test]
+fn a_reference_of_another_shape_is_told_by_what_differs_and_one_of_other_tokens_is_warned_of() {
+    let small = Small::new("dpo");
+    small.finish("base", RunDirPolicy::Fresh, &["train.steps=1"]);
+    let changed = |name: &str, file: &str, change: &dyn Fn(&str) -> String| {
+        let (from, to) = (small.path("base/final"), small.path(name));
+        std::fs::create_dir(&to).expect("a folder");
+        for entry in std::fs::read_dir(from).expect("listed") {
+            let entry = entry.expect("listed");
+            std::fs::copy(entry.path(), to.join(entry.file_name())).expect("copied");
+        }
+        let text = std::fs::read_to_string(to.join(file)).expect("readable");
+        assert_ne!(change(&text), text);
+        std::fs::write(to.join(file), change(&text)).expect("written");
+        format!("reference.model={}", to.display())
+    };
+    let other = changed("other", "config.json", &|text| {
+        text.replacen("\"rms_norm_eps\": 0.00001", "\"rms_norm_eps\": 0.00003", 1)
+    });
+    let error =
+        small.run("a", RunDirPolicy::Fresh, None, &[&other]).1.expect_err("another model").to_string();
+    assert!(error.contains("3e-5") && error.lines().count() == 1 && error.len() < 600, "{error}");
+    let swapped = |text: &str| {
+        let mut file: serde_json::Value = serde_json::from_str(text).expect("JSON");
+        let vocab = file["model"]["vocab"].as_object_mut().expect("a vocabulary");
+        let names: Vec<String> = vocab
+            .iter()
+            .filter(|(_, id)| [40, 41].contains(&id.as_u64().unwrap()))
+            .map(|(t, _)| t.clone())
+            .collect();
+        let [a, b] = [&names[0], &names[1]].map(|name| vocab[name].clone());
+        (vocab[&names[0]], vocab[&names[1]]) = (b, a);
+        file.to_string()
+    };
+    let renamed = changed("renamed", "tokenizer.json", &swapped);
+    let heard = small.finish("b", RunDirPolicy::Fresh, &["train.steps=1", &renamed]);
+    assert!(heard.warnings.iter().any(|warning| warning.starts_with("token 40 is ")), "{:?}", heard.warnings);
+}
