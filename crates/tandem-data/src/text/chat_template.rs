@@ -25,6 +25,7 @@ use crate::text::template_budget::{
 use crate::text::template_source::{
     self, ACYCLIC, BODY, CHARGE, CHARGE_TEXT, MULTIPLY, has_generation, rewrite,
 };
+use crate::text::template_text;
 
 /// Inputs of a template besides the messages.
 #[derive(Clone, Copy, Debug, Default)]
@@ -196,7 +197,10 @@ fn environment() -> Environment<'static> {
             }
             _ => {}
         }
-        minijinja_contrib::pycompat::unknown_method_callback(state, value, method, arguments)
+        match value.as_str().and_then(|text| template_text::method(state, text, method, arguments)) {
+            Some(outcome) => outcome,
+            None => minijinja_contrib::pycompat::unknown_method_callback(state, value, method, arguments),
+        }
     });
     environment.set_formatter(|out, state, value| {
         if let Some(text) = value.as_str() {
@@ -212,8 +216,12 @@ fn environment() -> Environment<'static> {
         write_repr(&mut Bounded::new(&mut text, state), &value, 0).map_err(|_| too_large())?;
         Ok(text)
     });
+    template_text::add_filters(&mut environment);
     environment.add_filter("trim", trim);
     environment.add_filter("int", |state: &State, value: Value, positional: Rest<Value>, kwargs: Kwargs| {
+        if let Some(based) = template_text::in_base(&value, &positional, &kwargs)? {
+            return Ok(based);
+        }
         number(state, &value, &positional, &kwargs, Value::from(0), filters::int)
     });
     environment.add_filter(
@@ -223,12 +231,6 @@ fn environment() -> Environment<'static> {
         },
     );
     environment.add_filter("join", join);
-    environment.add_filter("replace", |state: &State, value: Value, old: Value, new: Value| {
-        let [text, old, new] = [&value, &old, &new].map(|v| text_of(state, v));
-        let (text, old, new) = (text?, old?, new?);
-        charge_replacement(state, &text, &old, &new)?;
-        Ok::<_, Error>(text.replace(&old, &new))
-    });
     environment.add_filter("indent", indent);
     environment.add_filter("format", |state: &State, format: Value, values: Rest<Value>| {
         check_format(state, format.as_str().unwrap_or_default(), &values)?;
@@ -282,7 +284,7 @@ fn too_large() -> Error {
     refused("a value nested too deeply, or too large a text".into())
 }
 
-fn text_of(state: &State, value: &Value) -> Result<String, Error> {
+pub(super) fn text_of(state: &State, value: &Value) -> Result<String, Error> {
     let mut text = String::new();
     write_str(&mut Bounded::new(&mut text, state), value).map_err(|_| too_large())?;
     Ok(text)

@@ -10,6 +10,7 @@ pub mod stop_strings;
 mod strftime;
 mod template_budget;
 mod template_source;
+mod template_text;
 pub mod text_stream;
 pub mod tokenizer;
 mod tokenizer_budget;

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use tokenizers::processors::template::TemplateProcessing;
-use tokenizers::{AddedToken, Encoding};
+use tokenizers::{AddedToken, Encoding, ModelWrapper};
 
 use crate::contained::contained;
 use crate::error::DataError;
@@ -44,12 +44,15 @@ impl Tokenizer {
         // too.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|e| broken(e.to_string()))?;
+        remove_dropout(&mut inner);
         let files = TokenFiles::read(&source)?;
         let named = files.named();
         let config = source.place("tokenizer_config.json");
         files.check().map_err(|reason| DataError::Tokenizer { path: config, reason })?;
         contained(|| complete_vocabulary(&mut inner, &files, &named)).map_err(broken)?;
         set_post_processor(&mut inner, &files, &named).map_err(broken)?;
+        let splits = files.flag("split_special_tokens") == Some(true);
+        inner.set_encode_special_tokens(splits);
 
         let id = |name: &str| {
             let (_, token) = named.iter().find(|(n, _)| n == name)?;
@@ -68,6 +71,7 @@ impl Tokenizer {
         // The post-processor and the added tokens were just changed: their present state is hashed.
         hasher.update(&serde_json::to_vec(&inner.get_post_processor()).unwrap_or_default());
         hasher.update(&serde_json::to_vec(&inner.get_added_vocabulary()).unwrap_or_default());
+        hasher.update(&[u8::from(splits)]);
         let decoder = serde_json::to_string(&inner.get_decoder()).unwrap_or_default();
         let byte_level = decoder.contains("\"ByteLevel\"");
         Ok(Self { inner, folder, named, eos, pad, chat_template, byte_level, fingerprint: hasher.finalize() })
@@ -220,13 +224,23 @@ fn complete_vocabulary(inner: &mut tokenizers::Tokenizer, files: &TokenFiles, na
             missing.push(AddedToken::from(content.as_str(), true));
         }
     }
-    let (special, plain): (Vec<_>, Vec<_>) = missing.into_iter().partition(|t| t.special);
-    inner.add_tokens(&plain);
-    inner.add_special_tokens(&special);
+    inner.add_tokens(&missing);
+}
+
+/// Removes the dropout of merges, which would tokenise a text otherwise each time.
+fn remove_dropout(inner: &mut tokenizers::Tokenizer) {
+    if let ModelWrapper::BPE(model) = inner.get_model()
+        && model.dropout.is_some()
+    {
+        let mut model = model.clone();
+        model.dropout = None;
+        inner.with_model(model);
+    }
 }
 
 /// Replaces the post-processor by a template of BOS and EOS if `tokenizer_config.json` has flags
-/// for them or `tokenizer.json` has no post-processor, as transformers.
+/// for them or `tokenizer.json` has no post-processor, as transformers 4; version 5 reads the flags only without
+/// `tokenizer.json`.
 fn set_post_processor(
     inner: &mut tokenizers::Tokenizer,
     files: &TokenFiles,

@@ -48,6 +48,40 @@ fn special_tokens_come_from_all_the_files_that_name_them() {
 }
 
 #[test]
+fn added_tokens_have_their_declared_ids_and_special_ones_may_be_split() {
+    let folder = tempfile::tempdir().unwrap();
+    write_tokenizer(folder.path(), false, None);
+    let config = |more: serde_json::Value| {
+        let mut config = json!({"eos_token": "</s>", "added_tokens_decoder": {
+            "2048": {"content": "[X]", "special": true}, "2049": {"content": "[Y]", "special": false},
+        }});
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        std::fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+        Tokenizer::from_folder(folder.path()).unwrap()
+    };
+    let whole = config(json!({}));
+    assert_eq!(whole.encode("[X][Y]").unwrap(), [2048, 2049]);
+    let split = config(json!({"split_special_tokens": true}));
+    let tokens = split.encode("[X][Y]").unwrap();
+    assert!(!tokens.contains(&2048) && tokens.ends_with(&[2049]), "{tokens:?}");
+    assert_ne!(split.fingerprint(), whole.fingerprint());
+}
+
+#[test]
+fn merges_are_never_dropped() {
+    let folder = tempfile::tempdir().unwrap();
+    write_tokenizer(folder.path(), false, None);
+    let path = folder.path().join("tokenizer.json");
+    let encoded =
+        || Tokenizer::from_folder(folder.path()).unwrap().encode("the number of the beast").unwrap();
+    let plain = encoded();
+    let mut file: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    file["model"]["dropout"] = 0.9.into();
+    std::fs::write(&path, file.to_string()).unwrap();
+    assert_eq!(encoded(), plain);
+}
+
+#[test]
 fn a_missing_eos_token_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     write_tokenizer(folder.path(), false, None);
