@@ -20,6 +20,9 @@ void drive() {
         const uint32_t *runs = table<uint32_t>({0, 1, 3, 6, 0, 1, 3, 4, 1, 5, 0, 3, 6});
         launch("embedding_backward_f32", {{3, blocks_of(cols, wide ? 512 : 128), 1}, 128},
                {{runs, 3, 2.0f, (const float *)numbers<float>(TOKENS * cols), cols, zeros<float>(4 * cols), cols, cols, wide}});
+        launch("embedding_backward_exact", {{3, blocks_of(cols, wide ? 512 : 128), 1}, 128},
+               {{runs, 3, 2.0f, (const float *)numbers<float>(TOKENS * cols), cols, zeros<float>(4 * cols), cols, cols, wide, 4096.0f,
+                 zeros<unsigned>(1)}});
     }
 }
 

@@ -34,6 +34,7 @@ pub use error::KernelError;
 pub use half::bf16;
 pub use memory::bytes::{self, Bytes, BytesMut, BytesView};
 pub use memory::file;
+pub use memory::heap::release_free_heap;
 pub use memory::host::Remote;
 pub use memory::memory_use::{MemoryKind, MemoryUse};
 pub use memory::tensor::{self, Extent, Tensor, View, ViewMut};

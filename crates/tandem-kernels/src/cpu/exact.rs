@@ -137,6 +137,19 @@ vector_kernel! {
 }
 
 vector_kernel! {
+    /// Adds terms to sums that are f32: the only term so far, or a sum as [`to_f32`] reads it, which they
+    /// become. The slices have one length.
+    pub(super) unsafe fn add_to_terms<V: Vector>(terms: &[f32], sums: &mut [f32], limit: f32) -> bool {
+        let mut good = true;
+        for (sum, &term) in sums.iter_mut().zip(terms) {
+            good &= term.abs() < limit;
+            *sum = (fixed(*sum).wrapping_add(fixed(term)) as f64 * (1.0 / SCALE)) as f32;
+        }
+        good
+    }
+}
+
+vector_kernel! {
     /// Converts each sum to f32, by way of f64. The slices have one length.
     pub(super) unsafe fn to_f32<V: Vector>(sums: &[i64], values: &mut [f32]) {
         for (value, &sum) in values.iter_mut().zip(sums) {

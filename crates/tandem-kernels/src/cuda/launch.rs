@@ -86,6 +86,7 @@ pub static HEADERS: &[Source] = &[
     source!("common.cuh"),
     source!("e4m3.cuh"),
     source!("elements.cuh"),
+    source!("exact.cuh"),
     source!("mma.cuh"),
     source!("rows.cuh"),
     source!("sigmoid.cuh"),

@@ -368,6 +368,13 @@ impl Device {
         self.arena().map_or(Ok(()), |arena| arena.reserve(bytes))
     }
 
+    /// Returns a CPU's memory that no tensor has to the system, for what comes after the last step.
+    pub fn release_free_pages(&self) {
+        if let Some(arena) = self.arena() {
+            arena.release_free_pages();
+        }
+    }
+
     /// Does now what a GPU else does when it is first needed, and for which its driver may wait for running
     /// work: loads the kernels of models with heads of these sizes, and maps memory beside the arena. Running
     /// work may be a collective that waits for another rank.

@@ -144,6 +144,22 @@ impl Arena {
         Ok(())
     }
 
+    /// Returns the pages of free ranges to the system, which gives others when they are written. Memory of a
+    /// GPU and of a file stays as it is.
+    pub(crate) fn release_free_pages(&self) {
+        let Backing::Mapping { in_file: false, .. } = self.backing else { return };
+        for free in self.lock().free_below_high_water() {
+            let (start, end) = (free.start.next_multiple_of(PAGE), free.end / PAGE * PAGE);
+            if start < end {
+                // SAFETY: the pages lie inside the mapping and belong to no tensor; the lock keeps it so. A
+                // refusal costs memory only.
+                unsafe {
+                    libc::madvise(self.base.add(start).cast(), end - start, libc::MADV_DONTNEED);
+                }
+            }
+        }
+    }
+
     pub(crate) fn usage(&self) -> MemoryUse {
         self.lock().usage().clone()
     }
@@ -253,6 +269,28 @@ mod tests {
         );
         drop(whole);
         assert_eq!(device.high_water(), 4096);
+    }
+
+    /// Pages that come back from the system are zero.
+    #[test]
+    fn free_pages_go_back_and_held_ones_stay() {
+        let device = Device::cpu(1, 1 << 22).unwrap();
+        let make = || {
+            let mut tensor = device.alloc(MemoryKind::Scratch, 1, 10_000, DType::F32).unwrap();
+            tensor.view_mut().into_slice::<f32>().fill(7.0);
+            tensor
+        };
+        let [first, gap, last] = [(); 3].map(|()| make());
+        drop(gap);
+        let mark = device.high_water();
+        device.release_free_pages();
+        assert_eq!(device.high_water(), mark, "what was taken is remembered");
+        for held in [&first, &last] {
+            assert!(held.view().as_slice::<f32>().iter().all(|&x| x == 7.0));
+        }
+        let again = device.alloc(MemoryKind::Scratch, 1, 10_000, DType::F32).unwrap();
+        let page = PAGE / 4;
+        assert!(again.view().as_slice::<f32>()[page..10_000 - page].iter().all(|&x| x == 0.0));
     }
 
     #[test]

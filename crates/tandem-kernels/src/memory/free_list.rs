@@ -1,6 +1,7 @@
 //! The free ranges of an address space.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use crate::memory::memory_use::{MemoryKind, MemoryUse};
 
@@ -79,6 +80,15 @@ impl FreeList {
     /// Counts everything below `bytes` as resident.
     pub(crate) fn mark(&mut self, bytes: usize) {
         self.high_water = self.high_water.max(bytes);
+    }
+
+    /// Returns the free ranges below the high-water mark, in order.
+    pub(crate) fn free_below_high_water(&self) -> impl Iterator<Item = Range<usize>> {
+        let end = self.high_water;
+        self.free
+            .iter()
+            .map(move |(&offset, &len)| offset..end.min(offset + len))
+            .filter(|free| !free.is_empty())
     }
 
     pub(crate) fn usage(&self) -> &MemoryUse {

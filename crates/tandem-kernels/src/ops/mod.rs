@@ -52,7 +52,8 @@ pub use depth_tree::DepthTree;
 pub(crate) use dropout::Mask;
 pub use dropout::{dropout, dropout_backward_add};
 pub use elementwise::{divide, fill, lerp, lerp_of, mix, square_root, swap, weighted_sum};
-pub use embedding::{embedding, embedding_backward};
+pub(crate) use embedding::tokens_by_id;
+pub use embedding::{embedding, embedding_backward, embedding_backward_exact};
 pub use exact::{check_terms, exact_merge, exact_sum, exact_sum_squares};
 pub use fp8::{FP8_MULTIPLE, LINEAR_FP8};
 pub use head::{

@@ -191,6 +191,48 @@ fn the_last_terms_are_added_and_squared_in_one_pass() {
     assert!(refused.contains("in two operations"), "{refused}");
 }
 
+/// Rows that tokens look up become what their sums of two terms are read as; others stay the first term.
+#[test]
+fn a_look_up_adds_the_second_term_to_the_first() {
+    let (vocabulary, width, tokens) = (40, 97, 61);
+    // Not all rows: some have several tokens, the token after the last is elsewhere.
+    let ids: Vec<u32> = (0..tokens).map(|t| if t == 50 { ops::ELSEWHERE } else { t * t % 40 }).collect();
+    let first = terms(vocabulary * width, 1).remove(0);
+    for (isa, device) in devices(2) {
+        for scale in [1.0, 1e-7] {
+            let dx: Vec<f32> = numbers(3, ids.len() * width).iter().map(|x| x * scale).collect();
+            let dx = vector(&device, &dx);
+            let dx = || dx.view().reshape(ids.len(), width);
+            let zeros = vec![0.0; vocabulary * width];
+            let [mut second, mut both] = [&zeros, &first].map(|x| vector(&device, x));
+            ops::embedding_backward(&device, &ids, 1.5, dx(), second.view_mut().reshape(vocabulary, width))
+                .unwrap();
+            let table = both.view_mut().reshape(vocabulary, width);
+            ops::embedding_backward_exact(&device, &ids, 1.5, dx(), table, limit(2)).unwrap();
+            assert!(device.take_in_range().unwrap(), "{}", isa.name());
+            let sums = sum_of(&device, &[first.clone(), second.read(&device)]);
+            let unit = 0.5f64.powi(FRACTION_BITS as i32);
+            let rounded = sums.read(&device).unwrap().into_iter().map(|sum| (sum as f64 * unit) as f32);
+            for (i, (found, rounded)) in both.read(&device).into_iter().zip(rounded).enumerate() {
+                let is_looked_up = ids.contains(&((i / width) as u32));
+                let expected = if is_looked_up { rounded } else { first[i] };
+                assert_eq!(found.to_bits(), expected.to_bits(), "{i} on {}", isa.name());
+            }
+            let squares = |x: Gradient| ops::block_squares(&device, &[x]).unwrap();
+            assert_eq!(squares(Gradient::Terms(both.view())), squares(sums.view().into()), "{}", isa.name());
+        }
+        for (bad, good) in [(f32::NAN, false), (f32::INFINITY, false), (8000.0, true), (-8200.0, false)] {
+            let mut values = vec![1.0; 3 * width];
+            values[width + 5] = bad;
+            let (dx, mut table) = (vector(&device, &values), vector(&device, &first));
+            let table = table.view_mut().reshape(vocabulary, width);
+            let dx = dx.view().reshape(3, width);
+            ops::embedding_backward_exact(&device, &[7, 3, 7], 1.0, dx, table, limit(2)).unwrap();
+            assert_eq!(device.take_in_range().unwrap(), good, "{bad} on {}", isa.name());
+        }
+    }
+}
+
 /// The only terms of sums are read as sums of them would be: by every optimizer's kernel and by norms.
 #[test]
 fn the_only_terms_are_read_as_their_sums() {

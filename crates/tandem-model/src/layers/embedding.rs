@@ -78,8 +78,15 @@ impl LayerExecutor<'_> {
         let dx = whole.unwrap_or(dx);
         let mut gradients = grads.open(LayerId::Embedding)?;
         let tokens = self.own_tokens(&forest.tokens)?;
+        let term_limit = gradients.term_limit();
         if let Some(table) = gradients.get_mut(ParamKind::TokenTable) {
-            ops::embedding_backward(self.device, &tokens, scale, dx.view(), table)?;
+            let dx = dx.view();
+            match term_limit {
+                None => ops::embedding_backward(self.device, &tokens, scale, dx, table)?,
+                Some(limit) => {
+                    ops::embedding_backward_exact(self.device, &tokens, scale, dx, table, limit)?;
+                }
+            }
         }
         if let Some(table) = gradients.get_mut(ParamKind::PositionTable) {
             ops::embedding_backward(self.device, &forest.positions, 1.0, dx.view(), table)?;

@@ -226,13 +226,15 @@ pub struct LayerGradients<'a> {
     flat: ViewMut<'a>,
     /// For each parameter of the layout, whether it is initialised. `None` if all are.
     holds: Option<&'a mut [bool]>,
+    /// Limit of the terms of a sum in fixed point, if the token table holds the first of them.
+    term_limit: Option<f32>,
 }
 
 impl<'a> LayerGradients<'a> {
     /// Views a flat f32 buffer `[1, len]` in the layout of the layer's trained parameters.
     pub fn new(layout: &'a LayerLayout, flat: ViewMut<'a>) -> Self {
         debug_assert_eq!(flat.cols(), layout.len, "gradient buffer of another layer");
-        Self { layout, flat, holds: None }
+        Self { layout, flat, holds: None, term_limit: None }
     }
 
     /// Views a buffer in which some matrices are uninitialised. `holds` says of each parameter
@@ -241,6 +243,18 @@ impl<'a> LayerGradients<'a> {
     pub fn partly(layout: &'a LayerLayout, flat: ViewMut<'a>, holds: &'a mut [bool]) -> Self {
         debug_assert_eq!(holds.len(), layout.params.len(), "gradients of another layer");
         Self { holds: Some(holds), ..Self::new(layout, flat) }
+    }
+
+    /// Says that the token table holds the head's term of a sum in fixed point: the look-up adds the second
+    /// term with [`embedding_backward_exact`](tandem_kernels::ops::embedding_backward_exact), below `limit`.
+    #[must_use]
+    pub fn with_first_term(self, limit: f32) -> Self {
+        Self { term_limit: Some(limit), ..self }
+    }
+
+    /// Returns the limit that [`LayerGradients::with_first_term`] was given.
+    pub fn term_limit(&self) -> Option<f32> {
+        self.term_limit
     }
 
     /// Marks a parameter as initialised, and returns whether it was: whether a product is to be

@@ -9,6 +9,10 @@
 //! memory of the sums and stays f32; the optimizer rounds it as a sum of one term. With several, such a rank
 //! squares the sums for the norm while it adds the last gradient, on a CPU.
 //!
+//! If no step of the run has more than one, such a rank holds no sums: a layer's f32 gradient is allocated
+//! when backward comes to the layer, whose activations are freed then, and freed after the update. A tied
+//! table holds the head's term first; the look-up adds its own in fixed point to the rows that it reads.
+//!
 //! Layers travel in buckets ([`Partition`]), and reductions overlap backward. Where a rank holds its
 //! part of the sums, the gradient of every micro-batch is reduced, and added when the next bucket
 //! begins. Sums that change no more are reduced during the last backward pass, from the last bucket to
@@ -40,10 +44,15 @@ pub struct Accumulator {
     pub(super) home: Device,
     pub(super) decoder: Arc<Decoder>,
     pub(super) partition: Arc<Partition>,
-    /// A layer's gradient of one micro-batch `[1, N]`; absent where gradients are added in place.
+    form: SumForm,
+    /// A layer's gradient of one micro-batch `[1, N]`; absent where it forms in the memory of the sums.
     layer: Option<Tensor>,
-    /// Per bucket: this rank's part, or all of it; `None` while it is reduced.
+    /// Per bucket: this rank's part, or all of it; `None` while it is reduced, and before backward comes to
+    /// it if it is transient. Floats in exact form are the only terms of their sums.
     sums: Vec<Option<Buffer>>,
+    /// True if gradients are allocated in backward and freed after the update: this rank is alone, and no
+    /// step has a second micro-batch.
+    is_transient: bool,
     /// Present if only this rank's part of the sums is held.
     of_micro_batch: Option<MicroBatchReducer>,
     /// Present if sums are reduced once a step.
@@ -82,34 +91,53 @@ pub struct ReductionGroups {
     pub replicas: Option<ProcessGroup>,
 }
 
+/// Form of the sums.
+#[derive(Clone, Copy, Debug)]
+pub struct SumOptions {
+    /// How gradients are added.
+    pub form: SumForm,
+    /// Type in which sums in f32 travel.
+    pub wire: DType,
+    /// Whether no step is expected to have more than one micro-batch, of all ranks: a rank that is alone then
+    /// allocates gradients when they form.
+    pub single_micro_batches: bool,
+}
+
 impl Accumulator {
     /// Allocates the sums on the placement's device. After reduction this rank holds its shard's;
-    /// if a group holds parts it never holds more. Sums in f32 travel in `wire`. The norm leaves out the
-    /// `frozen` elements of each layer.
+    /// if a group holds parts it never holds more. The norm leaves out the `frozen` elements of each layer.
     pub fn new(
         placement: &MemoryPlacement,
         decoder: Arc<Decoder>,
         partition: Arc<Partition>,
         groups: ReductionGroups,
-        form: SumForm,
-        wire: DType,
+        options: SumOptions,
         frozen: Vec<Vec<Range<usize>>>,
     ) -> Result<Self> {
+        let SumOptions { form, wire, single_micro_batches } = options;
         let with_peers = |group: Option<ProcessGroup>| group.filter(|group| group.size() > 1);
         let [of_parts, of_all, replicas] = [groups.of_parts, groups.of_all, groups.replicas].map(with_peers);
         let (device, home) = (placement.device.clone(), placement.gradient_device().clone());
-        let layers = (0..partition.num_layers()).map(|layer| partition.len(layer));
         let buckets = (0..partition.buckets().len()).map(|bucket| partition.bucket_len(bucket));
-        let (longest, longest_bucket) = (layers.max().unwrap_or(0), buckets.max().unwrap_or(0));
+        let longest_bucket = buckets.max().unwrap_or(0);
         let wire = |device: &Device| Wire::new(device, form, wire, longest_bucket);
-        let is_in_place = form == SumForm::Fast && of_parts.is_none() && !placement.is_offloaded();
-        let layer = || device.alloc(MemoryKind::Gradients, 1, longest, DType::F32);
-        let layer = (!is_in_place).then(layer).transpose()?;
-        let held = (0..partition.buckets().len()).map(|bucket| match of_parts {
-            Some(_) => partition.bucket_owned(bucket).len(),
-            None => partition.bucket_len(bucket),
-        });
-        let sums = held.map(|len| Buffer::new(&home, form, len).map(Some)).collect::<Result<_>>()?;
+        let is_alone = of_parts.is_none()
+            && of_all.is_none()
+            && replicas.is_none()
+            && decoder.stage().count == 1
+            && decoder.slice().count == 1
+            && !placement.is_offloaded();
+        let is_transient = is_alone && single_micro_batches;
+        let (mut layer, mut sums) = (None, (0..partition.buckets().len()).map(|_| None).collect());
+        if !is_transient {
+            let is_in_place = form == SumForm::Fast && of_parts.is_none() && !placement.is_offloaded();
+            layer = (!is_in_place).then(|| layer_buffer(&device, &partition)).transpose()?;
+            let held = (0..partition.buckets().len()).map(|bucket| match of_parts {
+                Some(_) => partition.bucket_owned(bucket).len(),
+                None => partition.bucket_len(bucket),
+            });
+            sums = held.map(|len| Buffer::new(&home, form, len).map(Some)).collect::<Result<_>>()?;
+        }
         let of_micro_batch = match of_parts {
             Some(group) => {
                 let room = Buffer::new(&device, form, longest_bucket)?;
@@ -125,13 +153,9 @@ impl Accumulator {
         };
         let layers = decoder.layers().into_iter().zip(&frozen);
         let counted = layers.map(|(layer, frozen)| without(counted(&decoder, layer), frozen)).collect();
-        let is_alone = form == SumForm::Exact
-            && of_micro_batch.is_none()
-            && of_sums.is_none()
-            && decoder.stage().count == 1
-            && decoder.slice().count == 1
-            && !placement.is_offloaded();
         Ok(Self {
+            form,
+            is_transient,
             is_alone,
             is_single: false,
             squares: vec![None; partition.num_layers()],
@@ -157,13 +181,15 @@ impl Accumulator {
     /// Zeroes the sums. `num_micro_batches` counts those of all ranks.
     ///
     /// # Errors
-    /// The last step was aborted and a rank is lost.
+    /// The last step was aborted and a rank is lost; memory is missing for sums of several micro-batches that
+    /// were not expected.
     pub fn begin(&mut self, num_micro_batches: usize) -> Result<()> {
         self.finish_pending()?;
         self.take_reduced()?;
         self.begun.fill(false);
         self.squares.fill(None);
-        self.is_single = self.is_alone && num_micro_batches == 1;
+        let stays_f32 = self.form == SumForm::Exact || self.is_transient;
+        self.is_single = self.is_alone && stays_f32 && num_micro_batches == 1;
         self.open = None;
         self.unfinished = None;
         self.unreduced = self.partition.buckets().len();
@@ -171,13 +197,37 @@ impl Accumulator {
         self.limit = limit(2 * num_micro_batches);
         // Pending overflow flag of an earlier step.
         self.device.take_in_range()?;
-        if self.layer.is_none() {
+        self.release();
+        if self.is_transient && !self.is_single {
+            // Not planned for, but right.
+            let sums =
+                (0..self.unreduced).map(|b| Buffer::new(&self.home, self.form, self.partition.bucket_len(b)));
+            self.sums = sums.map(|sums| sums.map(Some)).collect::<Result<_>>()?;
+            if self.form == SumForm::Exact {
+                self.layer = Some(layer_buffer(&self.device, &self.partition)?);
+            }
+        }
+        if self.adds_in_place() {
             for bucket in 0..self.unreduced {
                 let all = 0..self.partition.bucket_len(bucket);
                 held(&mut self.sums, bucket).clear(&self.home, all)?;
             }
         }
         Ok(())
+    }
+
+    /// Frees gradients that are held from backward to the update only. After the update, or if there is
+    /// none.
+    pub fn release(&mut self) {
+        if self.is_transient {
+            self.layer = None;
+            self.sums.fill_with(|| None);
+        }
+    }
+
+    /// Returns whether every gradient is added to the sums where they are, in f32.
+    fn adds_in_place(&self) -> bool {
+        self.layer.is_none() && !self.is_single
     }
 
     /// Tells that the next backward pass is this rank's last of the step: a bucket that it completes
@@ -219,15 +269,33 @@ impl Accumulator {
             Buffer::Fixed(sums) if self.begun[index] && self.is_term(index) => {
                 Gradient::Terms(sums.view().range(place).terms())
             }
+            Buffer::Floats(terms) if self.form == SumForm::Exact => {
+                Gradient::Terms(terms.view().col_range(place))
+            }
             sums => sums.gradient(place),
         }
     }
 
-    /// Returns whether a layer's gradient of this step is one f32 term per sum. That of a tied table is
-    /// emitted twice.
+    /// Returns whether a layer's gradient of this step stays f32. That of a tied table, which is emitted
+    /// twice, does if it is transient.
     fn is_term(&self, index: usize) -> bool {
-        let is_tied = || self.decoder.spec().head.tied && index == self.decoder.index(LayerId::Embedding);
-        self.is_single && !is_tied()
+        self.is_single && (self.is_transient || !self.is_tied(index))
+    }
+
+    /// Returns whether a layer has a tied table, and is emitted twice.
+    fn is_tied(&self, index: usize) -> bool {
+        self.decoder.spec().head.tied && index == self.decoder.index(LayerId::Embedding)
+    }
+
+    /// Allocates the transient gradient of a layer's bucket, if that is not done.
+    fn allocate(&mut self, index: usize) -> ModelResult<()> {
+        let bucket = self.partition.bucket_of(index);
+        if self.is_transient && self.sums[bucket].is_none() {
+            let len = self.partition.bucket_len(bucket);
+            let terms = self.home.alloc(MemoryKind::Gradients, 1, len, DType::F32)?;
+            self.sums[bucket] = Some(Buffer::Floats(terms));
+        }
+        Ok(())
     }
 
     /// Where this rank's part of a layer is in the sums of the layer's bucket.
@@ -358,6 +426,8 @@ impl Accumulator {
     fn reduce_next(&mut self) -> ModelResult<()> {
         self.unreduced -= 1;
         let index = self.unreduced;
+        // A layer without a gradient has one of zeros.
+        self.allocate(self.partition.buckets()[index].start)?;
         let Self { home, partition, of_micro_batch, of_sums, sums, begun, .. } = self;
         let place = |layer| match of_micro_batch {
             Some(_) => partition.owned_place(layer),
@@ -379,6 +449,12 @@ impl Accumulator {
         let Self { of_sums: Some(reducer), sums, .. } = self else { return Ok(()) };
         reducer.end(|bucket| sums[bucket.index] = Some(bucket.sums))
     }
+}
+
+/// Allocates memory in which any layer's gradient of one micro-batch forms.
+fn layer_buffer(device: &Device, partition: &Partition) -> Result<Tensor> {
+    let longest = (0..partition.num_layers()).map(|layer| partition.len(layer)).max().unwrap_or(0);
+    Ok(device.alloc(MemoryKind::Gradients, 1, longest, DType::F32)?)
 }
 
 /// Buffer ranges that no matmul writes: other parameters and padding.
@@ -426,30 +502,37 @@ fn place_of_terms<'a>(
 impl GradientSink for Accumulator {
     fn open(&mut self, layer: LayerId) -> ModelResult<LayerGradients<'_>> {
         let index = self.decoder.index(layer);
-        let is_term = self.is_term(index);
+        self.allocate(index)?;
+        let (is_term, adds_in_place) = (self.is_term(index), self.adds_in_place());
+        // Of a tied table.
+        let is_second = is_term && self.begun[index];
         let Self { decoder, partition, layer: buffer, sums, holds, .. } = self;
         let layout = decoder.trained(layer);
         // A layer may be opened again before it is emitted, to be added to.
         let is_new = self.open.replace(layer) != Some(layer);
-        let forms_in_place = buffer.is_none();
         let mut terms = place_of_terms(buffer, sums, partition, index, is_term);
-        if forms_in_place {
+        if adds_in_place {
             return Ok(LayerGradients::new(layout, terms));
         }
         if is_new {
             holds.clear();
-            holds.extend(layout.params.iter().map(|param| !param.part.is_written_by_product()));
-            clear(&self.device, terms.reborrow(), unwritten(layout))?;
+            holds.extend(layout.params.iter().map(|param| is_second || !param.part.is_written_by_product()));
+            if !is_second {
+                clear(&self.device, terms.reborrow(), unwritten(layout))?;
+            }
         }
-        Ok(LayerGradients::partly(layout, terms, holds))
+        let gradients = LayerGradients::partly(layout, terms, holds);
+        let is_exact = self.form == SumForm::Exact;
+        Ok(if is_second && is_exact { gradients.with_first_term(self.limit) } else { gradients })
     }
 
     fn emit(&mut self, layer: LayerId) -> ModelResult<()> {
         let index = self.decoder.index(layer);
         let is_term = self.is_term(index);
         let is_complete = self.unfinished == Some(index + 1);
+        let is_first_of_two = self.is_tied(index) && !self.begun[index];
         let Self { device, home, decoder, partition, layer: buffer, sums, limit, .. } = self;
-        if buffer.is_some() && self.open.take() == Some(layer) {
+        if (buffer.is_some() || is_term) && self.open.take() == Some(layer) {
             // Zero contribution of a rank without a micro-batch.
             let params = decoder.trained(layer).params.iter().zip(&self.holds);
             let unheld = params.filter(|(_, holds)| !**holds).map(|(param, _)| param.range());
@@ -458,20 +541,29 @@ impl GradientSink for Accumulator {
         if self.of_micro_batch.is_some() {
             return self.emit_part(index);
         }
-        if let Some(buffer) = buffer {
-            let terms = buffer.view().col_range(0..partition.len(index));
-            let (place, add) = (partition.place(index), self.begun[index]);
-            let squares_at_once = home.backend() == Backend::Cpu;
-            self.squares[index] = match held(sums, partition.bucket_of(index)) {
-                Buffer::Fixed(sums) if is_term => {
-                    let terms = sums.view().range(place).terms();
-                    if squares_at_once {
-                        Some(ops::exact_sum_squares(home, terms, None, false, *limit)?)
-                    } else {
-                        ops::check_terms(home, terms, *limit)?;
-                        None
-                    }
+        let (place, add) = (partition.place(index), self.begun[index]);
+        let squares_at_once = home.backend() == Backend::Cpu;
+        let sums = held(sums, partition.bucket_of(index));
+        self.squares[index] = if is_term && self.form == SumForm::Fast {
+            None
+        } else if is_term {
+            let terms = match sums {
+                Buffer::Fixed(sums) => sums.view().range(place).terms(),
+                Buffer::Floats(terms) => terms.view().col_range(place),
+            };
+            // Both terms of a tied table were below the limit; their sum need not be.
+            let limit = if self.begun[index] { f32::INFINITY } else { *limit };
+            if squares_at_once && !is_first_of_two {
+                Some(ops::exact_sum_squares(home, terms, None, false, limit)?)
+            } else {
+                if limit.is_finite() {
+                    ops::check_terms(home, terms, limit)?;
                 }
+                None
+            }
+        } else if let Some(buffer) = buffer {
+            let terms = buffer.view().col_range(0..partition.len(index));
+            match sums {
                 Buffer::Fixed(sums) if self.is_alone && is_complete && squares_at_once => {
                     let sums = Some(sums.view_mut().range(place));
                     Some(ops::exact_sum_squares(home, terms, sums, add, *limit)?)
@@ -480,11 +572,13 @@ impl GradientSink for Accumulator {
                     sums.put(home, terms, place, add, *limit)?;
                     None
                 }
-            };
-            if self.has_frozen[index] {
-                // These are the squares of all elements.
-                self.squares[index] = None;
             }
+        } else {
+            None
+        };
+        if self.has_frozen[index] {
+            // These are the squares of all elements.
+            self.squares[index] = None;
         }
         self.open = None;
         self.begun[index] = true;

@@ -19,6 +19,7 @@
 //! | [`Accumulator::reduce`] | step | waits for all; adds up the stages of a tied table |
 //! | `ReducedGradients::norm` | step | the norm of what is reduced |
 //! | [`Accumulator::owned`] | optimiser | this rank's part, layer by layer; states are announced before and let go after |
+//! | [`Accumulator::release`] | step | frees the gradients of a run whose steps have one micro-batch, on one rank |
 //!
 //! `open` to `emit` go from the last layer to the first, each layer once a micro-batch; a tied
 //! table is emitted twice. Ranks that meet in the walk make the same calls, also with nothing to
@@ -32,4 +33,4 @@ mod reducer;
 mod tests;
 mod tied;
 
-pub(crate) use accumulator::{Accumulator, ReductionGroups};
+pub(crate) use accumulator::{Accumulator, ReductionGroups, SumOptions};

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tandem_comm::{CommError, ProcessGroup, threads};
 use tandem_kernels::ops::Gradient;
-use tandem_kernels::{DType, Device, ops};
+use tandem_kernels::{DType, Device, MemoryKind, ops};
 use tandem_model::LayerId::{Block, Embedding, Head};
 use tandem_model::{Decoder, GradientSink, LayerId, ModelError, ModelFolder, Result as ModelResult};
 
@@ -29,21 +29,24 @@ struct Ranks {
     device: Device,
     form: SumForm,
     wire: DType,
+    single_micro_batches: bool,
 }
 
 impl Ranks {
     fn new(form: SumForm, wire: DType) -> Self {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens/small/model");
         let decoder = Decoder::new(ModelFolder::open(&folder).unwrap().spec().clone(), 16).unwrap();
-        Self { decoder: Arc::new(decoder), device: Device::cpu(1, 64 << 20).unwrap(), form, wire }
+        let device = Device::cpu(1, 64 << 20).unwrap();
+        Self { decoder: Arc::new(decoder), device, form, wire, single_micro_batches: false }
     }
 
     fn accumulator(&self, partition: Partition, groups: ReductionGroups) -> Accumulator {
         let placement = MemoryPlacement::all_in(self.device.clone());
         let (decoder, partition) = (self.decoder.clone(), Arc::new(partition));
         let frozen = vec![Vec::new(); partition.num_layers()];
-        let mut sums =
-            Accumulator::new(&placement, decoder, partition, groups, self.form, self.wire, frozen).unwrap();
+        let Self { form, wire, single_micro_batches, .. } = *self;
+        let options = SumOptions { form, wire, single_micro_batches };
+        let mut sums = Accumulator::new(&placement, decoder, partition, groups, options, frozen).unwrap();
         sums.begin(2).unwrap();
         sums
     }
@@ -80,6 +83,16 @@ impl Ranks {
     fn emit(&self, sums: &mut Accumulator, layer: LayerId, value: f32) -> ModelResult<()> {
         let part = self.decoder.layout(layer).params[0].part;
         let mut gradients = sums.open(layer).unwrap();
+        if let Some(limit) = gradients.term_limit() {
+            // As a look-up of every token adds.
+            let table = gradients.get_mut(part).unwrap();
+            let ids: Vec<u32> = (0..table.rows() as u32).collect();
+            let mut dx =
+                self.device.zeros(MemoryKind::Scratch, table.rows(), table.cols(), DType::F32).unwrap();
+            dx.view_mut().into_slice::<f32>().fill(value);
+            ops::embedding_backward_exact(&self.device, &ids, 1.0, dx.view(), table, limit).unwrap();
+            return sums.emit(layer);
+        }
         let (view, adds) = gradients.product_mut(part).unwrap();
         view.into_slice::<f32>().iter_mut().for_each(|x| *x = if adds { *x + value } else { value });
         sums.emit(layer)
@@ -187,7 +200,7 @@ fn sums_are_reduced_while_the_last_pass_goes_on() {
 }
 
 /// The gradient of a step's only micro-batch is never summed, and is that of a sum of one term. That of a
-/// tied table has two.
+/// tied table has two. Where no step has more, no gradient takes memory before backward or after the update.
 #[test]
 fn one_micro_batch_gives_the_bits_of_a_sum() {
     let value = 1.0 / 3.0 + f32::powi(2.0, -30);
@@ -196,11 +209,16 @@ fn one_micro_batch_gives_the_bits_of_a_sum() {
         let mut spec = ranks.decoder.spec().clone();
         spec.head.tied = tied;
         ranks.decoder = Arc::new(Decoder::new(spec, 16).unwrap());
-        let step = |num_micro_batches: usize| {
+        let mut step = |num_micro_batches: usize, single_micro_batches: bool| {
+            ranks.single_micro_batches = single_micro_batches;
+            let held = || ranks.device.memory().total();
+            let before = held();
             let alone = || ReductionGroups { of_parts: None, of_all: None, replicas: None };
             let mut sums = ranks.accumulator(Partition::new(&ranks.decoder, 0, 1), alone());
             // What an earlier step left must not matter.
             for value in [7.0, value] {
+                sums.release();
+                assert_eq!(held() == before, single_micro_batches, "tied: {tied}");
                 sums.begin(num_micro_batches).unwrap();
                 sums.begin_last_pass();
                 if tied {
@@ -214,12 +232,39 @@ fn one_micro_batch_gives_the_bits_of_a_sum() {
             let terms: Vec<_> = (0..ranks.decoder.layers().len()).map(is_term).collect();
             (norm.to_bits(), ranks.squares(&sums).into_iter().map(f64::to_bits).collect::<Vec<_>>(), terms)
         };
-        let (summed, single) = (step(2), step(1));
+        let (summed, single, transient) = (step(2, false), step(1, false), step(1, true));
         assert_eq!((summed.0, &summed.1), (single.0, &single.1), "tied: {tied}");
+        assert_eq!((summed.0, &summed.1), (transient.0, &transient.1), "tied: {tied}");
         assert!(summed.2.iter().all(|is_term| !is_term));
         let expected: Vec<_> =
             ranks.decoder.layers().iter().map(|layer| !tied || *layer != Embedding).collect();
         assert_eq!(single.2, expected, "tied: {tied}");
+        assert!(transient.2.iter().all(|is_term| *is_term));
+    }
+}
+
+/// A step of several micro-batches in a run that was not expected to have one.
+#[test]
+fn sums_are_there_where_they_were_not_expected() {
+    for form in [SumForm::Exact, SumForm::Fast] {
+        let mut ranks = Ranks::new(form, DType::F32);
+        let squares = [false, true].map(|single_micro_batches| {
+            ranks.single_micro_batches = single_micro_batches;
+            let alone = ReductionGroups { of_parts: None, of_all: None, replicas: None };
+            let mut sums = ranks.accumulator(Partition::new(&ranks.decoder, 0, 1), alone);
+            for num_micro_batches in [1, 2] {
+                sums.begin(num_micro_batches).unwrap();
+                for pass in 1..=num_micro_batches {
+                    if pass == num_micro_batches {
+                        sums.begin_last_pass();
+                    }
+                    BACKWARD.into_iter().for_each(|layer| ranks.emit(&mut sums, layer, 3.0).unwrap());
+                }
+            }
+            assert!(sums.reduce(&DeviceMesh::alone()).is_ok());
+            ranks.squares(&sums)
+        });
+        assert_eq!(squares, [ranks.expected([6.0; 4]), ranks.expected([6.0; 4])], "{form:?}");
     }
 }
 

@@ -82,6 +82,8 @@ pub struct MemoryPlacement {
     /// Algorithms of the GPU's matmuls, for shapes whose algorithm was timed.
     pub matmuls: Arc<[MatmulChoice]>,
     offload: Offload,
+    /// Bytes of the compute device's own arena that a plan asks for.
+    planned: usize,
 }
 
 impl MemoryPlacement {
@@ -105,9 +107,11 @@ impl MemoryPlacement {
         };
         let arena = needs.arena - needs.beside - needs.judges;
         let device = gpus::device(config, rank, capacity(arena))?;
-        device.reserve(arena)?;
-        tracing::debug!("rank {rank}: arena of {} reserved", size::in_words(arena as u64));
-        let mut placement = Self::new(device, compute, rooms);
+        tracing::debug!("rank {rank}: arena of {}", size::in_words(arena as u64));
+        let mut placement = Self { planned: arena, ..Self::new(device, compute, rooms) };
+        if placement.device.backend() == Backend::Cuda {
+            placement.reserve()?;
+        }
         let beside = |own: usize| -> Result<Option<Device>> {
             if own == 0 {
                 return Ok(None);
@@ -137,6 +141,12 @@ impl MemoryPlacement {
             placement.file = Some(in_file(&keeper, folder, &config.output, rank, needs.file)?);
         }
         Ok(placement)
+    }
+
+    /// Makes the compute device's memory resident as far as it is planned. A GPU's is since it was opened. A
+    /// CPU's follows when weights are loaded: the mapped files that they are read from are memory too.
+    pub fn reserve(&self) -> Result<()> {
+        Ok(self.device.reserve(self.planned)?)
     }
 
     /// The same placement with operations reported to `recorder`.
@@ -180,6 +190,7 @@ impl MemoryPlacement {
             rooms: PassCapacities::default(),
             matmuls: Arc::default(),
             offload: Offload::None,
+            planned: 0,
         }
     }
 

@@ -109,7 +109,8 @@ pub fn load(
 ) -> Result<(TrainStep, TrainState)> {
     let scorer = scorer(config, outline, placement, mesh)?;
     let partition = Arc::new(Partition::for_run(&config.compute, &scorer.decoder, mesh));
-    let learner = TrainState::new(config, &scorer.decoder, placement, mesh, partition)?;
+    let single = outline.survey(config)?.single_micro_batches;
+    let learner = TrainState::new(config, &scorer.decoder, placement, mesh, partition, single)?;
     Ok((scorer, learner))
 }
 

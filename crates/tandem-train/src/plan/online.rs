@@ -94,6 +94,7 @@ pub(super) fn survey(config: &Config, prepared: &RunInputs) -> Result<BatchStati
         reference: none,
         typical,
         steps,
+        single_micro_batches: cuts(&longest).len() <= 1,
         measured: measured as usize,
         sequence_tokens: per_step(sequence_tokens as f64),
         rows: per_step(num_rows as f64),

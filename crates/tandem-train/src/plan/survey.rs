@@ -71,6 +71,8 @@ pub struct BatchStatistics {
     pub typical: MicroBatch,
     /// Tokens of each micro-batch of every step; of an epoch, if all are alike.
     pub(super) steps: Vec<Vec<usize>>,
+    /// Whether no step has more than one micro-batch.
+    pub single_micro_batches: bool,
     /// Steps used for the time estimate.
     pub(super) measured: usize,
     /// Tokens of a step, each answer with its own copy of the prompt: the mean.
@@ -255,6 +257,7 @@ fn look(config: &Config, prepared: &RunInputs) -> Result<BatchStatistics> {
         evaluation: of_evaluation.build(&mut batcher)?,
         reference: of_reference.build(&mut batcher)?,
         typical,
+        single_micro_batches: steps.iter().all(|cuts| cuts.len() <= 1),
         steps,
         measured: measured as usize,
         sequence_tokens: per_step(sequence_tokens as f64),
@@ -342,6 +345,7 @@ impl SyntheticBatch {
             reference: pass,
             typical: batch,
             steps: vec![vec![num_tokens; in_step]],
+            single_micro_batches: in_step <= 1,
             measured: 1,
             sequence_tokens: sequence_tokens as f64 * config.train.batch_size as f64 / rows as f64,
             rows: config.train.batch_size as f64,

@@ -49,6 +49,7 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
         resume::restore_evaluated(&checkpoint, config.train.evaluation_weights(), &mut scorer)?;
         step = checkpoint.cursor().step;
     }
+    scorer.placement.reserve()?;
     let Some(cache) = &prepared.eval else { unreachable!("data.eval is not empty") };
     let mut record = evaluation_record(&mut scorer, &mut mesh, &mut prepared.batcher(config), cache, step)?;
     record.set_count("arena", scorer.placement.device.high_water() as u64);

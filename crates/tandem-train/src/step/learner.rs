@@ -8,7 +8,7 @@ use tandem_model::Decoder;
 use crate::Result;
 use crate::checkpoint::snapshot::{self, Snapshot};
 use crate::config::{Config, ReferenceKind};
-use crate::gradients::{Accumulator, ReductionGroups};
+use crate::gradients::{Accumulator, ReductionGroups, SumOptions};
 use crate::optimizer::Optimizer;
 use crate::optimizer::groups::ParameterGroups;
 use crate::parallel::{DeviceMesh, Partition};
@@ -27,13 +27,15 @@ pub struct TrainState {
 }
 
 impl TrainState {
-    /// Allocates this rank's gradient sums and optimiser states.
+    /// Allocates this rank's gradient sums and optimiser states. `single_micro_batches` as in
+    /// [`SumOptions`].
     pub fn new(
         config: &Config,
         decoder: &Arc<Decoder>,
         placement: &MemoryPlacement,
         mesh: &mut DeviceMesh,
         partition: Arc<Partition>,
+        single_micro_batches: bool,
     ) -> Result<Self> {
         let (shard, replicas) = mesh.duplicate_reduction_groups()?;
         let has_parts = config.compute.sharded().gradients;
@@ -42,9 +44,13 @@ impl TrainState {
         let parameters = ParameterGroups::new(&config.train, decoder)?;
         let frozen: Vec<_> =
             decoder.layers().into_iter().map(|layer| parameters.frozen(decoder, layer)).collect();
-        let (form, wire) = (config.compute.reduction, config.compute.reduce_dtype);
+        let options = SumOptions {
+            form: config.compute.reduction,
+            wire: config.compute.reduce_dtype,
+            single_micro_batches,
+        };
         let gradients =
-            Accumulator::new(placement, decoder.clone(), partition.clone(), groups, form, wire, frozen)?;
+            Accumulator::new(placement, decoder.clone(), partition.clone(), groups, options, frozen)?;
         let home = placement.optimizer(decoder.adapter().is_some());
         let optimizer = Optimizer::new(home, decoder, partition, &config.train, &parameters)?;
         // The last checkpoint is waited for, so a run with only that one needs no copy; except from

@@ -270,6 +270,7 @@ impl TrainStep {
         options: &StepOptions,
     ) -> Result<()> {
         if !outcome.updated {
+            learner.gradients.release();
             return Ok(());
         }
         self.enter(StepPhase::Update);
@@ -278,6 +279,7 @@ impl TrainStep {
         let TrainState { gradients, optimizer, .. } = learner;
         let StepOptions { learning_rate, update, .. } = *options;
         optimizer.step(learning_rate, scale, update, gradients, &mut self.policy, mesh.shard())?;
+        gradients.release();
         self.policy.gather(&self.placement.device, optimizer.partition(), mesh.shard())
     }
 

@@ -4,8 +4,9 @@
 // 128 threads per (distinct id, range of columns): one thread adds to each element of the table, in
 // the order of tokens.
 // Bytes per element of x: forward one table element and 4 bytes written (4 more where it adds);
-// backward 4 bytes read, and 8 per element of each distinct row.
+// backward 4 bytes read, and 8 per element of each distinct row, as a sum in fixed point too.
 #include "elements.cuh"
+#include "exact.cuh"
 
 namespace {
 
@@ -44,18 +45,22 @@ constexpr int AHEAD = 8;
 
 // A block adds what the tokens of one id have to some columns of that id's row, in order. `runs`
 // has where each id's tokens begin and where the last one's end; then the ids; then the tokens,
-// those of one id together.
-template <int N>
+// those of one id together. EXACT sums what the tokens have first, and adds that in fixed point to the
+// table's only term; `out_of_range` becomes 1 if it is not below the limit.
+template <int N, bool EXACT>
 __device__ __forceinline__ void embedding_backward(const uint32_t *__restrict__ runs, int num_runs, float scale,
                                                    const float *__restrict__ dx, size_t dx_stride, float *dtable,
-                                                   size_t dtable_stride, long long cols) {
+                                                   size_t dtable_stride, long long cols, float limit,
+                                                   unsigned *out_of_range) {
     const long long col = N * ((long long)(blockIdx.y) * COLUMN_THREADS + threadIdx.x);
     if (col >= cols) return;
     const uint32_t run = blockIdx.x, first = runs[run], end = runs[run + 1], id = runs[num_runs + 1 + run];
     const uint32_t *const tokens = runs + 2 * size_t(num_runs) + 1;
     float *const to = dtable + id * dtable_stride + col;
-    float sum[N];
-    load_many(to, sum);
+    float before[N], sum[N];
+    load_many(to, before);
+#pragma unroll
+    for (int j = 0; j < N; j++) sum[j] = EXACT ? 0.0f : before[j];
     for (uint32_t start = first; start < end; start += AHEAD) {
         uint32_t token[AHEAD];
         float v[AHEAD][N];
@@ -71,6 +76,16 @@ __device__ __forceinline__ void embedding_backward(const uint32_t *__restrict__ 
 #pragma unroll
             for (int j = 0; j < N; j++) sum[j] = __fadd_rn(sum[j], __fmul_rn(scale, v[k][j]));
         }
+    }
+    if constexpr (EXACT) {
+        bool good = true;
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            // Not-a-number is not below the limit.
+            good = good && fabsf(sum[j]) < limit;
+            sum[j] = nearest(plus(fixed(before[j]), fixed(sum[j])));
+        }
+        if (!good) atomicOr(out_of_range, 1u);
     }
     put(to, sum);
 }
@@ -88,6 +103,13 @@ EMBEDDING(embedding_bf16, bf16)
 
 KERNEL_BOUNDS(embedding_backward_f32, COLUMN_THREADS, 6, const uint32_t *runs, int num_runs, float scale, const float *dx,
               long long dx_stride, float *dtable, long long dtable_stride, long long cols, int wide) {
-    if (wide) embedding_backward<4>(runs, num_runs, scale, dx, dx_stride, dtable, dtable_stride, cols);
-    else embedding_backward<1>(runs, num_runs, scale, dx, dx_stride, dtable, dtable_stride, cols);
+    if (wide) embedding_backward<4, false>(runs, num_runs, scale, dx, dx_stride, dtable, dtable_stride, cols, 0.0f, nullptr);
+    else embedding_backward<1, false>(runs, num_runs, scale, dx, dx_stride, dtable, dtable_stride, cols, 0.0f, nullptr);
+}
+
+KERNEL_BOUNDS(embedding_backward_exact, COLUMN_THREADS, 6, const uint32_t *runs, int num_runs, float scale, const float *dx,
+              long long dx_stride, float *dtable, long long dtable_stride, long long cols, int wide, float limit,
+              unsigned *out_of_range) {
+    if (wide) embedding_backward<4, true>(runs, num_runs, scale, dx, dx_stride, dtable, dtable_stride, cols, limit, out_of_range);
+    else embedding_backward<1, true>(runs, num_runs, scale, dx, dx_stride, dtable, dtable_stride, cols, limit, out_of_range);
 }

@@ -3,7 +3,7 @@
 // Threads: blocks of 256; a thread takes 2 vectors of four elements, and the vectors of a block lie
 // side by side.
 // Bytes per element: a term 4 read and 8 written (8 more read where it adds); a merge 16 (24); a check 4.
-#include "common.cuh"
+#include "exact.cuh"
 
 namespace {
 
@@ -57,17 +57,6 @@ __device__ __forceinline__ void write(int64_t *to, Run run, const int64_t (&x)[R
         }
     }
 }
-
-// Rounds towards zero; what is out of range saturates, and not-a-number becomes 0. The product is
-// exact: f32 reaches further than sums do.
-__device__ __forceinline__ int64_t fixed(float x) {
-    const float scaled = __fmul_rn(x, 0x1p48f);
-    if (fabsf(scaled) < 0x1p63f) return int64_t(scaled);
-    return scaled > 0 ? 0x7fffffffffffffffll : scaled < 0 ? -0x7fffffffffffffffll - 1 : 0;
-}
-
-// Where a term was out of range the sum may be too: it wraps.
-__device__ __forceinline__ int64_t plus(int64_t a, int64_t b) { return int64_t(uint64_t(a) + uint64_t(b)); }
 
 } // namespace
 

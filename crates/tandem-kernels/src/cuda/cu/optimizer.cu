@@ -7,15 +7,13 @@
 // a lane two vectors of four (`states.cuh`). `block_squares` has a block per 16384 elements.
 // Bytes per element: gradient 4 (8 as fixed-point sums of several terms), master 8, copy 4 or 2, each state twice
 // its size (8, 4 or 2 + 1/32). `block_squares` reads 4 or 8.
+#include "exact.cuh"
 #include "states.cuh"
 
 namespace {
 
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / WARP;
-
-// The nearest f32 of a fixed-point sum, rounded twice, by way of f64.
-__device__ __forceinline__ float nearest(int64_t sum) { return float(double(sum) * 0x1p-48); }
 
 __device__ __forceinline__ void read_sums(const int64_t *at, bool is_whole, int count, float (&x)[VECTOR]) {
     if (is_whole) {

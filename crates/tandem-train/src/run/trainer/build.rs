@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use tandem_comm::{Phase, ProcessGroup};
 use tandem_judge::{Environment, Panel};
-use tandem_kernels::Profile;
 use tandem_kernels::cuda::driver::MatmulChoice;
+use tandem_kernels::{Profile, release_free_heap};
 
 use super::memory::{explained, refuse_too_large};
 use super::{Files, Options, Trainer};
@@ -102,6 +102,8 @@ impl Trainer {
         let Loaded { profiler, scorer, learner, saver, files, samples, cursor, resumed_from } =
             loaded.map_err(|error| explained(error, &config, &prepared, place, 0))?;
         let total_steps = config.total_steps(prepared.train.num_rows());
+        // What opening and loading needed is not needed any more.
+        release_free_heap();
         Ok(Self {
             online: online(&config, &prepared, &scorer, &cursor, samples, total_steps, &mut mesh)?,
             batches: prepared.batches(&config),
@@ -190,7 +192,8 @@ impl TrainerBuilder<'_> {
         progress.begin_phase(Phase::Load);
         let decoder = &mesh.part(&prepared.decoder)?;
         let partition = Arc::new(Partition::for_run(&config.compute, decoder, mesh));
-        let mut learner = TrainState::new(config, decoder, &placement, mesh, partition)?;
+        let single = outline.survey(config)?.single_micro_batches;
+        let mut learner = TrainState::new(config, decoder, &placement, mesh, partition, single)?;
         let mut scorer = TrainStep::new(config, placement, decoder.clone(), policy, reference);
         scorer.progress = progress;
         learner.optimizer.start(&scorer.policy)?;
@@ -217,6 +220,7 @@ impl TrainerBuilder<'_> {
             resumed_from = Some(checkpoint.path().to_path_buf());
             resume::warn_of_changes(config, earlier.as_ref(), observer);
         }
+        scorer.placement.reserve()?;
         let begun = Start::new(config, prepared, &scorer.placement, cursor.step, mesh.world())?;
         // Only now: a run that is refused leaves the folder, and the config to compare the next
         // attempt with, as it was.

@@ -307,6 +307,8 @@ impl Trainer {
 
     fn write_model(&mut self, observer: &mut dyn Observer) -> Result<Outcome> {
         self.mesh.world().progress().begin_phase(Phase::Finish);
+        // The files are made outside of the arena: with what steps needed, that would be the run's peak.
+        self.scorer.placement.device.release_free_pages();
         let folder = run_dir::final_path(&self.config.output);
         let RunInputs { folder: template, decoder, .. } = &*self.prepared;
         let TrainStep { policy, decoder: part, .. } = &mut self.scorer;
