@@ -298,9 +298,14 @@ impl Decoder {
         }
     }
 
+    /// Returns whether this stage holds the layer.
+    pub fn holds(&self, layer: LayerId) -> bool {
+        self.layers.contains(&layer)
+    }
+
     /// Returns whether this stage holds the layer, and saves and counts it ([`PipelineStage::owns`]).
     pub fn owns(&self, layer: LayerId) -> bool {
-        self.layers.contains(&layer) && self.stage.owns(layer)
+        self.holds(layer) && self.stage.owns(layer)
     }
 
     /// Returns the stage that owns a layer, in the sense of [`Decoder::owns`].

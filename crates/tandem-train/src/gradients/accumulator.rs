@@ -284,7 +284,8 @@ impl Accumulator {
 
     /// Returns whether a layer has a tied table, and is emitted twice.
     fn is_tied(&self, index: usize) -> bool {
-        self.decoder.spec().head.tied && index == self.decoder.index(LayerId::Embedding)
+        let table = LayerId::Embedding;
+        self.decoder.spec().head.tied && self.decoder.holds(table) && index == self.decoder.index(table)
     }
 
     /// Allocates the transient gradient of a layer's bucket, if that is not done.
