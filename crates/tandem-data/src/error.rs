@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 pub use crate::place::Place;
+use crate::source::record::ROLES;
 
 /// An invalid row, tokenizer folder or cache file.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +33,23 @@ pub enum DataError {
     /// A value of the wrong type.
     #[error("{place}: `{key}` should be {expected}, found {found}")]
     Type { place: Place, key: String, expected: &'static str, found: String },
+    /// A message without content that calls no tool.
+    #[error(
+        "{place}: `{key}`: no `content`, found {found}; a message is {{ role, content }}, and may only lack the content \
+         if it has `tool_calls`"
+    )]
+    NoContent {
+        place: Place,
+        key: String,
+        /// The message's other fields.
+        found: String,
+    },
+    /// A role that neither all templates nor the model's own know.
+    #[error(
+        "`{key}` should be {}, or a role that the chat template names, found {found:?}{}",
+        ROLES.map(|role| format!("{role:?}")).join(", "), nearest_role(found)
+    )]
+    Role { key: String, found: String },
     /// A column with a part of the prompt, or with media, that nothing reads.
     #[error("{place}: the column `{column}` is not used: {why}; {remedy}")]
     UnusedColumn { place: Place, column: String, why: String, remedy: String },
@@ -123,6 +141,14 @@ impl DataError {
 
     pub(crate) fn at(self, place: Place) -> Self {
         Self::Row { place, error: Box::new(self) }
+    }
+}
+
+fn nearest_role(found: &str) -> String {
+    let known = ROLES.map(|role| (strsim::jaro_winkler(found, role), role));
+    match known.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)) {
+        Some((likeness, role)) if likeness > 0.8 => format!("; did you mean {role:?}?"),
+        _ => String::new(),
     }
 }
 

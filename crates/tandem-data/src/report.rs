@@ -39,6 +39,8 @@ pub enum Reason {
     Merged,
     /// A text prompt beside conversations that contain it was ignored.
     PromptIgnored,
+    /// Kept: chosen and rejected have the same tokens, perhaps since they were truncated.
+    SameAnswers,
 }
 
 impl Reason {
@@ -58,11 +60,14 @@ impl Reason {
             | Self::Truncated
             | Self::RejectedTruncated
             | Self::Merged
-            | Self::PromptIgnored => false,
+            | Self::PromptIgnored
+            | Self::SameAnswers => false,
         }
     }
 
-    fn words(self) -> &'static str {
+    /// Returns the sentence about this many rows.
+    fn words(self, rows: u64) -> &'static str {
+        let of = |one: &'static str, several: &'static str| if rows == 1 { one } else { several };
         match self {
             Self::PromptTooLong => "dropped: the prompt alone fills max_length",
             Self::TooLong => "dropped: longer than max_length",
@@ -72,14 +77,26 @@ impl Reason {
             Self::LongPrompt => "dropped: the prompt is longer than max_prompt_length",
             Self::LowScoreRatio => "dropped: the ratio of the scores is below 2",
             Self::NoPair => "dropped: no two answers of which one is better",
-            Self::WithoutPrompt => "have an empty prompt",
+            Self::WithoutPrompt => of("has an empty prompt", "have an empty prompt"),
             Self::LeftOutByWeight => "left out by the file's weight",
             Self::Truncated => "cut at max_length",
-            Self::RejectedTruncated => "rejected answer cut at max_length",
-            Self::Merged => {
-                "prompt tokens that change when a response follows; they are scored as part of the responses"
+            Self::RejectedTruncated => {
+                of("has a rejected answer cut at max_length", "have a rejected answer cut at max_length")
             }
-            Self::PromptIgnored => "text prompt ignored, because the conversations contain it",
+            Self::Merged => of(
+                "has prompt tokens that change when a response follows; they are scored as part of the responses",
+                "have prompt tokens that change when a response follows; they are scored as part of the responses",
+            ),
+            Self::PromptIgnored => of(
+                "has a text prompt that is ignored, because the conversations contain it",
+                "have a text prompt that is ignored, because the conversations contain it",
+            ),
+            Self::SameAnswers => of(
+                "has the same tokens as chosen and rejected, which teaches no preference; remove it, or raise max_length \
+                 if it was cut",
+                "have the same tokens as chosen and rejected, which teaches no preference; remove them, or raise \
+                 max_length if they were cut",
+            ),
         }
     }
 }
@@ -143,8 +160,11 @@ impl Report {
     pub(crate) fn lines(&self, places: &Places) -> Vec<String> {
         const SHOWN: usize = 3;
         let mut lines = vec![format!(
-            "{} rows read, {} kept, {} tokens, longest sequence {}",
-            self.rows_read, self.rows_kept, self.num_tokens, self.longest
+            "{} read, {} kept, {} tokens, longest sequence {}",
+            counted(self.rows_read),
+            self.rows_kept,
+            self.num_tokens,
+            self.longest
         )];
         for (reason, AffectedRows { rows, first }) in &self.reasons {
             let mut shown: Vec<_> =
@@ -153,8 +173,13 @@ impl Report {
                 shown.push("…".into());
             }
             let percent = 100.0 * *rows as f64 / self.rows_read.max(1) as f64;
-            lines.push(format!("{rows} rows ({percent:.1} %) {} [{}]", reason.words(), shown.join(", ")));
+            let (counted, words) = (counted(*rows), reason.words(*rows));
+            lines.push(format!("{counted} ({percent:.1} %) {words} [{}]", shown.join(", ")));
         }
         lines
     }
+}
+
+fn counted(rows: u64) -> String {
+    format!("{rows} row{}", if rows == 1 { "" } else { "s" })
 }

@@ -25,7 +25,10 @@ pub enum ModelError {
         reason: String,
     },
     /// Tensors that are not those of the config.
-    #[error("{path}: {} of the tensors do not fit {config}:\n  {}", problems.len(), listed(problems))]
+    #[error(
+        "{path}: {} of the tensors {} not fit {config}:\n  {}",
+        problems.len(), if problems.len() == 1 { "does" } else { "do" }, listed(problems)
+    )]
     Tensors { path: PathBuf, config: &'static str, problems: Vec<String> },
     /// Logits to sample from that are not numbers.
     #[error(

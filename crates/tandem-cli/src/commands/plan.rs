@@ -147,6 +147,7 @@ fn show(
     if let Some(found) = found {
         lines.push(match found.len() {
             0 => "\nno plan of this search fits".to_owned(),
+            1 => format!("\n1 plan of this search fits:\n{}", ranking(&found)),
             n => format!(
                 "\n{n} plans of this search fit, the fastest first:\n{}",
                 ranking(&found[..n.min(SHOWN)])

@@ -24,7 +24,7 @@ use crate::rows::row::TokenRow;
 use crate::source::record::RowKind;
 
 /// Version of the layout and of the rules that make a row's tokens.
-pub(crate) const FORMAT_VERSION: u64 = 4;
+pub(crate) const FORMAT_VERSION: u64 = 5;
 /// Kinds by their number in the header.
 const KINDS: [RowKind; 5] =
     [RowKind::Preference, RowKind::Supervised, RowKind::Reward, RowKind::Prompt, RowKind::Unpaired];

@@ -14,7 +14,7 @@ use crate::place::{Place, Places};
 use crate::progress::Progress;
 use crate::report::{Reason, Report};
 use crate::rows::row::{Outcome, RowOptions, TokenRow, tokenise};
-use crate::source::reader::{RawRow, RowReader};
+use crate::source::reader::{RawRow, RowReader, format_of};
 use crate::source::record::{Record, Shape};
 use crate::source::{Source, Sources, files};
 use crate::text::tokenizer::Tokenizer;
@@ -115,6 +115,8 @@ fn key(sources: &Sources, tokenizer: &Tokenizer, options: &RowOptions) -> Result
         let content =
             tandem_files::open(path).and_then(checksum::hash).map_err(DataError::io("reading", path))?;
         hasher.update(content.as_bytes()).update(&weight.to_bits().to_le_bytes());
+        // A name says how text is read, and must agree with the content.
+        hasher.update(format_of(path)?.name().as_bytes());
     }
     Ok(hasher.finalize())
 }

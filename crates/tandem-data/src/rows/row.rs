@@ -166,6 +166,14 @@ pub struct Outcome {
 
 /// Tokenises one record.
 pub fn tokenise(record: &Record, tokenizer: &Tokenizer, options: &RowOptions) -> Result<Outcome, DataError> {
+    if record.shape.is_chat() {
+        let template = tokenizer.chat_template()?;
+        template.check_reads_messages(record.tools.is_some())?;
+        if let Some((key, role)) = record.unknown_role.as_ref().filter(|(_, role)| !template.names_role(role))
+        {
+            return Err(DataError::Role { key: key.clone(), found: role.clone() });
+        }
+    }
     let context = Context { tokenizer, tools: record.tools.as_ref(), kwargs: &record.template_kwargs };
     let mut outcome = match &record.content {
         Content::Preference { prompt, chosen, rejected } => {
@@ -176,18 +184,18 @@ pub fn tokenise(record: &Record, tokenizer: &Tokenizer, options: &RowOptions) ->
             finish_prompt(context.prompt(prompt)?, row, options)
         }
         Content::Completion { prompt, completion } => {
-            let ([prompt_ids, whole], merged) = context.completion(prompt, completion)?;
+            let ([prompt_ids, whole], reasons) = context.completion(prompt, completion)?;
             if options.is_too_long(&prompt_ids) {
                 return Ok(Outcome { row: None, reasons: vec![Reason::LongPrompt] });
             }
             if options.kind == RowKind::Unpaired {
-                return Ok(finish_unpaired(prompt_ids, whole, merged, record.label, options));
+                return Ok(finish_unpaired(prompt_ids, whole, reasons, record.label, options));
             }
             let mut scored = vec![1; whole.len()];
             if options.loss_on == LossMask::Answer {
                 scored[..prompt_ids.len()].fill(0);
             }
-            finish_scored(whole, scored, merged, options)
+            finish_scored(whole, scored, reasons, options)
         }
         Content::Messages(_) | Content::Text(_) if options.max_prompt_length.is_some() => {
             return Err(DataError::Option(
@@ -198,18 +206,19 @@ pub fn tokenise(record: &Record, tokenizer: &Tokenizer, options: &RowOptions) ->
         }
         Content::Messages(messages) => {
             let (tokens, scored) = context.messages(messages, options.loss_on)?;
-            finish_scored(tokens, scored, false, options)
+            finish_scored(tokens, scored, Vec::new(), options)
         }
         Content::Text(text) => {
             let tokens = tokenizer.encode(&with_eos(text, tokenizer.eos_token()?))?;
             let scored = vec![1; tokens.len()];
-            finish_scored(tokens, scored, false, options)
+            finish_scored(tokens, scored, Vec::new(), options)
         }
     };
     if record.prompt_ignored {
         outcome.reasons.push(Reason::PromptIgnored);
     }
-    if outcome.row.is_some() && record.has_empty_prompt() {
+    let is_empty = record.has_empty_prompt() && !outcome.reasons.contains(&Reason::WithoutPrompt);
+    if outcome.row.is_some() && is_empty {
         outcome.reasons.push(Reason::WithoutPrompt);
     }
     Ok(outcome)
@@ -258,10 +267,7 @@ impl Context<'_> {
         // The responses start where the prompt alone diverges from either whole; merged tokens are
         // theirs.
         let start = common(&prompt_ids, &chosen_ids).min(common(&prompt_ids, &rejected_ids));
-        let mut reasons = Vec::new();
-        if start < prompt_ids.len() {
-            reasons.push(Reason::Merged);
-        }
+        let mut reasons = prompt_reasons(&prompt_ids, start);
         prompt_ids.truncate(start);
         if options.is_too_long(&prompt_ids) {
             return Ok(Outcome { row: None, reasons: vec![Reason::LongPrompt] });
@@ -292,20 +298,36 @@ impl Context<'_> {
             prompt_ids.drain(..neither);
             unseen = unseen.map(|n| n - neither);
         }
+        // A reward model scores whole texts, also those without an answer.
+        let is_scored = |answer: &[u32], unseen| num_scored(prompt_ids.len() - unseen, answer.len()) > 0;
+        if options.kind == RowKind::Preference
+            && !is_scored(&chosen, unseen[0])
+            && !is_scored(&rejected, unseen[1])
+        {
+            return Ok(Outcome { row: None, reasons: vec![Reason::NothingToScore] });
+        }
+        // Equal answers see the same part of the prompt.
+        if chosen == rejected {
+            reasons.push(Reason::SameAnswers);
+        }
         Ok(Outcome {
             row: Some(TokenRow::Pair { prompt: prompt_ids, unseen, chosen, rejected, margin }),
             reasons,
         })
     }
 
-    /// Tokenises prompt and whole of a completion; returns whether prompt tokens merged with it.
-    fn completion(&self, prompt: &Text, completion: &Text) -> Result<([Vec<u32>; 2], bool), DataError> {
+    /// Tokenises prompt and whole of a completion; also returns what is to be reported of the prompt.
+    fn completion(
+        &self,
+        prompt: &Text,
+        completion: &Text,
+    ) -> Result<([Vec<u32>; 2], Vec<Reason>), DataError> {
         let mut prompt_ids = self.prompt(prompt)?;
         let whole = self.whole(prompt, completion)?;
         let start = common(&prompt_ids, &whole);
-        let merged = start < prompt_ids.len();
+        let reasons = prompt_reasons(&prompt_ids, start);
         prompt_ids.truncate(start);
-        Ok(([prompt_ids, whole], merged))
+        Ok(([prompt_ids, whole], reasons))
     }
 
     fn prompt(&self, prompt: &Text) -> Result<Vec<u32>, DataError> {
@@ -352,11 +374,10 @@ impl Context<'_> {
 fn finish_unpaired(
     prompt: Vec<u32>,
     mut whole: Vec<u32>,
-    merged: bool,
+    mut reasons: Vec<Reason>,
     label: bool,
     options: &RowOptions,
 ) -> Outcome {
-    let mut reasons = if merged { vec![Reason::Merged] } else { Vec::new() };
     let max_length = options.max_length.unwrap_or(usize::MAX);
     if prompt.len() >= max_length {
         reasons.push(Reason::PromptTooLong);
@@ -367,6 +388,9 @@ fn finish_unpaired(
         whole.truncate(max_length);
     }
     let completion = whole.split_off(prompt.len());
+    if num_scored(prompt.len(), completion.len()) == 0 {
+        return Outcome { row: None, reasons: vec![Reason::NothingToScore] };
+    }
     Outcome { row: Some(TokenRow::Unpaired { prompt, completion, label }), reasons }
 }
 
@@ -386,11 +410,12 @@ fn finish_prompt(tokens: Vec<u32>, row: &Map<String, Value>, options: &RowOption
     Outcome { row: Some(TokenRow::Prompt { tokens, row }), reasons: Vec::new() }
 }
 
-fn finish_scored(mut tokens: Vec<u32>, mut scored: Vec<u8>, merged: bool, options: &RowOptions) -> Outcome {
-    let mut reasons = Vec::new();
-    if merged {
-        reasons.push(Reason::Merged);
-    }
+fn finish_scored(
+    mut tokens: Vec<u32>,
+    mut scored: Vec<u8>,
+    mut reasons: Vec<Reason>,
+    options: &RowOptions,
+) -> Outcome {
     let excess = options.max_length.map_or(0, |max| tokens.len().saturating_sub(max));
     let cut = excess > 0;
     match options.truncation {
@@ -422,6 +447,20 @@ fn unscorable(texts: [&[u32]; 2], max_length: Option<usize>) -> Option<Reason> {
         return Some(Reason::NothingToScore);
     }
     texts.iter().any(|text| max_length.is_some_and(|max| text.len() > max)).then_some(Reason::TooLong)
+}
+
+/// Returns what is to be reported of a prompt whose first `start` tokens its responses share.
+fn prompt_reasons(prompt: &[u32], start: usize) -> Vec<Reason> {
+    match prompt {
+        [] => vec![Reason::WithoutPrompt],
+        _ if start < prompt.len() => vec![Reason::Merged],
+        _ => Vec::new(),
+    }
+}
+
+/// Returns the number of an answer's tokens that are predicted: the first of a sequence is not.
+fn num_scored(prompt: usize, answer: usize) -> usize {
+    (prompt + answer).saturating_sub(1).min(answer)
 }
 
 /// Appends the EOS token unless the text ends with it.

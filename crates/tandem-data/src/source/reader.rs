@@ -49,25 +49,7 @@ impl RowReader {
     /// Opens a file and detects its format.
     pub(crate) fn open(path: &Path, columns: &Columns) -> Result<Self, DataError> {
         let failed = |e| DataError::io("reading", path)(e);
-        let mut file = tandem_files::open(path).map_err(failed)?;
-        let size = file.metadata().map_err(failed)?.len();
-        let mut head = Vec::new();
-        (&mut file).take(HEAD as u64).read_to_end(&mut head).map_err(failed)?;
-        file.rewind().map_err(failed)?;
-        let bytes = Arc::new(AtomicU64::new(0));
-        let compression = Compression::detect(path, &head)?;
-        let counted = Counted { file: file.try_clone().map_err(failed)?, bytes: bytes.clone() };
-        let counted = BufReader::with_capacity(1 << 18, counted);
-        let mut input: Input = match compression {
-            Compression::None => Box::new(counted),
-            Compression::Gzip => buffered(flate2::bufread::MultiGzDecoder::new(counted)),
-            Compression::Zstd => buffered(zstd::stream::read::Decoder::with_buffer(counted).map_err(failed)?),
-        };
-        if compression != Compression::None {
-            let start = input.fill_buf().map_err(failed)?;
-            head = start[..start.len().min(HEAD)].to_vec();
-        }
-        let format = Format::detect(path, &head)?;
+        let Opened { mut file, size, bytes, compression, mut input, format } = Opened::new(path)?;
         let rows = match format {
             Format::Json => Rows::Json(JsonReader::new(path, input)?),
             Format::Table(separator) => Rows::Csv(Box::new(CsvReader::new(path, input, separator, columns)?)),
@@ -116,6 +98,48 @@ impl RowReader {
             Rows::Csv(rows) => rows.next_row(),
             Rows::Arrow(rows) => rows.next_row(),
         }
+    }
+}
+
+/// Returns the format of a file, whose name must agree.
+pub(crate) fn format_of(path: &Path) -> Result<Format, DataError> {
+    Opened::new(path).map(|opened| opened.format)
+}
+
+/// File whose beginning was looked at.
+struct Opened {
+    file: File,
+    size: u64,
+    bytes: Arc<AtomicU64>,
+    compression: Compression,
+    /// Decompressed content.
+    input: Input,
+    format: Format,
+}
+
+impl Opened {
+    fn new(path: &Path) -> Result<Self, DataError> {
+        let failed = |e| DataError::io("reading", path)(e);
+        let mut file = tandem_files::open(path).map_err(failed)?;
+        let size = file.metadata().map_err(failed)?.len();
+        let mut head = Vec::new();
+        (&mut file).take(HEAD as u64).read_to_end(&mut head).map_err(failed)?;
+        file.rewind().map_err(failed)?;
+        let bytes = Arc::new(AtomicU64::new(0));
+        let compression = Compression::detect(path, &head)?;
+        let counted = Counted { file: file.try_clone().map_err(failed)?, bytes: bytes.clone() };
+        let counted = BufReader::with_capacity(1 << 18, counted);
+        let mut input: Input = match compression {
+            Compression::None => Box::new(counted),
+            Compression::Gzip => buffered(flate2::bufread::MultiGzDecoder::new(counted)),
+            Compression::Zstd => buffered(zstd::stream::read::Decoder::with_buffer(counted).map_err(failed)?),
+        };
+        if compression != Compression::None {
+            let start = input.fill_buf().map_err(failed)?;
+            head = start[..start.len().min(HEAD)].to_vec();
+        }
+        let format = Format::detect(path, &head)?;
+        Ok(Self { file, size, bytes, compression, input, format })
     }
 }
 

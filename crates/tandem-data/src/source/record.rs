@@ -86,7 +86,13 @@ pub struct Record {
     pub template_kwargs: Map<String, Value>,
     /// Whether a text prompt beside conversations that contain it was ignored.
     pub prompt_ignored: bool,
+    /// Key and value of the first role that [`ROLES`] lacks; the chat template may know it.
+    pub unknown_role: Option<(String, String)>,
 }
+
+/// Roles that chat templates know, whether they name them or print each role as it is.
+pub const ROLES: [&str; 9] =
+    ["system", "developer", "user", "assistant", "model", "tool", "function", "ipython", "observation"];
 
 /// Keys and text form of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +105,11 @@ impl Shape {
     /// Returns whether a row has a chosen and a rejected completion.
     pub(crate) fn is_pair(self) -> bool {
         self.keys.contains("chosen")
+    }
+
+    /// Returns whether the row's texts are conversations.
+    pub(crate) fn is_chat(self) -> bool {
+        self.chat
     }
 }
 
@@ -161,7 +172,7 @@ impl Record {
         columns.rename(&mut row, place)?;
         if kind == RowKind::Prompt {
             return Ok(Parsed {
-                records: vec![Row { row, place, columns }.read(kind)?],
+                records: vec![Row { row, place, columns, unknown_role: None }.read(kind)?],
                 dropped: None,
                 columns: names,
             });
@@ -175,7 +186,7 @@ impl Record {
         };
         let mut records = Vec::with_capacity(rows.len());
         for row in rows {
-            let row = Row { row, place, columns };
+            let row = Row { row, place, columns, unknown_role: None };
             if kind == RowKind::Unpaired && row.is_pair() {
                 records.extend(row.read(RowKind::Preference)?.into_labelled());
                 continue;
@@ -221,6 +232,7 @@ struct Row<'a> {
     row: Map<String, Value>,
     place: &'a Place,
     columns: &'a Columns,
+    unknown_role: Option<(String, String)>,
 }
 
 impl Row<'_> {
@@ -293,7 +305,18 @@ impl Row<'_> {
         }
         columns::check_unused(&self.row, &content.texts(), kind == RowKind::Prompt, self.place)?;
         let shape = Shape { keys, chat };
-        Ok(Record { content, shape, margin, label, row, tools, template_kwargs, prompt_ignored })
+        let unknown_role = self.unknown_role;
+        Ok(Record {
+            content,
+            shape,
+            margin,
+            label,
+            row,
+            tools,
+            template_kwargs,
+            prompt_ignored,
+            unknown_role,
+        })
     }
 
     fn preference(&mut self, prompt_ignored: &mut bool) -> Result<(Content, &'static str), DataError> {
@@ -419,7 +442,7 @@ impl Row<'_> {
         items.into_iter().enumerate().map(|(i, item)| self.message(item, &format!("{key}[{i}]"))).collect()
     }
 
-    fn message(&self, item: Value, key: &str) -> Result<Message, DataError> {
+    fn message(&mut self, item: Value, key: &str) -> Result<Message, DataError> {
         let Value::Object(found) = item else {
             return Err(type_error(self.place, key, "a message { role, content }", &item));
         };
@@ -432,28 +455,49 @@ impl Row<'_> {
             message = converted;
         }
         let role = message.get("role").unwrap_or(&Value::Null);
-        if !role.is_string() {
+        let Value::String(role) = role else {
             return Err(type_error(self.place, &format!("{key}.role"), "a string", role));
+        };
+        if !ROLES.contains(&role.as_str()) {
+            self.unknown_role.get_or_insert_with(|| (format!("{key}.role"), role.clone()));
         }
         match message.get("content") {
-            Some(Value::Array(parts)) => match parts.iter().find_map(media_part) {
-                Some(part) => Err(DataError::UnusedColumn {
-                    place: self.place.clone(),
-                    column: format!("{key}.content"),
-                    why: format!("it has a part of type {part:?}, and only text is trained on"),
-                    remedy: "remove such rows".into(),
-                }),
-                None => Ok(message),
-            },
+            Some(Value::Array(parts)) => {
+                if let Some(part) = parts.iter().find_map(media_part) {
+                    return Err(DataError::UnusedColumn {
+                        place: self.place.clone(),
+                        column: format!("{key}.content"),
+                        why: format!("it has a part of type {part:?}, and only text is trained on"),
+                        remedy: "remove such rows".into(),
+                    });
+                }
+                let is_without_text = |part: &Value| part["type"] == "text" && !part["text"].is_string();
+                match parts.iter().position(is_without_text) {
+                    None => Ok(message),
+                    Some(index) => {
+                        let key = format!("{key}.content[{index}].text");
+                        Err(type_error(self.place, &key, "a string", &parts[index]["text"]))
+                    }
+                }
+            }
             Some(Value::String(_)) => Ok(message),
-            // A call of a tool has no content; `value` beside a role is a mistake.
-            None if message.len() > 1 && !message.contains_key("value") => Ok(message),
-            other => Err(type_error(
-                self.place,
-                &format!("{key}.content"),
-                "a string",
-                other.unwrap_or(&Value::Null),
-            )),
+            Some(other) => Err(type_error(self.place, &format!("{key}.content"), "a string", other)),
+            // A call of a tool has no content.
+            None if ["tool_calls", "function_call"]
+                .iter()
+                .any(|call| message.get(*call).is_some_and(|call| !columns::is_nothing(call))) =>
+            {
+                Ok(message)
+            }
+            None => {
+                let others: Vec<_> =
+                    message.keys().filter(|name| *name != "role").map(|name| format!("`{name}`")).collect();
+                Err(DataError::NoContent {
+                    place: self.place.clone(),
+                    key: key.to_owned(),
+                    found: if others.is_empty() { "`role` alone".into() } else { others.join(", ") },
+                })
+            }
         }
     }
 
@@ -488,6 +532,9 @@ impl Row<'_> {
                     "these are preferences, which method = \"dpo\" trains on; data.take = \"chosen\" trains on the chosen side"
                         .to_string(),
                 )
+            }
+            RowKind::Preference | RowKind::Reward if self.has("completion") && self.has("label") => {
+                Some("these are labelled completions, which method = \"kto\" trains on".to_string())
             }
             RowKind::Preference | RowKind::Reward
                 if self.has("messages") || self.has("text") || self.has("completion") =>

@@ -118,6 +118,28 @@ impl ChatTemplate {
         &self.sources
     }
 
+    /// Returns whether a template names this role.
+    pub(crate) fn names_role(&self, role: &str) -> bool {
+        let quoted = ['"', '\''].map(|mark| format!("{mark}{role}{mark}"));
+        self.sources.iter().any(|(_, source)| quoted.iter().any(|role| source.contains(role)))
+    }
+
+    /// Refuses a template that writes the same text for every conversation.
+    pub(crate) fn check_reads_messages(&self, tools: bool) -> Result<(), DataError> {
+        let name = self.name(tools);
+        let source = self.sources.iter().find(|(known, _)| known == name).map_or("", |(_, source)| source);
+        if source.contains("messages") {
+            return Ok(());
+        }
+        let shown: String = source.chars().take(60).collect();
+        Err(DataError::Template {
+            reason: format!(
+                "the template `{name}` never reads `messages`, so every conversation would be the same text; found \
+                 {shown:?}; give the model's own template, or data.chat_template"
+            ),
+        })
+    }
+
     /// Returns whether the template itself marks the assistant's text.
     pub fn has_generation_markers(&self, tools: bool) -> bool {
         let name = self.name(tools);

@@ -6,6 +6,7 @@ use crate::fixture::tokenizer_with;
 use tandem_data::prepare::prepare;
 use tandem_data::progress::Silent;
 use tandem_data::record::RowKind;
+use tandem_data::report::Reason;
 use tandem_data::row::{LossMask, RowOptions};
 use tandem_data::source::Sources;
 use tandem_data::tokenizer::Tokenizer;
@@ -58,6 +59,8 @@ fn a_missing_column_is_named_with_the_nearest_key() {
     assert!(error.contains("method = \"dpo\""), "{error}");
     let error = preference(r#"{"messages": [{"role": "user", "content": "a"}]}"#);
     assert!(error.contains("method = \"sft\""), "{error}");
+    let error = preference(r#"{"prompt": "a", "completion": "b", "label": true}"#);
+    assert!(error.contains("these are labelled completions, which method = \"kto\" trains on"), "{error}");
     assert!(preference("{}").contains("found none"));
 }
 
@@ -174,8 +177,156 @@ fn a_prompt_has_a_token_and_leaves_room_for_the_answer() {
     let options = RowOptions { max_length: Some(2), ..RowOptions::new(RowKind::Prompt) };
     let prompts = |content: &str| error_of("data.jsonl", content, &options);
     let error = prompts("{\"prompt\": \"\"}\n{\"prompt\": \"one two three four five six\"}\n");
-    assert!(error.contains("1 rows (50.0 %) dropped: the prompt has no token [data.jsonl:1]"), "{error}");
+    assert!(error.contains("1 row (50.0 %) dropped: the prompt has no token [data.jsonl:1]"), "{error}");
     assert!(error.contains("no room for max_new_tokens within max_length [data.jsonl:2]"), "{error}");
     let error = prompts("{\"promt\": \"a\"}\n");
     assert!(error.contains("did you mean `prompt` where it says `promt`?"), "{error}");
+}
+
+#[test]
+fn a_message_without_content_is_named_with_what_it_has() {
+    let messages = |key: &str, message: &str| match key {
+        "messages" => format!(r#"{{"messages": [{message}, {{"role": "assistant", "content": "a"}}]}}"#),
+        "prompt" => {
+            format!(r#"{{"prompt": [{message}], "chosen": [{GOOD_ANSWER}], "rejected": [{GOOD_ANSWER}]}}"#)
+        }
+        "chosen" => {
+            format!(r#"{{"prompt": [{GOOD_ANSWER}], "chosen": [{message}], "rejected": [{GOOD_ANSWER}]}}"#)
+        }
+        _ => format!(r#"{{"prompt": [{GOOD_ANSWER}], "chosen": [{GOOD_ANSWER}], "rejected": [{message}]}}"#),
+    };
+    for (message, found) in [
+        (r#"{"role": "user", "contnt": "hi"}"#, "`contnt`"),
+        (r#"{"role": "user", "content": null, "name": "n"}"#, "`name`"),
+        (r#"{"role": "assistant", "tool_calls": []}"#, "`tool_calls`"),
+        (r#"{"role": "user"}"#, "`role` alone"),
+    ] {
+        for key in ["messages", "prompt", "chosen", "rejected"] {
+            let row = messages(key, message);
+            let error = if key == "messages" { supervised(&row) } else { preference(&row) };
+            let expected = format!("data.jsonl:1: `{key}[0]`: no `content`, found {found}; a message is");
+            assert!(error.starts_with(&expected), "{error}");
+        }
+    }
+    let prompts = RowOptions::new(RowKind::Prompt);
+    let error = error_of("data.jsonl", r#"{"prompt": [{"role": "user", "text": "hi"}]}"#, &prompts);
+    assert!(error.contains("`prompt[0]`: no `content`, found `text`"), "{error}");
+    let error = supervised(r#"{"messages": [{"role": "user", "content": [{"type": "text", "txt": "a"}]}]}"#);
+    assert!(error.contains("`messages[0].content[0].text` should be a string, found nothing"), "{error}");
+}
+
+const GOOD_ANSWER: &str = r#"{"role": "assistant", "content": "a"}"#;
+
+/// The places of a file's rows, or the error of the first that is not read.
+fn read_with(template: &str, content: &str, kind: RowKind) -> Result<Vec<String>, String> {
+    let (folder, _) = tokenizer_with(false, None);
+    std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
+    let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+    let data = folder.path().join("data.jsonl");
+    std::fs::write(&data, content).unwrap();
+    let cache = prepare(&Sources::from(data), &tokenizer, &RowOptions::new(kind), folder.path(), &Silent);
+    let short = |text: String| text.replace(&format!("{}/", folder.path().display()), "");
+    match cache {
+        Ok(cache) => Ok(cache.report_lines().into_iter().map(short).collect()),
+        Err(error) => Err(short(error.to_string())),
+    }
+}
+
+#[test]
+fn a_role_is_one_that_templates_know() {
+    let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+    let row = |role: &str| {
+        format!(
+            r#"{{"messages": [{{"role": "user", "content": "q"}}, {{"role": "{role}", "content": "a"}}, {GOOD_ANSWER}]}}"#
+        )
+    };
+    for role in
+        ["system", "developer", "user", "assistant", "model", "tool", "function", "ipython", "observation"]
+    {
+        read_with(template, &row(role), RowKind::Supervised)
+            .unwrap_or_else(|error| panic!("{role}: {error}"));
+    }
+    for (role, nearest) in [("usr", "user"), ("asistant", "assistant"), ("User", "user")] {
+        let error = read_with(template, &row(role), RowKind::Supervised).unwrap_err();
+        assert!(error.starts_with("data.jsonl:1: `messages[1].role` should be \"system\", "), "{error}");
+        let expected = format!("that the chat template names, found {role:?}; did you mean {nearest:?}?");
+        assert!(error.ends_with(&expected), "{error}");
+    }
+    let answer = format!(
+        r#"{{"prompt": [{GOOD_ANSWER}], "chosen": [{GOOD_ANSWER}], "rejected": [{{"role": "narrator", "content": "b"}}]}}"#
+    );
+    let error = read_with(template, &answer, RowKind::Preference).unwrap_err();
+    assert!(error.contains("`rejected[0].role` should be"), "{error}");
+    let named = format!("{template}{{% if messages[0].role == 'narrator' %}}.{{% endif %}}");
+    read_with(&named, &answer, RowKind::Preference).expect("its template names it");
+}
+
+#[test]
+fn a_call_of_a_tool_needs_no_content() {
+    let template = "{% for m in messages %}{{ m.role }}: {{ m.content or m.tool_calls }}\n{% endfor %}";
+    let call = r#"{"role": "assistant", "content": null, "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}]}"#;
+    let result = r#"{"role": "tool", "tool_call_id": "1", "name": "f", "content": "2"}"#;
+    let last = r#"{"role": "assistant", "content": "b", "reasoning_content": "r", "thinking": "t"}"#;
+    let row = format!(r#"{{"messages": [{{"role": "user", "content": "q"}}, {call}, {result}, {last}]}}"#);
+    read_with(template, &row, RowKind::Supervised).unwrap();
+}
+
+#[test]
+fn pairs_without_a_scored_token_are_dropped_and_equal_answers_reported() {
+    let chat = |prompt: &str, chosen: &str, rejected: &str| {
+        let message = |role, text| format!(r#"[{{"role": "{role}", "content": "{text}"}}]"#);
+        let [prompt, chosen, rejected] =
+            [message("user", prompt), message("assistant", chosen), message("assistant", rejected)];
+        format!(r#"{{"prompt": {prompt}, "chosen": {chosen}, "rejected": {rejected}}}"#)
+    };
+    let rows = [chat("x", "a", "a"), chat("x", "a", "b"), chat("x", "b", "b")].join("\n");
+    let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+    let lines = read_with(template, &rows, RowKind::Preference).unwrap();
+    assert!(lines[0].starts_with("3 rows read, 3 kept"), "{lines:?}");
+    assert!(
+        lines[1].starts_with("2 rows (66.7 %) have the same tokens as chosen and rejected")
+            && lines[1].ends_with("[data.jsonl:1, data.jsonl:3]"),
+        "{lines:?}"
+    );
+    // The template prints nothing of such messages.
+    let error = read_with("{{ messages[0].nothing }}", &rows, RowKind::Preference).unwrap_err();
+    assert!(error.contains("3 rows (100.0 %) dropped: no token to score"), "{error}");
+    let labelled = r#"{"prompt": [{"role": "user", "content": "x"}], "completion": [{"role": "assistant", "content": "a"}], "label": true}"#;
+    let error = read_with("{{ messages[0].nothing }}", labelled, RowKind::Unpaired).unwrap_err();
+    assert!(error.contains("1 row (100.0 %) dropped: no token to score"), "{error}");
+    // A prompt without a token of its own is a prompt without text.
+    let template = "{% for m in messages if m.role == 'assistant' %}{{ m.content }}, \n{% endfor %}";
+    let lines = read_with(template, &chat("x", "a b", "b c"), RowKind::Preference).unwrap();
+    assert!(lines[1].starts_with("1 row (100.0 %) has an empty prompt"), "{lines:?}");
+}
+
+#[test]
+fn answers_that_the_cut_makes_equal_are_reported() {
+    let (folder, tokenizer) = tokenizer_with(false, None);
+    let data = folder.path().join("data.jsonl");
+    std::fs::write(&data, r#"{"prompt": "a", "chosen": " b c d e", "rejected": " b c d f"}"#).unwrap();
+    let options = RowOptions { max_length: Some(3), ..RowOptions::new(RowKind::Preference) };
+    let cache = prepare(&Sources::from(data), &tokenizer, &options, folder.path(), &Silent).unwrap();
+    let report = cache.report();
+    let counts = [Reason::Truncated, Reason::RejectedTruncated, Reason::SameAnswers]
+        .map(|reason| report.count(reason));
+    assert_eq!(counts, [1, 1, 1]);
+    let text = cache.report_lines().join("\n");
+    assert!(text.contains("1 row (100.0 %) has a rejected answer cut at max_length"), "{text}");
+    assert!(text.contains("1 row (100.0 %) has the same tokens as chosen and rejected"), "{text}");
+}
+
+#[test]
+fn a_template_that_never_reads_the_messages_is_refused() {
+    let row = r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#;
+    for (template, found) in [("static text", "\"static text\""), ("", "\"\"")] {
+        let error = read_with(template, row, RowKind::Supervised).unwrap_err();
+        let expected = format!(
+            "data.jsonl:1: chat template: the template `default` never reads `messages`, so every conversation would be \
+             the same text; found {found}; give the model's own template, or data.chat_template"
+        );
+        assert_eq!(error, expected);
+    }
+    // Rows of text do not need it.
+    read_with("static text", r#"{"text": "a b c"}"#, RowKind::Supervised).unwrap();
 }

@@ -404,7 +404,7 @@ fn a_report_does_not_grow_with_the_rows_that_it_is_about() {
     assert_eq!(report.count(Reason::RejectedTruncated), AffectedRows::PLACES as u64 + 20);
     let lines = report.reasons[&Reason::RejectedTruncated].first.iter().copied();
     assert!(lines.eq(0..AffectedRows::PLACES as u64));
-    assert!(cache.report_lines().join("\n").contains("120 rows (100.0 %) rejected answer cut"));
+    assert!(cache.report_lines().join("\n").contains("120 rows (100.0 %) have a rejected answer cut"));
 }
 
 #[test]
@@ -429,8 +429,30 @@ fn every_row_that_did_not_pass_unchanged_is_counted_with_its_place() {
     assert_eq!(lines(Reason::PromptTooLong), [3]);
     assert_eq!([0, 1, 2].map(|i| cache.origin(i).line), [1, 2, 4]);
     let text = cache.report_lines().join("\n");
-    assert!(text.contains("data.jsonl:3") && text.contains("1 rows (25.0 %) dropped: the prompt"), "{text}");
+    assert!(text.contains("data.jsonl:3") && text.contains("1 row (25.0 %) dropped: the prompt"), "{text}");
     let largest =
         (0..3).flat_map(|i| [cache.pair(i).prompt, cache.pair(i).chosen, cache.pair(i).rejected].concat());
     assert_eq!(report.largest_id, largest.max().unwrap());
+}
+
+#[test]
+fn a_name_that_disagrees_with_the_content_is_refused_with_and_without_a_cache() {
+    let bench = Bench::new();
+    let rows = data_path("formats/rows.parquet");
+    let cached = bench.prepare(rows.clone(), &preference());
+    assert!(cached.num_rows() > 0);
+    for name in ["rows.csv", "rows.jsonl"] {
+        let other = bench.path(name);
+        std::fs::copy(&rows, &other).unwrap();
+        let sources = Sources::from(other);
+        let error = prepare(&sources, &bench.tokenizer, &preference(), &bench.path("cache"), &Silent);
+        assert!(error.unwrap_err().to_string().ends_with("Parquet by its content: rename it"), "{name}");
+    }
+    // Equal bytes are other rows where the name says another separator.
+    let [commas, tabs] = ["table.csv", "table.tsv"].map(|name| bench.path(name));
+    std::fs::write(&commas, "prompt,chosen,rejected\na, b, c\n").unwrap();
+    std::fs::copy(&commas, &tabs).unwrap();
+    assert_eq!(bench.prepare(commas, &preference()).num_rows(), 1);
+    let error = prepare(&Sources::from(tabs), &bench.tokenizer, &preference(), &bench.path("cache"), &Silent);
+    assert!(error.unwrap_err().to_string().contains("expected the keys"));
 }

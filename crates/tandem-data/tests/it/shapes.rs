@@ -329,5 +329,5 @@ fn missing_texts_are_named() {
     assert!(error.contains("`chosen` (null)"), "{error}");
     let row = json!({"messages": [{"role": "user", "value": "q"}, {"role": "assistant", "value": "a"}]});
     let error = refused(row, RowKind::Supervised);
-    assert!(error.contains("`messages[0].content` should be a string, found nothing"), "{error}");
+    assert!(error.contains("`messages[0]`: no `content`, found `value`"), "{error}");
 }

@@ -267,7 +267,7 @@ fn what_cannot_be_read_is_refused_by_name() {
     for (change, expected) in nf4 {
         let message = refusal(changed("llama-nf4", change).path());
         assert!(
-            message.contains(&format!("1 of the tensors do not fit config.json:\n  {expected}")),
+            message.contains(&format!("1 of the tensors does not fit config.json:\n  {expected}")),
             "{message}"
         );
     }
@@ -294,7 +294,7 @@ fn what_cannot_be_read_is_refused_by_name() {
     for (change, expected) in int8 {
         let message = refusal(changed("llama-int8", change).path());
         assert!(
-            message.contains(&format!("1 of the tensors do not fit config.json:\n  {expected}")),
+            message.contains(&format!("1 of the tensors does not fit config.json:\n  {expected}")),
             "{message}"
         );
     }
@@ -330,7 +330,7 @@ fn fused_heads_in_another_order_are_refused() {
     let message = refusal(path);
     assert!(
         message.contains(&format!(
-            "1 of the tensors do not fit config.json:\n  unsupported: {name} is quantised with its heads in another order"
+            "1 of the tensors does not fit config.json:\n  unsupported: {name} is quantised with its heads in another order"
         )),
         "{message}"
     );
@@ -509,7 +509,7 @@ fn fp8_folders_that_cannot_be_read_are_refused_by_name() {
     for (change, expected) in cases {
         let message = refusal(channel(change).path());
         assert!(
-            message.contains(&format!("1 of the tensors do not fit config.json:\n  {expected}")),
+            message.contains(&format!("1 of the tensors does not fit config.json:\n  {expected}")),
             "{message}"
         );
     }

@@ -50,8 +50,12 @@ impl Node {
         let at = |_| place.clone();
         let value = match DeValue::parse(value.trim()) {
             Ok(parsed) => Self::convert(parsed.get_ref(), 0, &at)?,
-            // Shells remove quotes, so a bare word or path is a string. A bracket announces TOML.
-            Err(error) if value.trim_start().starts_with(['[', '{', '"', '\'']) => {
+            // Shells remove quotes, so a bare word or path is a string, and so is a chat template. Another
+            // bracket announces TOML.
+            Err(error)
+                if value.trim_start().starts_with(['[', '{', '"', '\''])
+                    && !["{{", "{%", "{#"].iter().any(|start| value.trim_start().starts_with(start)) =>
+            {
                 return Err(syntax(format!("the value is not valid TOML: {}", error.message())));
             }
             Err(_) => Self { place: place.clone(), value: Value::String(value.trim().to_string()) },

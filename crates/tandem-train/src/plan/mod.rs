@@ -50,7 +50,7 @@ use crate::samples::Sampler;
 use crate::step::{StepOptions, TrainState, TrainStep};
 use crate::{Result, judges};
 use estimate::device::DeviceKind;
-use show::text::grouped;
+use show::text::{counted, grouped};
 use survey::{BatchStatistics, MicroBatchCounts, RankLoad};
 use work::{StepCost, StepCosts, Topology};
 
@@ -224,14 +224,15 @@ impl Plan {
             return None;
         }
         let needed = (self.batch_size * data_ranks).div_ceil(most.max(1));
-        let [idle, data_ranks, most, needed] = [idle * of_model, data_ranks, most, needed].map(grouped);
-        let (ranks, batch_size) = (grouped(self.ranks), grouped(self.batch_size));
+        let [idle, data_ranks, needed] = [idle * of_model, data_ranks, needed].map(grouped);
+        let (rows, micro_batches) = (counted(self.batch_size, "row"), counted(most, "micro-batch"));
+        let ranks = grouped(self.ranks);
         let each =
             if of_model == 1 { String::new() } else { format!(" for {data_ranks} copies of the model") };
         let have = if idle == "1" { "has" } else { "have" };
         Some(format!(
-            "{idle} of {ranks} ranks {have} nothing to compute: a step of {batch_size} rows has at most {most} \
-             micro-batches{each}; raise train.batch_size (about {needed} gives every rank one), lower \
+            "{idle} of {ranks} ranks {have} nothing to compute: a step of {rows} has at most \
+             {micro_batches}{each}; raise train.batch_size (about {needed} gives every rank one), lower \
              train.micro_batch_tokens, or take fewer ranks"
         ))
     }

@@ -10,7 +10,8 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::Context;
-use tandem_train::config::{Answers, Draft, Method, Program, Translation, translate};
+use tandem_train::Config;
+use tandem_train::config::{Answers, Draft, Method, Problem, Program, Translation, translate};
 use tandem_train::plan::estimate::device::{DeviceTable, Devices};
 
 use crate::args::{ForeignProgram, InitArguments, InitMethod};
@@ -96,6 +97,12 @@ fn finish(
 ) -> anyhow::Result<Exit> {
     let file = &arguments.file;
     let before = tandem_files::read(file, tandem_files::MAX_CONFIG).ok();
+    // A missing key can be added to the file, but no run can have such a value.
+    if let (Some(_), Err(error)) = (from, Config::from_text(&draft.to_toml(), file))
+        && matches!(error.problem, Problem::Value { .. })
+    {
+        return Err(mistake(format!("{}: not written: {}", file.display(), error.problem)));
+    }
     write(file, &draft)?;
     let mut lines = vec![format!("{}: written", file.display())];
     lines.extend(remarks(&draft));
@@ -132,7 +139,7 @@ fn checked(
     let file = &arguments.file;
     if arguments.no_plan {
         // What the file says must at least be read.
-        tandem_train::Config::load::<&str>(file, &[])?;
+        Config::load::<&str>(file, &[])?;
         return Ok(Exit::Done);
     }
     let packed = from.and_then(|from| from.packed);

@@ -39,8 +39,29 @@ fn mistakes_name_file_line_and_setting() {
 }
 
 #[test]
+fn values_that_no_run_can_have_are_refused_before_anything_is_written() {
+    let shop = shop();
+    let command = "trl dpo --model_name_or_path model --dataset_name preferences.jsonl";
+    for (options, said) in [
+        ("--learning_rate -1", "x.toml: not written: `train.learning_rate`: expected"),
+        ("--learning_rate -1 --beta 0", "x.toml: not written: `objective.beta`: expected"),
+        ("--max_steps $STEPS", "q.sh:1: `--max_steps $STEPS`: no line before it assigns `$STEPS`"),
+    ] {
+        shop.write("q.sh", &format!("{command} {options}\n"));
+        for rest in [&[][..], &["--no-plan"]] {
+            shop.run(&[&["init", "x.toml", "--from", "q.sh"], rest].concat()).expect(2).says(&[said]);
+            assert!(!shop.path("x.toml").exists());
+        }
+    }
+}
+
+#[test]
 fn methods_that_cannot_be_had_are_refused() {
     let shop = shop();
+    shop.write("q.sh", "trl ppo --model_name_or_path model --dataset_name preferences.jsonl\n");
+    shop.run(&["init", "x.toml", "--from", "q.sh"])
+        .expect(2)
+        .says(&["q.sh:1: `method`: \"ppo\" cannot be had; methods here are \"sft\", \"dpo\", "]);
     let factory = shop.read("llama_factory_dpo.yaml");
     shop.write("ppo.yaml", &factory.replace("stage: dpo", "stage: ppo"));
     shop.run(&["init", "x.toml", "--from", "ppo.yaml"])

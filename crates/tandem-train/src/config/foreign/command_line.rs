@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::Program;
 use super::document::{Document, at};
-use crate::config::Method;
+use super::shell::{Command, Word, assignment, commands};
 use crate::config::error::Result;
 
 /// A training command.
@@ -17,7 +17,11 @@ pub(super) struct CommandLine {
     /// Files that options name, in the order of their options: which file, and of which program.
     pub files: Vec<(String, Option<Program>)>,
     /// Method, if the script's name says it.
-    pub method: Option<Method>,
+    pub method: Option<&'static str>,
+    /// Line of the command.
+    pub line: usize,
+    /// Words that stand for arguments which the file does not tell.
+    pub left_out: Vec<String>,
 }
 
 /// Programs that start a training script.
@@ -34,23 +38,62 @@ const LAUNCHERS: [&str; 10] = [
     "lmf",
 ];
 
+/// Commands that start another command, and words of the shell before one.
+const PREFIXES: [&str; 36] = [
+    "nohup",
+    "time",
+    "env",
+    "exec",
+    "command",
+    "nice",
+    "ionice",
+    "sudo",
+    "setsid",
+    "stdbuf",
+    "timeout",
+    "numactl",
+    "taskset",
+    "unbuffer",
+    "srun",
+    "mpirun",
+    "mpiexec",
+    "docker",
+    "podman",
+    "nerdctl",
+    "singularity",
+    "apptainer",
+    "conda",
+    "mamba",
+    "micromamba",
+    "poetry",
+    "pdm",
+    "pixi",
+    "hatch",
+    "pipenv",
+    "uv",
+    "if",
+    "then",
+    "else",
+    "do",
+    "!",
+];
+
 impl CommandLine {
     /// Finds the training command of a text; `None` if there is none.
     pub(super) fn parse(path: &Path, text: &str, kind: Option<Program>) -> Result<Option<Self>> {
-        let mut found: Option<(usize, Vec<String>)> = None;
-        for (line, text) in logical_lines(text) {
-            let Some(words) = shlex::split(&text) else {
-                if text.split_whitespace().next().is_some_and(is_launcher) {
+        let mut found: Option<(usize, Vec<Word>)> = None;
+        for Command { line, words, is_open } in commands(text) {
+            let start = start(&words);
+            if is_open {
+                if start.is_some() || is_launcher(&words[0]) {
                     return Err(at(path, Some(line), "a quotation mark of this command is not closed"));
                 }
                 continue;
-            };
-            let start = words.iter().position(|word| !is_assignment(word));
-            let is_command =
-                start.is_some_and(|start| is_launcher(&words[start]) && is_training(&words[start..]));
-            let is_hydra = start.is_none() && !words.is_empty() && kind == Some(Program::Mitchell)
-                || words.iter().filter(|word| is_override(word)).count() >= 2 && start.is_none();
-            if !is_command && !is_hydra {
+            }
+            let is_hydra = words.iter().all(|word| assignment(&word.text).is_some())
+                && (kind == Some(Program::Mitchell)
+                    || words.iter().filter(|word| is_override(&word.text)).count() >= 2);
+            if start.is_none() && !is_hydra {
                 continue;
             }
             if let Some((first, _)) = found {
@@ -60,49 +103,72 @@ impl CommandLine {
                     format!("a second training command, after that of line {first}; give a file with one"),
                 ));
             }
-            found = Some((line, if is_hydra { words } else { words[start.unwrap_or(0)..].to_vec() }));
+            found = Some((line, words[start.unwrap_or(0)..].to_vec()));
         }
-        found.map(|(line, words)| Reader::new(path, line, kind).read(&words)).transpose()
+        let Some((line, words)) = found else { return Ok(None) };
+        let (words, left_out) = told(path, line, &words)?;
+        Reader { path, line, kind, files: Vec::new(), left_out }.read(&words).map(Some)
     }
 }
 
-/// Lines with their continuations, and the number of their first.
-fn logical_lines(text: &str) -> Vec<(usize, String)> {
-    let mut lines: Vec<(usize, String)> = Vec::new();
-    let mut continues = false;
-    for (index, line) in text.lines().enumerate() {
-        let (line_text, goes_on) = match line.trim_end().strip_suffix('\\') {
-            Some(start) => (start, true),
-            None => (line, false),
+/// Returns where a training command begins: at its launcher, behind assignments and prefixes.
+fn start(words: &[Word]) -> Option<usize> {
+    let first = words.iter().position(|word| assignment(&word.text).is_none())?;
+    // An image or an environment may have a launcher's name: `docker run huggingface/trl trl dpo`.
+    let is_start = |at: &usize| {
+        is_launcher(&words[*at]) && is_training(&words[*at..]) && !words.get(at + 1).is_some_and(is_launcher)
+    };
+    let is_prefix = PREFIXES.contains(&base_name(&words[first].text));
+    let later = (first + 1..words.len()).filter(|_| is_prefix).find(is_start);
+    later.or(Some(first).filter(is_start))
+}
+
+fn base_name(word: &str) -> &str {
+    word.rsplit('/').next().unwrap_or(word)
+}
+
+fn is_launcher(word: &Word) -> bool {
+    LAUNCHERS.contains(&base_name(&word.text))
+}
+
+/// Whether the words of a launcher train: they name a script, a module, a file, or a method of `trl`.
+fn is_training(words: &[Word]) -> bool {
+    let is_file = |word: &Word| [".py", ".yaml", ".yml"].iter().any(|end| word.text.ends_with(end));
+    let is_method = |word: &Word| word.unknown.is_some() || method_of(&word.text).is_some();
+    words[1..].iter().any(is_file)
+        || base_name(&words[0].text) == "trl" && words.get(1).is_some_and(is_method)
+        || words.iter().any(|word| word.text == "-m")
+}
+
+/// Returns the texts of a command's words, and the variables that stand for further arguments.
+fn told(path: &Path, line: usize, words: &[Word]) -> Result<(Vec<String>, Vec<String>)> {
+    let (mut texts, mut left_out) = (Vec::new(), Vec::new());
+    for (index, word) in words.iter().enumerate() {
+        let Some(variable) = &word.unknown else {
+            texts.push(word.text.clone());
+            continue;
         };
-        match lines.last_mut().filter(|_| continues) {
-            Some((_, all)) => {
-                all.push(' ');
-                all.push_str(line_text.trim());
-            }
-            None => lines.push((index + 1, line_text.trim().trim_start_matches("$ ").to_owned())),
+        let option = index.checked_sub(1).map(|before| words[before].text.as_str());
+        let option = option.filter(|text| text.starts_with("--") && !text.contains('='));
+        let is_all = variable.trim_start_matches(['$', '{']).starts_with(['@', '*']);
+        // Words of an array are settings that the script does tell.
+        let is_further = index > 1 && option.is_none() && !variable.contains('[');
+        if *variable == word.text && (is_all || is_further) {
+            left_out.push(variable.clone());
+            continue;
         }
-        continues = goes_on;
+        let shown: Vec<_> = option.into_iter().chain([word.text.as_str()]).collect();
+        return Err(at(
+            path,
+            Some(line),
+            format!(
+                "`{}`: no line before it assigns `{variable}` a plain text; write its value into the command, or \
+                 assign it in a line of its own above",
+                shown.join(" ")
+            ),
+        ));
     }
-    lines
-}
-
-fn is_launcher(word: &str) -> bool {
-    let name = word.rsplit('/').next().unwrap_or(word);
-    LAUNCHERS.contains(&name)
-}
-
-/// Whether the words of a launcher train: they name a script, a module or a file.
-fn is_training(words: &[String]) -> bool {
-    words[1..].iter().any(|word| word.ends_with(".py") || word.ends_with(".yaml") || word.ends_with(".yml"))
-        || matches!(words[0].rsplit('/').next(), Some("trl"))
-        || words.iter().any(|word| word == "-m")
-}
-
-/// `NAME=value` before a command.
-fn is_assignment(word: &str) -> bool {
-    word.split_once('=')
-        .is_some_and(|(name, _)| !name.is_empty() && !name.starts_with('-') && !name.contains('/'))
+    Ok((texts, left_out))
 }
 
 /// hydra's `name=value`.
@@ -117,13 +183,10 @@ struct Reader<'a> {
     line: usize,
     kind: Option<Program>,
     files: Vec<(String, Option<Program>)>,
+    left_out: Vec<String>,
 }
 
-impl<'a> Reader<'a> {
-    fn new(path: &'a Path, line: usize, kind: Option<Program>) -> Self {
-        Self { path, line, kind, files: Vec::new() }
-    }
-
+impl Reader<'_> {
     fn read(mut self, words: &[String]) -> Result<CommandLine> {
         let (launcher, script) = split(words);
         let mut documents = Vec::new();
@@ -152,7 +215,7 @@ impl<'a> Reader<'a> {
             let settings =
                 settings.map(|(name, value)| (name.trim_start_matches('+').to_owned(), bare(value)));
             documents.push(self.document(Program::Mitchell, settings.collect()));
-            return Ok(CommandLine { documents, files: self.files, method: None });
+            return Ok(self.command(documents, None));
         }
         let mut settings = options(rest);
         let configured = ["config"].iter().find_map(|name| settings.remove(*name));
@@ -176,7 +239,11 @@ impl<'a> Reader<'a> {
             let program = self.kind.unwrap_or_else(|| program_of(words, &settings));
             documents.push(self.document(program, settings));
         }
-        Ok(CommandLine { documents, files: self.files, method: method_of(name) })
+        Ok(self.command(documents, method_of(name)))
+    }
+
+    fn command(self, documents: Vec<Document>, method: Option<&'static str>) -> CommandLine {
+        CommandLine { documents, files: self.files, method, line: self.line, left_out: self.left_out }
     }
 
     fn document(&self, program: Program, settings: Map<String, Value>) -> Document {
@@ -277,17 +344,30 @@ fn program_of(words: &[String], settings: &Map<String, Value>) -> Program {
     }
 }
 
+/// Words of a script's name, and the method that TRL's trainer of it has. The first that occurs counts.
+const SCRIPTS: [(&str, &str); 17] = [
+    ("online", "online_dpo"),
+    ("nash", "nash_md"),
+    ("xpo", "xpo"),
+    ("ppo", "ppo"),
+    ("rloo", "rloo"),
+    ("grpo", "grpo"),
+    ("gkd", "gkd"),
+    ("distillation", "distillation"),
+    ("orpo", "orpo"),
+    ("cpo", "cpo"),
+    ("bco", "bco"),
+    ("kto", "kto"),
+    ("dpo", "dpo"),
+    ("sft", "sft"),
+    ("prm", "prm"),
+    ("reward", "reward"),
+    ("rm", "reward"),
+];
+
 /// The method of a script, or of `trl`'s first word.
-fn method_of(script: &str) -> Option<Method> {
+fn method_of(script: &str) -> Option<&'static str> {
     let script = script.to_ascii_lowercase();
     let has = |word: &str| script.split(|c: char| !c.is_alphanumeric()).any(|part| part == word);
-    match () {
-        () if has("online") => Some(Method::Online),
-        () if has("grpo") => Some(Method::Grpo),
-        () if has("gkd") || has("distillation") => Some(Method::Distill),
-        () if has("dpo") => Some(Method::Dpo),
-        () if has("sft") => Some(Method::Sft),
-        () if has("reward") => Some(Method::Reward),
-        () => None,
-    }
+    SCRIPTS.iter().find(|(word, _)| has(word)).map(|(_, method)| *method)
 }

@@ -13,6 +13,7 @@ mod llama_factory;
 mod mitchell;
 mod name;
 mod page;
+mod shell;
 mod translate;
 mod trl;
 mod values;

@@ -21,7 +21,15 @@ tandem init --from train.sh --data pairs.jsonl --ranks 4  # what no file says
 Each writes `run.toml` with the run that the other program would have made. A comment behind a key is
 its origin. Settings that are not needed, not known or cannot be had are listed at the end, with the
 reason. The model and the rows are then opened and the run is planned; changes that make it fit are
-marked. `--no-plan` leaves that out. A method or a loss that cannot be had is an error.
+marked. `--no-plan` leaves that out. A method, a loss or a value that cannot be had is an error.
+
+A command may stand behind others (`cd x &&`, `nohup`, `srun`, `docker run`); it ends at the shell's `|`, `&`
+or `;`, and redirections are left out. A variable has the text that a line above assigns to it
+(`MODEL=m`); any other one is an error. `\"$@\"`, or `$EXTRA` where no value is due, stands for further
+arguments and is listed at the end.
+
+`trl orpo` and `trl cpo` are `method = \"dpo\"` with their losses, `trl bco` is `\"kto\"` with its loss, `trl xpo` and
+`trl nash_md` are `\"online\"` with that algorithm. `ppo`, `rloo` and `prm` cannot be had.
 
 The program is recognised from the content; `--kind` names it. Files that a file names are read too:
 `--config`, `--config_file`, `deepspeed`, `dataset_info.json`. A setting of the command line wins over the

@@ -161,7 +161,6 @@ mod command_lines {
 
     use serde_json::{Value, json};
 
-    use crate::config::Method;
     use crate::config::foreign::Program;
     use crate::config::foreign::command_line::CommandLine;
 
@@ -183,7 +182,7 @@ mod command_lines {
             "python dpo.py --learning_rate 1e-6 --beta=0.2 --use_peft --no_remove_unused_columns \\\n  \
              --lora_target_modules q_proj v_proj --top-k -1 --output_dir 'a b' # note",
         );
-        assert_eq!(command.method, Some(Method::Dpo));
+        assert_eq!(command.method, Some("dpo"));
         assert_eq!(
             settings(&command, Program::Trl),
             json!({
@@ -208,7 +207,7 @@ mod command_lines {
             let command = read(&format!("{launcher} scripts/sft.py --max_length 64"));
             assert_eq!(settings(&command, Program::Accelerate)["num_processes"], ranks, "{launcher}");
             assert_eq!(settings(&command, Program::Trl), json!({ "max_length": "64" }), "{launcher}");
-            assert_eq!(command.method, Some(Method::Sft), "{launcher}");
+            assert_eq!(command.method, Some("sft"), "{launcher}");
         }
         let alone = read("python scripts/sft.py --max_length 64");
         assert_eq!(settings(&alone, Program::Accelerate), Value::Null);
@@ -242,6 +241,101 @@ mod command_lines {
         let text = "#!/bin/sh\nexport A=1\ncd work\npip install trl\nmkdir -p out && true\ntrl sft --packing true\necho done\n";
         assert_eq!(settings(&read(text), Program::Trl), json!({ "packing": "true" }));
         assert!(CommandLine::parse(Path::new("x"), "ls -l\n", None).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_command_ends_at_the_shells_operators() {
+        let expected = json!({ "max_steps": "10" });
+        for rest in [
+            "2>&1 | tee log",
+            "> log",
+            ">log",
+            ">> log 2>&1",
+            "&> log",
+            "< /dev/null",
+            "<<< yes",
+            "> >(tee log) 2>&1",
+            "&",
+            "; echo done",
+            "&& echo done",
+            "|| exit 1",
+            "|tee log",
+            "# note",
+        ] {
+            let command = read(&format!("trl dpo --max_steps 10 {rest}\n"));
+            assert_eq!(settings(&command, Program::Trl), expected, "{rest}");
+        }
+        for rest in ["|tee log", ";echo done", "&&echo done", "&"] {
+            let command = read(&format!("trl dpo --max_steps 10{rest}\n"));
+            assert_eq!(settings(&command, Program::Trl), expected, "{rest}");
+        }
+        // An option after a redirection is the command's, and an operator in quotation marks is text.
+        let command =
+            read("trl dpo --max_steps 10 > log --output_dir 'a|b' --run_name \"c;d\" --project e\\&f");
+        let expected = json!({ "max_steps": "10", "output_dir": "a|b", "run_name": "c;d", "project": "e&f" });
+        assert_eq!(settings(&command, Program::Trl), expected);
+    }
+
+    #[test]
+    fn the_scripts_own_variables_are_put_in() {
+        let command = read(
+            "MODEL=M\nexport OUT='my runs' FLAGS=\"--beta 0.2 --use_peft\"\nOUT=\"$OUT/${MODEL}-dpo\"\n\
+             python dpo.py --model_name_or_path $MODEL --output_dir \"$OUT\" ${FLAGS} --run_name '$MODEL'\n",
+        );
+        let expected = json!({
+            "model_name_or_path": "M", "output_dir": "my runs/M-dpo", "beta": "0.2", "use_peft": true, "run_name": "$MODEL",
+        });
+        assert_eq!(settings(&command, Program::Trl), expected);
+        assert!(command.left_out.is_empty());
+    }
+
+    #[test]
+    fn a_variable_that_no_line_assigns_is_named() {
+        for (text, named) in [
+            ("trl dpo --max_steps $STEPS", "`--max_steps $STEPS`: no line before it assigns `$STEPS`"),
+            ("trl dpo --max_steps=$STEPS", "`--max_steps=$STEPS`: no line before it assigns `$STEPS`"),
+            (
+                "trl dpo --output_dir out/${NAME}",
+                "`--output_dir out/${NAME}`: no line before it assigns `${NAME}`",
+            ),
+            ("N=$(nproc)\ntrl dpo --seed $N", "`--seed $N`: no line before it assigns `$N`"),
+            ("trl dpo --seed $(date +%s)", "`--seed $(date +%s)`: no line before it assigns `$(date +%s)`"),
+            ("trl dpo --beta 0.1 \"${ARGS[@]}\"", "`${ARGS[@]}`: no line before it assigns `${ARGS[@]}`"),
+        ] {
+            let error = CommandLine::parse(Path::new("run.sh"), text, None).err().expect(text).to_string();
+            assert!(error.contains(named), "{error}");
+            assert!(error.ends_with("assign it in a line of its own above"), "{error}");
+        }
+        for rest in ["\"$@\"", "$*", "$EXTRA", "${@:2}", "\"$1\""] {
+            let command = read(&format!("trl dpo --learning_rate 5e-6 {rest} --beta 0.2"));
+            let expected = json!({ "learning_rate": "5e-6", "beta": "0.2" });
+            assert_eq!(settings(&command, Program::Trl), expected, "{rest}");
+            assert_eq!(command.left_out, [rest.trim_matches('"')]);
+        }
+    }
+
+    #[test]
+    fn launchers_stand_behind_other_commands() {
+        for (command, ranks) in [
+            ("nohup python dpo.py", Value::Null),
+            ("time accelerate launch --num_processes 2 dpo.py", json!("2")),
+            ("srun --ntasks 1 --gpus 2 torchrun --nproc_per_node 2 dpo.py", json!(2)),
+            ("docker run --gpus all -v $PWD:/w huggingface/trl trl dpo", Value::Null),
+            ("docker run --rm image python /w/dpo.py", Value::Null),
+            ("cd work && python dpo.py", Value::Null),
+            ("CUDA_VISIBLE_DEVICES=$GPU nohup python -u dpo.py", Value::Null),
+            ("if ! python dpo.py", Value::Null),
+            ("uv run trl dpo", Value::Null),
+            ("uv run dpo.py", Value::Null),
+        ] {
+            let found = read(&format!("{command} --max_length 64 2>&1 | tee log\n"));
+            assert_eq!(settings(&found, Program::Trl), json!({ "max_length": "64" }), "{command}");
+            assert_eq!(settings(&found, Program::Accelerate)["num_processes"], ranks, "{command}");
+            assert_eq!(found.method, Some("dpo"), "{command}");
+        }
+        for other in ["pip install trl", "echo python dpo.py", "docker build -t trl .", "git add dpo.py"] {
+            assert!(CommandLine::parse(Path::new("x"), other, None).unwrap().is_none(), "{other}");
+        }
     }
 }
 
@@ -387,5 +481,82 @@ mod translations {
             words(&["distill.temperature = 2.0", "distill.beta = 1.0", "distill.lmbda = 1.0"])
         );
         assert_eq!((online, missing), (words(&["online.max_new_tokens = 512"]), vec![]));
+    }
+
+    /// The translation of a file with this text.
+    fn translation(name: &str, text: &str) -> Result<crate::config::Draft, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(name);
+        fs::write(&path, text).unwrap();
+        let answers = Answers { ranks: Some(1), train: vec!["d.jsonl".to_owned()], ..Answers::default() };
+        let translated = translate(&[path], Some(Program::Trl), &answers, &Nothing);
+        translated.map(|translation| translation.draft).map_err(|error| error.to_string())
+    }
+
+    fn of_command(command: &str) -> Result<crate::config::Draft, String> {
+        translation("run.sh", &format!("{command} --model_name_or_path m --learning_rate 1e-5\n"))
+    }
+
+    #[test]
+    fn steps_that_are_no_number_are_an_error() {
+        for (value, found) in [("abc", "abc"), ("[10]", "[10]"), ("true", "true")] {
+            let text = format!("model_name_or_path: m\nbeta: 0.1\nmax_steps: {value}\n");
+            let error = translation("run.yaml", &text).unwrap_err();
+            assert!(error.contains("`max_steps`") && error.contains(&format!("found {found}")), "{error}");
+        }
+        let error = of_command("trl dpo --max_steps 10 20").unwrap_err();
+        assert!(error.contains("`max_steps`") && error.contains(r#"found ["10","20"]"#), "{error}");
+        let draft = of_command("trl dpo --max_steps 10 2>&1 | tee log").unwrap_err();
+        assert!(draft.contains("model"), "the options after the pipe are not its own: {draft}");
+        let draft = of_command("trl dpo --max_steps 10 2> log").unwrap();
+        assert_eq!(draft.get("train.steps"), Some(&10.into()));
+        let draft = of_command("trl dpo --max_steps -1 --num_train_epochs 2").unwrap();
+        assert_eq!(draft.get("train.epochs"), Some(&2.0.into()));
+    }
+
+    #[test]
+    fn trls_other_methods_are_translated_or_refused() {
+        for (method, keys) in [
+            ("trl orpo", vec![r#"method = "dpo""#, "objective.loss = { orpo = 1.0, sft = 1.0 }"]),
+            ("trl cpo", vec![r#"method = "dpo""#, "objective.loss = { cpo = 1.0, sft = 1.0 }"]),
+            ("python cpo.py --loss_type simpo", vec!["objective.loss = { sft = 1.0, simpo = 1.0 }"]),
+            ("trl bco", vec![r#"method = "kto""#, r#"objective.loss = "bco""#]),
+            ("trl kto", vec![r#"method = "kto""#]),
+            ("trl xpo", vec![r#"method = "online""#, r#"online.algorithm = "xpo""#]),
+            ("python nash_md.py", vec![r#"method = "online""#, r#"online.algorithm = "nash_md""#]),
+            ("trl grpo", vec![r#"method = "grpo""#]),
+        ] {
+            let draft = of_command(method).unwrap_or_else(|error| panic!("{method}: {error}"));
+            let found: Vec<_> = draft.keys.iter().map(|key| format!("{} = {}", key.key, key.value)).collect();
+            for key in keys {
+                assert!(found.iter().any(|found| found == key), "{method}: {key}: {found:?}");
+            }
+        }
+        for method in ["ppo", "rloo", "prm"] {
+            let error = of_command(&format!("trl {method}")).unwrap_err();
+            assert!(error.contains(&format!("run.sh:1: `method`: {method:?} cannot be had")), "{error}");
+            let all: Vec<_> = Method::all().map(|method| format!("{:?}", method.name())).collect();
+            assert!(error.contains(&all.join(", ")), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_setting_is_in_the_list_or_in_a_key() {
+        let text = "model_name_or_path: m\nbeta: 0.1\neval_strategy: steps\neval_steps: 50\n\
+            ref_model_mixup_alpha: 0.6\ndisable_dropout: false\nsync_ref_model: false\npacking: false\n\
+            use_peft: false\nload_in_4bit: false\nfp16: false\nwarmup_ratio: 0.0\n";
+        let draft = translation("run.yaml", text).unwrap();
+        let listed: Vec<_> = draft.not_needed.iter().map(|remark| remark.setting.as_str()).collect();
+        for setting in text.lines().skip(2) {
+            let setting = setting.trim().replace(": ", " = ");
+            assert!(listed.contains(&setting.as_str()), "{setting}: {listed:?}");
+        }
+    }
+
+    #[test]
+    fn words_for_further_arguments_are_listed() {
+        let draft = of_command("python dpo.py --beta 0.1 $EXTRA").unwrap();
+        let remark = draft.missing.iter().find(|remark| remark.setting == "$EXTRA").expect("listed");
+        assert_eq!(remark.reason, "it stands for arguments which no file tells; set what they set");
     }
 }

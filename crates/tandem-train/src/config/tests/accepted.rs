@@ -168,6 +168,8 @@ fn the_resolved_config_reads_back_as_the_same_value() {
         ]),
         set(&["compute.devices=cpu:4", "compute.reduction=fast", "compute.sharding=zero1"]),
         set(&["data.chat_template=chat.jinja"]),
+        set(&["data.chat_template={{ messages }}"]),
+        set(&["data.chat_template={%- for m in messages -%}{{ m.content }}{%- endfor -%}"]),
         set(&["data.chat_template='''{% for m in messages %}\n{{ m.content }}{% endfor %}'''"]),
         set(&["compute.deadline=60", "compute.tensor=4", "compute.replicate=2", "compute.pipeline=3"]),
         set(&["compute.deadline=60", "compute.engine=nccl", "compute.memory=1.5GiB"]),

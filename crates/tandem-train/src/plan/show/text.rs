@@ -30,14 +30,14 @@ impl Plan {
         let (tokens, scored) = (grouped(data.max_micro_batch_tokens), grouped(data.max_scored_rows));
         text += &match data.assumed {
             Some(_) => format!(
-                "{} rows in a step; no data yet: micro-batches of {tokens} tokens, {scored} of them scored, are assumed",
-                self.batch_size
+                "{} in a step; no data yet: micro-batches of {tokens} tokens, {scored} of them scored, are assumed",
+                counted(self.batch_size, "row")
             ),
             None => format!(
-                "{} steps of {} rows; {} training rows, {} held out; micro-batches of up to {tokens} tokens, {scored} of them scored",
-                self.steps,
-                self.batch_size,
-                grouped(data.train_rows),
+                "{} of {}; {}, {} held out; micro-batches of up to {tokens} tokens, {scored} of them scored",
+                counted(self.steps as usize, "step"),
+                counted(self.batch_size, "row"),
+                counted(data.train_rows, "training row"),
                 grouped(data.eval_rows),
             ),
         };
@@ -361,9 +361,26 @@ pub fn grouped(number: usize) -> String {
     out
 }
 
+/// A number of things, with the plural's ending if there is not just one.
+pub(crate) fn counted(number: usize, thing: &str) -> String {
+    let ending = match (number, thing) {
+        (1, _) => "",
+        (_, "micro-batch") => "es",
+        _ => "s",
+    };
+    format!("{} {thing}{ending}", grouped(number))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_thing_has_no_plural() {
+        let words =
+            [counted(1, "row"), counted(1200, "row"), counted(1, "micro-batch"), counted(2, "micro-batch")];
+        assert_eq!(words, ["1 row", "1,200 rows", "1 micro-batch", "2 micro-batches"]);
+    }
 
     #[test]
     fn ranks_are_named_in_runs() {

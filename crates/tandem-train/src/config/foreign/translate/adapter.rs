@@ -39,7 +39,9 @@ impl Translator<'_> {
             if let Some((_, given)) = format {
                 self.missing(&given, "full training changes every weight; frozen formats need an adapter");
             }
-            self.part(Part::DisableDropout);
+            if let Some(given) = self.part(Part::DisableDropout) {
+                self.not_needed(&given, "no adapter trains, and nothing else has a dropout");
+            }
             return Ok(());
         }
         if let Some(given) = wanted {
@@ -162,10 +164,13 @@ impl Translator<'_> {
     /// TRL's DPO and reward trainers set every dropout to 0, that of the adapter too.
     fn dropout(&mut self) -> Result<()> {
         let (given, disable) = (self.part(Part::Dropout), self.part(Part::DisableDropout));
-        let is_disabled = match disable {
+        let is_disabled = match &disable {
             Some(given) => given.flag()?,
             None => self.method != Method::Sft,
         };
+        if let (None, Some(disable)) = (&given, &disable) {
+            self.not_needed(disable, "the only dropout is `adapter.dropout`");
+        }
         let default = match self.program {
             Program::Trl if self.draft.get("adapter.rank").is_some() => 0.05,
             _ => 0.0,

@@ -149,8 +149,10 @@ impl Translator<'_> {
     pub(super) fn length(&mut self) -> Result<()> {
         let (steps, epochs) = (self.part(Part::MaxSteps), self.part(Part::Epochs));
         let examples = self.part(Part::Examples).filter(|given| !is_off(&given.value));
-        let is_set = |given: &Given| as_number(&given.value).is_some_and(|steps| steps > 0.0);
         if let Some(given) = examples {
+            for other in [steps, epochs].into_iter().flatten() {
+                self.not_needed(&other, "the number of examples is given");
+            }
             let batch = self.batch_size();
             self.draft.remove("train.epochs");
             self.draft.set(
@@ -160,12 +162,15 @@ impl Translator<'_> {
             );
             return Ok(());
         }
-        if let Some(given) = steps.filter(is_set) {
-            self.draft.set("train.steps", given.count()? as i64, given.shown());
-            if let Some(epochs) = epochs {
-                self.not_needed(&epochs, "the number of steps is given");
+        if let Some(given) = steps {
+            if given.number()? > 0.0 {
+                self.draft.set("train.steps", given.count()? as i64, given.shown());
+                if let Some(epochs) = epochs {
+                    self.not_needed(&epochs, "the number of steps is given");
+                }
+                return Ok(());
             }
-            return Ok(());
+            self.not_needed(&given, "a number that is not positive leaves it to the epochs");
         }
         if self.draft.get("train.epochs").is_some() {
             return Ok(());
@@ -436,16 +441,12 @@ impl Translator<'_> {
         let (strategy, steps, per_epoch) =
             (self.part(Part::EvalStrategy), self.part(Part::EvalSteps), self.part(Part::EvalsPerEpoch));
         let has_eval = self.draft.get("data.eval").is_some();
-        let given = [&strategy, &steps, &per_epoch]
-            .into_iter()
-            .flatten()
-            .find(|given| !is_off(&given.value))
-            .cloned();
-        match given {
-            Some(given) if !has_eval => {
+        if has_eval {
+            self.every("train.eval_every", strategy, steps, per_epoch)?;
+        } else {
+            for given in [strategy, steps, per_epoch].into_iter().flatten() {
                 self.not_needed(&given, "there are no held-out rows; give `data.eval`");
             }
-            _ => self.every("train.eval_every", strategy, steps, per_epoch)?,
         }
         if let Some(given) = self.part(Part::EvalExamples) {
             let batch = self.batch_size();
@@ -527,32 +528,37 @@ impl Translator<'_> {
     ) -> Result<()> {
         let word = strategy.as_ref().and_then(|given| given.value.as_str()).unwrap_or("steps").to_owned();
         match (strategy, steps, per_epoch) {
-            (Some(strategy), steps, _) if is_off(&strategy.value) => {
-                for given in [Some(strategy), steps].into_iter().flatten() {
+            (Some(strategy), steps, per_epoch) if is_off(&strategy.value) => {
+                for given in [Some(strategy), steps, per_epoch].into_iter().flatten() {
                     self.not_needed(&given, format!("`{key}` is 0 unless given: at the end only"));
                 }
             }
-            (Some(strategy), ..) if word == "epoch" => self.times_per_epoch(key, &strategy, 1)?,
+            (Some(strategy), steps, per_epoch) if word == "epoch" => {
+                self.times_per_epoch(key, &strategy, 1)?;
+                for given in [steps, per_epoch].into_iter().flatten() {
+                    self.not_needed(&given, format!("`{key}` is once an epoch: {}", strategy.shown()));
+                }
+            }
             (None, None, Some(times)) if !is_off(&times.value) => {
                 let count = times.count()?;
                 self.times_per_epoch(key, &times, count)?;
             }
-            (strategy, Some(steps), _) => {
+            (strategy, Some(steps), per_epoch) => {
                 let number = steps.number()?;
                 if number >= 1.0 || number == 0.0 {
                     self.draft.set(key, number as i64, steps.shown());
                 } else {
                     self.missing(&steps, format!("`{key}` is a number of steps, not a share of them"));
                 }
-                if let Some(strategy) = strategy {
-                    self.not_needed(&strategy, format!("`{key}` counts steps"));
+                for given in [strategy, per_epoch].into_iter().flatten() {
+                    self.not_needed(&given, format!("`{key}` counts steps"));
                 }
             }
-            (Some(strategy), None, _) => {
-                self.not_needed(
-                    &strategy,
-                    format!("`{key}` counts steps, and is 0 unless given: at the end only"),
-                );
+            (Some(strategy), None, per_epoch) => {
+                for given in [Some(strategy), per_epoch].into_iter().flatten() {
+                    let reason = format!("`{key}` counts steps, and is 0 unless given: at the end only");
+                    self.not_needed(&given, reason);
+                }
             }
             _ => {}
         }

@@ -22,7 +22,7 @@ use super::document::{Document, at};
 use super::name::{Converted, Meaning, Part};
 use super::values::{as_count, as_flag, as_number, is_off, shown};
 use crate::config::Method;
-use crate::config::draft::{Draft, Remark};
+use crate::config::draft::{Draft, DraftKey, Remark};
 use crate::config::error::{ConfigError, Place, Problem, Result};
 use crate::objective::PolicyLoss;
 
@@ -89,17 +89,26 @@ pub fn translate(
     answers: &Answers,
     facts: &dyn Facts,
 ) -> Result<Translation> {
-    let mut sources = Sources { documents: Vec::new(), method: None, kind, seen: Vec::new() };
+    let mut sources =
+        Sources { documents: Vec::new(), method: None, left_out: Vec::new(), kind, seen: Vec::new() };
     for file in files {
         sources.read(file, kind)?;
     }
     Translator::new(sources, answers, facts)?.finish()
 }
 
+/// Every method in quotation marks.
+fn methods() -> String {
+    Method::all().map(|method| format!("{:?}", method.name())).collect::<Vec<_>>().join(", ")
+}
+
 /// All documents of a run.
 struct Sources {
     documents: Vec<Document>,
-    method: Option<Method>,
+    /// Method that the name of a command's script says.
+    method: Option<Given>,
+    /// Words of a command that stand for arguments which no file tells.
+    left_out: Vec<String>,
     kind: Option<Program>,
     seen: Vec<PathBuf>,
 }
@@ -127,7 +136,15 @@ impl Sources {
                 "expected YAML, JSON or the command line of a training script, found neither of them",
             ));
         };
-        self.method = command.method.or(self.method);
+        if let Some(method) = command.method {
+            self.method = Some(Given {
+                setting: "method".to_owned(),
+                value: method.into(),
+                place: Place::File { path: path.to_owned(), line: Some(command.line) },
+                program: Program::Trl,
+            });
+        }
+        self.left_out.extend(command.left_out);
         for (file, kind) in command.files {
             self.read(&beside(path, &file), kind.or(self.kind.filter(|_| kind.is_none())))?;
         }
@@ -216,6 +233,8 @@ struct Translator<'a> {
     answers: &'a Answers,
     facts: &'a dyn Facts,
     parts: BTreeMap<Part, Given>,
+    /// Parts that were made into keys or remarks.
+    taken: Vec<Given>,
     draft: Draft,
     method: Method,
     /// Place of errors about something missing.
@@ -245,6 +264,7 @@ impl<'a> Translator<'a> {
             answers,
             facts,
             parts: BTreeMap::new(),
+            taken: Vec::new(),
             draft: Draft::default(),
             method: Method::Sft,
             file,
@@ -256,6 +276,10 @@ impl<'a> Translator<'a> {
             let settings: Vec<_> =
                 document.settings.iter().map(|(name, value)| (name.clone(), value)).collect();
             translator.collect(document, &settings)?;
+        }
+        for setting in &sources.left_out {
+            let reason = "it stands for arguments which no file tells; set what they set".to_owned();
+            translator.draft.missing.push(Remark { setting: setting.clone(), reason });
         }
         translator.method = translator.find_method(&sources)?;
         Ok(translator)
@@ -350,12 +374,32 @@ impl<'a> Translator<'a> {
         for given in rest {
             self.not_needed(&given, "another setting says it already, or its value is that of the default");
         }
+        for given in self.unmentioned() {
+            self.not_needed(&given, "it is off here too");
+        }
         let Self { draft, programs, ranks, machines, packed, .. } = self;
         Ok(Translation { draft, programs, ranks, machines, packed })
     }
 
     fn part(&mut self, part: Part) -> Option<Given> {
-        self.parts.remove(&part)
+        let given = self.parts.remove(&part)?;
+        self.taken.push(given.clone());
+        Some(given)
+    }
+
+    /// Settings that are off and that neither a key nor a remark mentions.
+    fn unmentioned(&mut self) -> Vec<Given> {
+        let mut taken = std::mem::take(&mut self.taken);
+        let Draft { keys, not_needed, missing, .. } = &self.draft;
+        taken.retain(|given| {
+            let is_of = |key: &DraftKey| {
+                key.comment.contains(&given.setting) || key.key.rsplit('.').next() == Some(&given.setting)
+            };
+            is_off(&given.value)
+                && !keys.iter().any(is_of)
+                && !not_needed.iter().chain(missing).any(|remark| remark.setting == given.shown())
+        });
+        taken
     }
 
     fn not_needed(&mut self, given: &Given, reason: impl Into<String>) {
@@ -389,8 +433,8 @@ impl<'a> Translator<'a> {
         if is_reward {
             return Ok(Method::Reward);
         }
-        if let Some(method) = sources.method {
-            return Ok(method);
+        if let Some(given) = &sources.method {
+            return self.method_named(given);
         }
         match self.program {
             Program::Axolotl | Program::LlamaFactory => Ok(Method::Sft),
@@ -414,6 +458,35 @@ impl<'a> Translator<'a> {
                 self.parts.insert(Part::Loss, Given { value: vec![name, "sft"].into(), ..given.clone() });
                 Method::Dpo
             }
+            "cpo" => {
+                let loss = self.part(Part::Loss);
+                let ours = match loss.as_ref().map(|loss| (loss, loss.value.as_str())) {
+                    None | Some((_, Some("sigmoid"))) => "cpo",
+                    Some((_, Some("simpo"))) => "simpo",
+                    Some((loss, _)) => {
+                        return Err(loss.conflict(
+                            "it cannot be had with CPO; give \"sigmoid\" or \"simpo\", or a loss of docs/losses.md",
+                        ));
+                    }
+                };
+                self.parts.insert(Part::Loss, Given { value: vec![ours, "sft"].into(), ..given.clone() });
+                Method::Dpo
+            }
+            "bco" => {
+                self.parts.insert(Part::Loss, Given { value: "bco".into(), ..given.clone() });
+                Method::Kto
+            }
+            "grpo" if given.program == Program::Trl => Method::Grpo,
+            "grpo" => {
+                return Err(given.conflict(format!(
+                    "{name:?} cannot be had from {}'s settings; give --method grpo, and a judge for each reward function",
+                    given.program.title()
+                )));
+            }
+            "xpo" | "nash_md" => {
+                self.draft.set("online.algorithm", name, given.shown());
+                Method::Online
+            }
             "pt" => {
                 self.draft.set("data.loss_on", "all", given.shown());
                 Method::Sft
@@ -422,7 +495,8 @@ impl<'a> Translator<'a> {
             "gkd" | "distillation" => Method::Distill,
             _ => {
                 return Err(given.conflict(format!(
-                    "{name:?} cannot be had; methods here are \"sft\", \"dpo\", \"kto\", \"reward\" and \"online\""
+                    "{name:?} cannot be had; methods here are {}, and a loss is `objective.loss` (docs/losses.md)",
+                    methods()
                 )));
             }
         })
@@ -500,7 +574,8 @@ impl<'a> Translator<'a> {
                  --data",
             )),
             None => {
-                Err(self.lacking("method", "`--method sft`, `dpo` or `reward`, which no setting here tells"))
+                let give = format!("`--method sft`, or another of {}, which no setting here tells", methods());
+                Err(self.lacking("method", &give))
             }
         }
     }

@@ -5,7 +5,7 @@ use toml::Value as Toml;
 
 use super::{Given, Translator};
 use crate::config::Method;
-use crate::config::draft::DraftKey;
+use crate::config::draft::{DraftKey, Remark};
 use crate::config::error::Result;
 use crate::config::foreign::name::Part;
 use crate::config::foreign::values::{as_number, as_texts, is_off};
@@ -208,7 +208,12 @@ impl Translator<'_> {
             }
         }
         if !is_sync {
-            self.draft.keys.retain(|key| !key.key.starts_with("reference.sync_"));
+            let is_sync = |key: &DraftKey| key.key.starts_with("reference.sync_");
+            for key in self.draft.keys.extract_if(.., |key| is_sync(key)) {
+                let setting = if key.comment.is_empty() { key.key } else { key.comment };
+                let reason = "the reference stays as it is without sync_ref_model".to_owned();
+                self.draft.not_needed.push(Remark { setting, reason });
+            }
         }
         Ok(())
     }
