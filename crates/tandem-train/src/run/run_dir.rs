@@ -92,6 +92,11 @@ impl Drop for Lock {
     }
 }
 
+/// Path of the resolved config.
+pub(crate) fn config_path(output: &Path) -> PathBuf {
+    output.join(CONFIG)
+}
+
 /// Path of the trained model.
 pub fn final_path(output: &Path) -> PathBuf {
     output.join("final")
@@ -133,7 +138,7 @@ impl RunDir {
 
     /// `config.toml`.
     pub fn config_path(&self) -> PathBuf {
-        self.path.join(CONFIG)
+        config_path(&self.path)
     }
 
     /// `plan.json`.
