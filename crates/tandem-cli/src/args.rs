@@ -1,6 +1,7 @@
 //! Command line definition for clap. Every doc comment here is part of the manual.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -119,6 +120,14 @@ pub(crate) struct TrainArguments {
     pub profile: bool,
 }
 
+impl TrainArguments {
+    /// Returns the changes to the configuration.
+    pub(crate) fn overrides(&self) -> Vec<String> {
+        let memory = self.memory.iter().map(|size| format!("compute.memory={size}"));
+        self.run.overrides.iter().cloned().chain(memory).collect()
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct PlanArguments {
     /// The run's configuration. Paths in it are relative to it.
@@ -187,6 +196,15 @@ fn tokens(text: &str) -> Result<usize, String> {
 
 fn threads(text: &str) -> Result<usize, String> {
     number(text, 4096)
+}
+
+fn completions(text: &str) -> Result<usize, String> {
+    number(text, 1 << 16)
+}
+
+/// Parses a number of at least 1.
+pub(crate) fn count(text: &str) -> Result<NonZeroUsize, &'static str> {
+    text.parse().map_err(|_| "expected a number of at least 1")
 }
 
 /// Parses a number from 1 to `most`.
@@ -437,7 +455,7 @@ pub(crate) struct ChatArguments {
     #[arg(long)]
     pub system: Option<String>,
     /// Most tokens of a conversation; not more than the model has positions.
-    #[arg(long, default_value_t = 4096)]
+    #[arg(long, default_value_t = 4096, value_parser = tokens)]
     pub context: usize,
     #[command(flatten)]
     pub sampling: SamplingArguments,
@@ -462,10 +480,10 @@ pub(crate) struct ServeArguments {
     #[arg(long, value_name = "NAME")]
     pub key_env: Option<String>,
     /// Most tokens of a prompt and its completion, within the model's context length.
-    #[arg(long, default_value_t = 4096)]
+    #[arg(long, default_value_t = 4096, value_parser = tokens)]
     pub context: usize,
     /// Most completions in progress at once.
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value_t = 16, value_parser = completions)]
     pub max_batch: usize,
     /// Most tokens of all prompts and completions in progress; default: four times --context.
     /// Further requests wait.
@@ -539,23 +557,23 @@ impl FromStr for Place {
 #[derive(Debug, Args)]
 pub(crate) struct SamplingArguments {
     /// Most tokens to generate for a prompt. A completion also ends where the model's context ends.
-    #[arg(long, default_value_t = 256)]
+    #[arg(long, default_value_t = 256, value_parser = tokens)]
     pub max_new_tokens: usize,
     /// Sampling temperature. 0 takes the most likely token, the default of `generate`; 1 samples
     /// from the model's distribution; `chat` has 0.7.
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub temperature: Option<f32>,
     /// Sample among this many most likely tokens only.
     #[arg(long)]
     pub top_k: Option<usize>,
     /// Sample among the most likely tokens whose probabilities add up to this.
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub top_p: Option<f32>,
     /// Sample among tokens at least this fraction as likely as the most likely one.
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub min_p: Option<f32>,
     /// Penalty on tokens that the prompt or completion already holds; 1 is none.
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
     pub repetition_penalty: f32,
     /// Stop string, not part of the completion; may be repeated.
     #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]

@@ -54,15 +54,7 @@ impl Exit {
         } else if let Some(error) = cause.downcast_ref::<HubError>() {
             Some(if error.is_mistake() { Self::UserMistake } else { Self::OwnFault })
         } else {
-            cause.downcast_ref::<io::Error>().map(Self::from_io)
-        }
-    }
-
-    /// A path of the command line that exists already is the user's mistake too.
-    fn from_io(error: &io::Error) -> Self {
-        match error.kind() {
-            io::ErrorKind::AlreadyExists => Self::UserMistake,
-            _ => Fault::of_io(error).into(),
+            cause.downcast_ref::<io::Error>().map(|error| Fault::of_io(error).into())
         }
     }
 }

@@ -1,20 +1,18 @@
 //! Names of the hub on the command line and in configurations: downloaded here, before a command
 //! does anything else, and replaced by local paths.
 
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use tandem_hub::{Hub, HubError, HubName, ModelFiles, Progress};
-use tandem_model::PeftFolder;
-use tandem_train::config::{HubPart, HubUse, JudgeSection, Problem, load_judges_fetched};
+use tandem_model::{ModelFolder, PeftFolder};
+use tandem_train::config::{HubPart, HubUse, JudgeSection, Place, load_judges_fetched};
 use tandem_train::run::run_dir;
 use tandem_train::{Config, TrainError};
 
-use crate::args::{Arguments, Command, TrainArguments, WeightArguments};
+use crate::args::{TrainArguments, WeightArguments};
 use crate::commands::checkpoint;
 use crate::exit::mistake;
 use crate::log;
@@ -30,7 +28,14 @@ pub(crate) fn config(path: &Path, overrides: &[String], files: ModelFiles) -> an
 /// Reads a configuration's text as [`config`] reads a file in the current folder.
 pub(crate) fn config_text(text: &str, overrides: &[String], files: ModelFiles) -> anyhow::Result<Config> {
     let place = Path::new("the command line");
-    Ok(Config::parse_fetched(text, place, overrides, &mut |name| fetch(name, files))?)
+    let read = Config::parse_fetched(text, place, overrides, &mut |name| fetch(name, files));
+    Ok(read.map_err(|mut error| {
+        if let Place::File { line, .. } = &mut error.place {
+            // Nobody has seen the text.
+            *line = None;
+        }
+        error
+    })?)
 }
 
 /// Reads a file of judges and downloads the reward models that it names on the hub.
@@ -69,6 +74,7 @@ pub(crate) fn weights(given: &WeightArguments) -> anyhow::Result<WeightArguments
     let adapter = given.adapter.as_deref().map(|adapter| model(adapter, ModelFiles::Adapter)).transpose()?;
     let found = model(&made_by_run(&given.model)?, ModelFiles::Whole)?;
     if found.join("config.json").exists() || !found.join("adapter_config.json").exists() {
+        ModelFolder::open(&found).map_err(TrainError::from)?;
         return Ok(WeightArguments { model: found, adapter });
     }
     if let Some(adapter) = adapter {
@@ -131,32 +137,14 @@ pub(crate) fn repository(given: &Path) -> Option<String> {
 /// anything; the ranks then take the same commits from the cache.
 ///
 /// # Errors
-/// If a download fails. Any other mistake is left to the ranks, which report it.
-pub(crate) fn prepare(command: &[String]) -> anyhow::Result<bool> {
-    let Some(arguments) = train_arguments(command) else { return Ok(false) };
+/// The configuration has a mistake, or a download fails.
+pub(crate) fn prepare(arguments: &TrainArguments) -> anyhow::Result<bool> {
     let mut is_named = false;
-    let read = Config::load_fetched(&arguments.run.config, &arguments.run.overrides, &mut |name| {
+    Config::load_fetched(&arguments.run.config, &arguments.overrides(), &mut |name| {
         is_named = true;
         fetch(name, ModelFiles::Whole)
-    });
-    match read {
-        Err(error) if matches!(error.problem, Problem::Hub { .. }) => Err(error.into()),
-        _ => Ok(is_named),
-    }
-}
-
-/// Reads the configuration of a launcher's command, if the ranks could read it.
-pub(crate) fn launched_config(command: &[String]) -> Option<Config> {
-    let arguments = train_arguments(command)?;
-    config(&arguments.run.config, &arguments.run.overrides, ModelFiles::Whole).ok()
-}
-
-fn train_arguments(command: &[String]) -> Option<TrainArguments> {
-    let words = std::iter::once("tandem".as_ref()).chain(command.iter().map(AsRef::<OsStr>::as_ref));
-    match Arguments::try_parse_from(words) {
-        Ok(Arguments { command: Command::Train(arguments), .. }) => Some(arguments),
-        _ => None,
-    }
+    })?;
+    Ok(is_named)
 }
 
 /// Progress of downloads on stderr: a bar on a terminal, else a line every two seconds.

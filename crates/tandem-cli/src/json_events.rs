@@ -21,7 +21,7 @@ fn to_json(event: &Event<'_>) -> Option<Value> {
             "host_bytes": plan.host_bytes(),
             "file_bytes": plan.file_bytes(),
         }),
-        Event::Started { step, steps, resumed_from } => {
+        Event::Started { step, steps, resumed_from, .. } => {
             json!({ "kind": "started", "step": step, "steps": steps, "resumed_from": resumed_from })
         }
         Event::Record(record) => {

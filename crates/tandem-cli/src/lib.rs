@@ -47,6 +47,9 @@ pub fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> anyhow::Result<Exit> {
+    if !matches!(arguments.command, Command::Train(_) | Command::Launch(_)) {
+        commands::refuse_several_ranks()?;
+    }
     match arguments.command {
         Command::Train(train) => commands::train::run(&train, arguments.log),
         Command::Plan(arguments) => commands::plan::run(&arguments),

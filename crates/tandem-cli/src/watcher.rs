@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use tandem_train::Config;
 use tandem_train::config::Method;
 use tandem_train::events::{Event, Observer};
 use tandem_train::metrics::{Record, Split};
 use tandem_train::run::run_dir::LOG;
+use tandem_train::{Config, size};
 
 use crate::closing::{self, Samples};
 use crate::step_line::{StepLine, in_words};
@@ -44,6 +44,24 @@ pub(crate) struct Watcher {
     save: Arc<AtomicBool>,
     /// Set while a signal ends the process at once.
     at_once: Arc<AtomicBool>,
+}
+
+/// Unit of a bar's position.
+#[derive(Clone, Copy)]
+enum Unit {
+    Bytes,
+    Rows,
+    Steps,
+}
+
+impl Unit {
+    /// Template of the bar.
+    fn template(self) -> &'static str {
+        match self {
+            Self::Bytes => "{prefix} {binary_bytes}/{binary_total_bytes}  {msg}  {wide_bar}",
+            Self::Rows | Self::Steps => "{prefix} {pos}/{len}  {msg}  {wide_bar}",
+        }
+    }
 }
 
 /// File of the lines that were shown.
@@ -149,7 +167,7 @@ impl Watcher {
     }
 
     /// Points the bar at `subject`, replacing the one it showed.
-    fn turn_to(&mut self, subject: &str, total: u64, done: u64) {
+    fn turn_to(&mut self, subject: &str, total: u64, done: u64, unit: Unit) {
         if self.subject == subject {
             return;
         }
@@ -157,22 +175,24 @@ impl Watcher {
         self.last_line = None;
         if let Some(bar) = &mut self.bar {
             bar.finish_and_clear();
-            let style = ProgressStyle::with_template("{prefix} {pos}/{len}  {msg}  {wide_bar}")
-                .expect("the template is a constant");
+            let style = ProgressStyle::with_template(unit.template()).expect("the template is a constant");
             *bar =
                 ProgressBar::new(total).with_style(style).with_prefix(subject.to_owned()).with_position(done);
             log::set_bar(Some(bar.clone()));
         }
     }
 
-    fn count(&mut self, subject: &str, done: u64, total: u64) {
-        self.turn_to(subject, total, done);
+    fn count(&mut self, subject: &str, done: u64, total: u64, unit: Unit) {
+        self.turn_to(subject, total, done, unit);
         if let Some(bar) = &self.bar {
             bar.set_length(total);
             bar.set_position(done);
         } else if done == total || self.last_line.is_none_or(|at| at.elapsed() >= PATIENCE) {
             self.last_line = Some(Instant::now());
-            self.say(&format!("{subject} {done}/{total}"));
+            self.say(&match unit {
+                Unit::Bytes => format!("{subject} {}/{}", size::in_words(done), size::in_words(total)),
+                Unit::Rows | Unit::Steps => format!("{subject} {done}/{total}"),
+            });
         }
     }
 
@@ -195,7 +215,7 @@ impl Watcher {
     fn step(&mut self, record: &Record, line: &StepLine) {
         let step = record.step();
         let steps = self.steps;
-        self.turn_to("train", steps, step);
+        self.turn_to("train", steps, step, Unit::Steps);
         let left = self.began.filter(|(_, first)| step > *first).map(|(at, first)| {
             in_words(at.elapsed().mul_f64(steps.saturating_sub(step) as f64 / (step - first) as f64))
         });
@@ -256,7 +276,7 @@ impl Observer for Watcher {
         }
         match event {
             Event::Tokenizing { split, done, total } => {
-                self.count(&format!("tokenise {} rows", split.name()), *done, *total);
+                self.count(&format!("tokenise {} rows", split.name()), *done, *total, Unit::Bytes);
             }
             Event::Data { split, cache } => {
                 for line in cache.report_lines() {
@@ -265,11 +285,12 @@ impl Observer for Watcher {
             }
             Event::Plan(plan) => self.say(&plan.to_string()),
             Event::Reference { split, done, total } => {
-                self.count(&format!("reference on {} rows", split.name()), *done, *total);
+                self.count(&format!("reference on {} rows", split.name()), *done, *total, Unit::Rows);
             }
-            Event::Started { step, steps, resumed_from } => {
+            Event::Started { step, steps, resumed_from, advice } => {
                 self.at_once.store(false, Ordering::Relaxed);
                 self.steps = *steps;
+                self.troubles.extend(advice.iter().map(|advice| advice.finding.clone()));
                 self.began = Some((Instant::now(), *step));
                 self.open_log(resumed_from.is_some());
                 if let Some(path) = resumed_from {

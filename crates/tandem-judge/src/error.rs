@@ -44,6 +44,11 @@ pub enum JudgeError {
         "judge `{judge}`: none of {pairs} pairs could be compared by {address}; the last reason: {reason}"
     )]
     NoPair { judge: String, address: String, pairs: usize, reason: String },
+    /// A judge that counts and may not abstain scored no response of a call.
+    #[error(
+        "judge `{judge}`: 0 of {answers} answers scored: {reason}; `may_abstain = true` allows a judge to score none"
+    )]
+    NoScore { judge: String, answers: usize, reason: String },
     /// The budget of requests is spent.
     #[error(
         "judge `{judge}`: the budget of {budget} requests is spent; raise `budget`, or continue with another judge"

@@ -67,6 +67,9 @@ impl Panel {
     }
 
     /// Assesses each response of each group, in order; the judges work one after another.
+    ///
+    /// # Errors
+    /// A judge fails, or one that counts and may not abstain scores none of the responses.
     pub fn judge(
         &mut self,
         groups: &[PromptWithCompletions<'_>],
@@ -75,10 +78,21 @@ impl Panel {
         let empty = Assessment { total: None, verdicts: Vec::with_capacity(self.members.len()) };
         let mut assessments: Vec<_> =
             groups.iter().map(|group| vec![empty.clone(); group.answers.len()]).collect();
-        for Member { judge, .. } in &mut self.members {
+        for Member { judge, weight, may_abstain } in &mut self.members {
             let said = judge.judge(groups, stop)?;
             let is_whole = said.iter().map(Vec::len).eq(groups.iter().map(|group| group.answers.len()));
             assert!(is_whole, "judge `{}` did not give one verdict for each answer", judge.name());
+            if let Some(last) = said.iter().flatten().last()
+                && *weight != 0.0
+                && !*may_abstain
+                && said.iter().flatten().all(|verdict| verdict.score.is_none())
+            {
+                return Err(JudgeError::NoScore {
+                    judge: judge.name().to_owned(),
+                    answers: said.iter().map(Vec::len).sum(),
+                    reason: last.said.as_str().map_or_else(|| last.said.to_string(), str::to_owned),
+                });
+            }
             for (assessment, verdict) in assessments.iter_mut().flatten().zip(said.into_iter().flatten()) {
                 assessment.verdicts.push(verdict);
             }

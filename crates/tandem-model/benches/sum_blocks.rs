@@ -129,6 +129,7 @@ fn run(arguments: &Arguments, dtype: DType) -> Result<()> {
             dropout: 0.0,
             targets: Targets::AllLinear,
             modules_to_save: Vec::new(),
+            file: None,
         };
         let adapter = Adapter::new(config, decoder.spec())?;
         Ok(decoder.with_adapter(adapter))

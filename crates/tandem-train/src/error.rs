@@ -244,6 +244,7 @@ impl Fault {
     pub fn of_io(error: &io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::NotFound
+            | io::ErrorKind::AlreadyExists
             | io::ErrorKind::PermissionDenied
             | io::ErrorKind::NotADirectory
             | io::ErrorKind::IsADirectory

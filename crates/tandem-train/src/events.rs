@@ -54,6 +54,8 @@ pub enum Event<'a> {
         steps: u64,
         /// The checkpoint continued from.
         resumed_from: Option<&'a Path>,
+        /// Advice on the steps before it, which an earlier process has given.
+        advice: &'a [Advice],
     },
     /// Policy and reference start from different weights: the mean over the first batch's answer
     /// tokens of log π(token) − log ref(token), in nats.

@@ -43,6 +43,7 @@ pub(crate) fn run(arguments: &ChatArguments) -> anyhow::Result<Exit> {
     let mut chat = Chat {
         generator: model.generator()?,
         model: &model,
+        context: arguments.context,
         sampling,
         max_new_tokens,
         stop,
@@ -65,6 +66,8 @@ pub(crate) fn run(arguments: &ChatArguments) -> anyhow::Result<Exit> {
 
 struct Chat<'a> {
     model: &'a Loaded,
+    /// The given limit of a conversation; the model's own may be lower.
+    context: usize,
     generator: Generator<'a>,
     sampling: Sampling,
     max_new_tokens: usize,
@@ -115,8 +118,12 @@ impl Chat<'_> {
         let prompt = match encode_chat(self.model.tokenizer(), &self.messages) {
             Ok(prompt) if prompt.len() < room => prompt,
             Ok(prompt) => {
+                let limit = match room < self.context {
+                    true => "the limit is the model's context",
+                    false => "--context raises the limit",
+                };
                 eprintln!(
-                    "The conversation has {} tokens, but only {room} fit: /reset starts a new one, --context raises the limit.",
+                    "The conversation has {} tokens, but only {room} fit: /reset starts a new one, {limit}.",
                     prompt.len()
                 );
                 self.messages.pop();

@@ -23,10 +23,11 @@ pub(crate) fn run(arguments: &MergeArguments) -> anyhow::Result<Exit> {
     let adapter = &hub::model(&hub::made_by_run(adapter)?, ModelFiles::Adapter)?;
     PeftFolder::open(adapter).map_err(TrainError::from)?;
     let base = match base {
-        Some(base) => hub::model(base, ModelFiles::Whole),
-        None => hub::base_of(adapter),
-    };
-    let base = base.context("cannot read the base model; --base names another folder")?;
+        Some(base) => hub::model(base, ModelFiles::Whole).context("cannot read the base model (--base)"),
+        None => {
+            hub::base_of(adapter).context("cannot read the adapter's base model; give its folder with --base")
+        }
+    }?;
     let num_parameters = merge(adapter, output, &base, dtype)?;
     print_lines(&[format!("{}: {num_parameters} parameters", output.display())])?;
     Ok(Exit::Done)

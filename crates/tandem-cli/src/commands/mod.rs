@@ -28,10 +28,11 @@ use tandem_comm::Launch;
 use crate::exit::mistake;
 
 /// Refuses to run as one of several processes of a launcher.
-fn refuse_several_ranks() -> anyhow::Result<()> {
-    let launch = Launch::detect()?;
-    if launch.is_distributed() {
-        let Launch { launcher, process, num_processes, .. } = launch;
+pub(crate) fn refuse_several_ranks() -> anyhow::Result<()> {
+    // Contradictory variables, as in a batch script, are for `train` to explain.
+    if let Ok(Launch { launcher, process, num_processes, .. }) = Launch::detect()
+        && num_processes > 1
+    {
         return Err(mistake(format!(
             "this command runs in one process; {launcher} started this one as {process} of {num_processes}"
         )));

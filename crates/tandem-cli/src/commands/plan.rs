@@ -15,7 +15,7 @@ use tandem_train::plan::estimate::device::{DeviceKind, DeviceTable, Devices};
 use tandem_train::plan::estimate::{Gpu, measure};
 use tandem_train::plan::show::text::{best_of, rank_names, ranking};
 use tandem_train::plan::{PlanInputs, RunPlan, SyntheticBatch};
-use tandem_train::{Config, TrainError, chain, config};
+use tandem_train::{Config, TrainError, chain, config, weights};
 
 use crate::args::PlanArguments;
 use crate::commands::init::fresh;
@@ -61,6 +61,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
             PlanInputs::assume(&config, SyntheticBatch { tokens, scored: arguments.assume_scored })?;
         return show(arguments, &config, &outline, &devices);
     }
+    weights::check_given(&config)?;
     let prepared = RunInputs::open(&config, &mut watcher)?;
     watcher.finish();
     show(arguments, &config, &PlanInputs::new(&prepared), &devices)

@@ -8,7 +8,7 @@ use tandem_train::metrics::{Advisor, Record, Split, read_records};
 use tandem_train::run::run_dir;
 
 use crate::args::RunsArguments;
-use crate::exit::Exit;
+use crate::exit::{self, Exit};
 use crate::output::print_lines;
 use crate::run_folder::{self, Keys};
 use crate::step_line::{ACCURACIES, MARGINS};
@@ -29,9 +29,16 @@ pub(crate) fn run(arguments: &RunsArguments) -> anyhow::Result<Exit> {
     if folders.is_empty() {
         return Err(run_folder::none_found(&arguments.folders));
     }
-    let runs: Vec<Run> = folders.iter().map(|folder| Run::read(folder)).collect::<anyhow::Result<_>>()?;
+    let (mut runs, mut errors) = (Vec::new(), Vec::new());
+    for folder in &folders {
+        match Run::read(folder) {
+            Ok(run) => runs.push(run),
+            Err(error) => errors.push(error),
+        }
+    }
     let lines = match arguments.json {
         true => runs.iter().map(Run::to_json).collect(),
+        false if runs.is_empty() => Vec::new(),
         false => {
             let mut lines = table(runs.iter().map(Run::row), &HEADER);
             lines.extend(differences(&runs));
@@ -39,7 +46,8 @@ pub(crate) fn run(arguments: &RunsArguments) -> anyhow::Result<Exit> {
         }
     };
     print_lines(&lines)?;
-    Ok(Exit::Done)
+    let told: Vec<_> = errors.into_iter().map(exit::tell).collect();
+    told.into_iter().next().map_or(Ok(Exit::Done), Err)
 }
 
 impl Run {

@@ -25,7 +25,6 @@ pub(crate) fn run(arguments: &VerifyArguments) -> Exit {
 }
 
 fn verify(arguments: &VerifyArguments) -> anyhow::Result<Exit> {
-    super::refuse_several_ranks()?;
     let run = RecordedRun::open(&arguments.run)?;
     let Steps { from, to } = arguments.steps.unwrap_or(Steps { from: None, to: None });
     let stretch = run.stretch(from, to)?;

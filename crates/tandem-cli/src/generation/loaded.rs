@@ -5,10 +5,11 @@ use std::path::Path;
 use tandem_data::chat_template::RenderOptions;
 use tandem_data::record::Message;
 use tandem_data::tokenizer::Tokenizer;
-use tandem_kernels::{DType, Device, KernelError, MemoryKind, cuda};
+use tandem_kernels::{DType, Device, MemoryKind, cuda};
 use tandem_model::{
     Decoder, FlatWeights, Generator, GeneratorOptions, Merged, ModelFolder, PeftFolder, ResidentWeights,
 };
+use tandem_train::{TrainError, chain};
 
 use crate::args::{ComputeArguments, ComputeType, Place, WeightArguments};
 
@@ -114,18 +115,28 @@ pub(crate) fn message(role: &str, content: &str) -> Message {
 }
 
 /// Opens the device with an address space of `capacity` bytes.
-pub(crate) fn open(compute: &ComputeArguments, capacity: usize) -> Result<Device, KernelError> {
+///
+/// # Errors
+/// The machine lacks the GPU of `--device`, or it cannot be opened.
+pub(crate) fn open(compute: &ComputeArguments, capacity: usize) -> tandem_train::Result<Device> {
     let gpu = match compute.device {
         Place::Cpu => None,
         Place::Auto => cuda::list().is_ok_and(|gpus| !gpus.is_empty()).then_some(0),
-        Place::Cuda(ordinal) => Some(ordinal),
+        Place::Cuda(ordinal) => {
+            let missing = |why| TrainError::Mismatch { reason: format!("--device cuda:{ordinal}: {why}") };
+            let num_gpus = cuda::list().map_err(|error| missing(chain(&error)))?.len();
+            if ordinal >= num_gpus {
+                return Err(missing(format!("this process may use {num_gpus} GPUs, counted from 0")));
+            }
+            Some(ordinal)
+        }
     };
     let threads =
         || compute.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-    match gpu {
-        Some(ordinal) => Device::open_cuda(ordinal, capacity, cuda::Options::default()),
-        None => Device::cpu(threads(), capacity),
-    }
+    Ok(match gpu {
+        Some(ordinal) => Device::open_cuda(ordinal, capacity, cuda::Options::default())?,
+        None => Device::cpu(threads(), capacity)?,
+    })
 }
 
 /// Address space in bytes for weights, KV cache and activations. Pages cost nothing until they are

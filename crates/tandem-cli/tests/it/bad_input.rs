@@ -134,7 +134,54 @@ fn truncated_weights_are_named() {
     let shop = Workshop::new();
     let bytes = shop.bytes("model/model.safetensors");
     fs::write(shop.path("model/model.safetensors"), &bytes[..bytes.len() / 2]).unwrap();
-    shop.run(&["train", "dpo.toml"]).expect(2).says(&["model.safetensors"]);
+    let outcome = shop.run(&["train", "dpo.toml"]).expect(2).says(&["`model` = ", "model.safetensors"]);
+    assert!(!outcome.stderr.contains("tokenise"), "{}", outcome.stderr);
+    for command in ["train", "plan"] {
+        let given = [command, "dpo.toml", "--set", "weights=nope.pt"];
+        shop.run(&given).expect(2).says(&["`weights` = ", "nope.pt"]);
+    }
+}
+
+#[test]
+fn a_checkpoint_of_another_model_is_told_by_the_key_that_has_changed() {
+    let shop = Workshop::new();
+    shop.run(&["train", "dpo.toml", "--set", "train.steps=2"]).expect(0);
+    let resumed = |more: &[&str]| shop.run(&[&["train", "dpo.toml", "--resume"], more].concat()).expect(2);
+    resumed(&["--set", "adapter.rank=4"]).says(&["`adapter` was absent and is now set", "--overwrite"]);
+    let adapter = ["--set", "adapter.rank=4"];
+    shop.run(&[&["train", "dpo.toml", "--overwrite", "--set", "train.steps=2"][..], &adapter].concat())
+        .expect(0);
+    resumed(&["--set", "adapter.rank=8"]).says(&["`adapter.rank` was 4 and is now 8"]);
+    resumed(&[]).says(&["`adapter` was set and is now absent"]);
+}
+
+#[test]
+fn options_that_cannot_be_meant_are_named() {
+    let shop = Workshop::new();
+    for (command, option) in [
+        (&["serve", "model", "--context", "0"][..], "--context"),
+        (&["serve", "model", "--max-batch", "0"], "--max-batch"),
+        (&["serve", "model", "--max-queue", "0"], "expected a number of at least 1"),
+        (&["serve", "model", "--key-env", "TANDEM_TEST_EMPTY"], "the variable TANDEM_TEST_EMPTY is empty"),
+        (&["chat", "model", "--context", "0"], "--context"),
+        (&["chat", "model", "--max-new-tokens", "0"], "--max-new-tokens"),
+        (&["generate", "model", "hi", "--max-new-tokens", "0"], "--max-new-tokens"),
+        (&["generate", "model", "hi", "--temperature", "-1"], "temperature is -1, expected 0 or more"),
+        (&["generate", "model", "hi", "--device", "cuda:99"], "--device cuda:99: "),
+        (&["generate", "nope", "hi"], "nope: no such model folder"),
+        (&["plan", "--model", "nope/x"], "the command line: `model`"),
+        (
+            &["eval", "dpo.toml", "--set", "data.eval=preferences.jsonl", "--checkpoint", "nope"],
+            "there is no such folder",
+        ),
+        (&["train", "dpo.toml", "--set", "output=preferences.jsonl"], "preferences.jsonl"),
+        (&["train", "dpo.toml", "--set", "output=preferences.jsonl/x"], "preferences.jsonl"),
+    ] {
+        let output = shop.command(command).env("TANDEM_TEST_EMPTY", "").output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{command:?}: {stderr}");
+        assert!(stderr.contains(option), "{command:?}: {stderr}");
+    }
 }
 
 #[test]

@@ -54,6 +54,9 @@ fn a_run_that_spoils_its_model_says_so_and_names_the_keys() {
         ["train", "dpo.toml", "--resume", "--set", "train.learning_rate=5", "--set", "train.steps=16"];
     let again = shop.run(&[&resumed[..], &["--set", "train.warmup_steps=0"]].concat()).expect(0);
     assert!(!again.stderr.contains("warning: after step"), "{}", again.stderr);
+    // The list at the end is that of the whole run.
+    let list = |text: &str| text.lines().filter(|line| line.starts_with("warning: * ")).count();
+    assert_eq!(list(&again.stderr), list(after), "{}", again.stderr);
     let log = fs::read_to_string(shop.path("run/log.txt")).unwrap();
     assert!(log.contains("warning: after step") && log.contains("continuing after step 16"), "{log}");
     let well = shop.run(&["train", "dpo.toml", "--overwrite"]).expect(0);
@@ -81,6 +84,10 @@ fn runs_are_listed_with_what_differs_between_them() {
     let lines = shop.run(&["runs", "--json", "runs/deep"]).expect(0).stdout;
     let run: serde_json::Value = serde_json::from_str(lines.trim()).unwrap();
     assert_eq!((&run["finished"], &run["train"]["step"]), (&json!(true), &json!(2)));
+    // A run that cannot be read hides no other.
+    shop.write("runs/a/config.toml", "method = ");
+    let outcome = shop.run(&["runs"]).expect(2).says(&["runs/a/config.toml"]);
+    assert!(outcome.stdout.contains("runs/deep/b"), "{}", outcome.stdout);
 }
 
 #[test]
@@ -267,6 +274,7 @@ fn write_adapter(shop: &Workshop, model: &str, folder: &str) {
         dropout: 0.0,
         targets: Targets::AllLinear,
         modules_to_save: Vec::new(),
+        file: None,
     };
     let adapter = Adapter::new(config, base.spec()).unwrap();
     let decoder = Decoder::new(base.spec().clone(), 1).unwrap().with_adapter(adapter);
@@ -338,7 +346,13 @@ fn merge_says_what_it_lacks() {
         "--adapter adapter takes another base model",
         "somebody/base",
     ]);
+    shop.run(&["merge", "adapter", "merged", "--base", "nowhere"]).expect(2).says(&["nowhere"]);
     shop.run(&["merge", "adapter", "merged", "--base", "model"]).expect(0);
+    // The key of the file, not that of a run.
+    config["target_modules"] = r".*\.0\..*q_proj".into();
+    shop.write("adapter/adapter_config.json", &config.to_string());
+    let part = shop.run(&["merge", "adapter", "part", "--base", "model"]).expect(2);
+    assert!(part.stderr.contains("adapter_config.json: target_modules: "), "{}", part.stderr);
     fs::create_dir(shop.path("tree")).unwrap();
     fs::rename(shop.path("adapter"), shop.path("tree/ref")).unwrap();
     shop.run(&["merge", "tree", "other", "--base", "model"]).expect(2).says(&["ref; name one"]);

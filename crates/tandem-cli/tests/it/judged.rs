@@ -145,7 +145,7 @@ fn a_reward_model_judges_and_long_texts_have_no_score() {
 const COMMAND: &str = "[[judges]]\nkind = \"command\"\ntimeout_s = 30\nrestarts = 1\nfirst_pause_s = 0.01\n";
 
 #[test]
-fn a_judge_that_dies_ends_it_and_one_that_says_nothing_gives_no_score() {
+fn a_judge_that_dies_or_says_nothing_ends_it_and_one_that_abstains_gives_no_score() {
     let shop = shop();
     shop.write("judges.toml", &format!("{COMMAND}command = [\"sh\", \"-c\", \"echo alas >&2; exit 3\"]\n"));
     let outcome = eval(&shop, &["--against", "other", "--samples", "out.jsonl"]).expect(2);
@@ -155,6 +155,13 @@ fn a_judge_that_dies_ends_it_and_one_that_says_nothing_gives_no_score() {
 
     let garbage = "while read -r line; do echo what; done";
     shop.write("judges.toml", &format!("{COMMAND}command = [\"sh\", \"-c\", {garbage:?}]\n"));
+    let outcome = eval(&shop, &["--against", "other"]).expect(2);
+    assert_eq!(outcome.stdout, "");
+    outcome.says(&["judge `command`: 0 of 16 answers scored: received a line that answers no item: what"]);
+    shop.write(
+        "judges.toml",
+        &format!("{COMMAND}may_abstain = true\ncommand = [\"sh\", \"-c\", {garbage:?}]\n"),
+    );
     let outcome = eval(&shop, &["--against", "other", "--samples", "out.jsonl"]).expect(2);
     assert_eq!(outcome.stdout, "");
     outcome.says(&["none of 8 prompts has two answers with a score; the last reason: judge `command`: "]);
@@ -203,11 +210,10 @@ fn what_is_wrong_is_said_before_anything_is_generated() {
     eval(&shop, &["--against", "nowhere"]).expect(2).says(&["nowhere"]);
     eval(&shop, &["--against", "other", "--against-adapter", "none"]).expect(2).says(&["none"]);
     eval(&shop, &["--against", "other", "--samples", "no/folder.jsonl"]).expect(2).says(&["no/folder.jsonl"]);
-    let long = ["--against", "other", "--max-new-tokens", "250"];
-    let judge = ["eval", "--judge", "judges.toml", "--model", "model", "--prompts", "prompts.jsonl"];
-    shop.run(&[&judge[..], &long].concat()).expect(2).says(&[
+    shop.write("prompts.jsonl", &format!("{{\"prompt\": \"{}\"}}\n", "and on ".repeat(300)));
+    eval(&shop, &against).expect(2).says(&[
         "prompts.jsonl:1: the prompt has ",
-        "(--max-new-tokens) they exceed the 256 positions of model",
+        "leaves no room in the 256 positions of model: shorten it",
     ]);
     shop.write("prompts.jsonl", "{\"prompt\": \"a\"}\n{\"promt\": \"b\"}\n");
     eval(&shop, &against)
@@ -217,6 +223,16 @@ fn what_is_wrong_is_said_before_anything_is_generated() {
     eval(&shop, &against).expect(2).says(&["prompts.jsonl:2: `prompt` is empty"]);
     shop.write("prompts.jsonl", "\n");
     eval(&shop, &against).expect(2).says(&["no rows in prompts.jsonl"]);
+}
+
+#[test]
+fn a_completion_ends_where_the_context_ends() {
+    let shop = shop();
+    let options = ["--against", "other", "--samples", "out.jsonl"];
+    let judge = ["eval", "--judge", "judges.toml", "--model", "model", "--prompts", "prompts.jsonl"];
+    let long = ["--max-new-tokens", "300", "--device", "cpu"];
+    shop.run(&[&judge[..], &options, &long].concat()).expect(0);
+    assert_eq!(samples(&shop).len(), 8);
 }
 
 #[test]

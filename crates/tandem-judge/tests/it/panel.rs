@@ -51,6 +51,21 @@ fn a_judge_that_may_abstain_leaves_a_response_to_the_others() {
 }
 
 #[test]
+fn a_judge_that_scores_nothing_is_an_error_unless_it_may_abstain_or_does_not_count() {
+    let row = Map::new();
+    let groups = [group("?", &row, &["1", "2"]), group("!", &row, &["1", "2"])];
+    let judged = |silent: Member| {
+        Panel::new(vec![member("length", 1.0, &[Some(1.0); 2]), silent]).unwrap().judge(&groups, &GO)
+    };
+    let silent = |weight| member("silent", weight, &[None; 2]);
+    let error = judged(silent(2.0)).unwrap_err().to_string();
+    assert!(error.starts_with("judge `silent`: 0 of 4 answers scored: silent; "), "{error}");
+    assert!(judged(silent(0.0)).is_ok());
+    assert!(judged(Member { may_abstain: true, ..silent(2.0) }).is_ok());
+    assert!(judged(member("once", 2.0, &[None, Some(1.0)])).is_ok());
+}
+
+#[test]
 fn totals_are_weighted_sums_and_never_made_up() {
     let (nan, inf) = (Some(f64::NAN), Some(f64::INFINITY));
     let members = vec![

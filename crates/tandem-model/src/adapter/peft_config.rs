@@ -97,6 +97,7 @@ impl PeftConfig {
             dropout,
             targets: read_targets(&config)?,
             modules_to_save: saved,
+            file: Some(path.to_owned()),
         };
         let base = config.word("base_model_name_or_path", "")?;
         Ok(Self { adapter, base: (!base.is_empty()).then(|| base.to_owned()), scores })

@@ -314,6 +314,14 @@ impl ModelFolder {
         WeightFiles::new(self.archive()?, self.family, decoder, self.score_seed)
     }
 
+    /// Checks the headers of the weight files against the files' lengths. Reads no elements.
+    ///
+    /// # Errors
+    /// If there are none, or a file is malformed.
+    pub fn check_weights(&self) -> Result<()> {
+        self.archive().map(drop)
+    }
+
     /// Opens the files of the weights.
     pub(crate) fn archive(&self) -> Result<TensorArchive> {
         let file = self.weight_file().ok_or_else(|| {

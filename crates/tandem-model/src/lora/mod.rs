@@ -14,6 +14,7 @@
 mod targets;
 
 use std::ops::Range;
+use std::path::PathBuf;
 
 pub use targets::Targets;
 pub(crate) use targets::peft_names;
@@ -40,6 +41,8 @@ pub struct AdapterConfig {
     pub targets: Targets,
     /// Modules that train whole, beside the adapter, by the ends of their names.
     pub modules_to_save: Vec<String>,
+    /// `adapter_config.json` that this was read from, for messages.
+    pub file: Option<PathBuf>,
 }
 
 /// Kind of adapter.
@@ -100,9 +103,28 @@ fn rows_within(ranges: &[Range<usize>], to: &Range<usize>) -> impl Iterator<Item
     clipped.filter(|range| !range.is_empty())
 }
 
+/// Returns a message with the keys of `adapter_config.json` in place of those of a run.
+fn in_keys_of_peft(reason: &str) -> String {
+    reason
+        .replace("adapter.targets", "target_modules")
+        .replace("adapter.modules_to_save", "modules_to_save")
+        .replace("adapter.kind = \"lora\"", "use_dora = false")
+}
+
 impl Adapter {
     /// Resolves the targets of an adapter in a model.
+    ///
+    /// # Errors
+    /// The model lacks a module that is named, or cannot have the adapter on it.
     pub fn new(config: AdapterConfig, spec: &DecoderSpec) -> Result<Self> {
+        let file = config.file.clone();
+        Self::resolve(config, spec).map_err(|error| match (file, error) {
+            (Some(file), ModelError::Invalid(reason)) => ModelError::format(&file, in_keys_of_peft(&reason)),
+            (_, error) => error,
+        })
+    }
+
+    fn resolve(config: AdapterConfig, spec: &DecoderSpec) -> Result<Self> {
         let modules = modules(spec);
         let targets = config.targets.find(&modules)?;
         let saved = targets::saved(&config.modules_to_save, &modules, spec)?;

@@ -47,6 +47,9 @@ pub(super) fn broken(folder: &Path, reason: impl Into<String>) -> TrainError {
 
 impl Manifest {
     pub(crate) fn read(folder: &Path) -> Result<Self> {
+        if !folder.is_dir() {
+            return Err(broken(folder, "there is no such folder"));
+        }
         let text = read_text(folder, MANIFEST)?;
         let manifest: Self =
             serde_json::from_str(&text).map_err(|e| broken(folder, format!("{MANIFEST}: {e}")))?;

@@ -75,7 +75,16 @@ impl AdapterSection {
                 now.new_adapter()?.modules_to_save.clone();
         }
         let rank_stabilized = rslora;
-        let new = AdapterConfig { kind, rank, alpha, rank_stabilized, dropout, targets, modules_to_save };
+        let new = AdapterConfig {
+            kind,
+            rank,
+            alpha,
+            rank_stabilized,
+            dropout,
+            targets,
+            modules_to_save,
+            file: None,
+        };
         Ok(Self { start: start.map_or(AdapterStart::New(new), AdapterStart::Folder), dropout })
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::Config;
-use super::error::Problem;
+use super::error::{ConfigError, Place, Problem};
 use super::foreign;
 use super::judges::KINDS;
 use super::keys::{KeyRow, Resume};
@@ -63,10 +63,31 @@ fn unknown(asked: &str, keys: Vec<(String, KeyRow)>) -> Problem {
         return error.problem;
     }
     let names: Vec<&'static str> = keys.iter().map(|(_, row)| row.name).collect();
-    let near = nearest(asked.rsplit('.').next().unwrap_or(asked), &names);
+    let (table, name) = asked.rsplit_once('.').unwrap_or(("", asked));
+    let near = nearest(name, &names);
+    let of_table = |(full, row): &(String, KeyRow)| {
+        full.rsplit_once('.').is_some_and(|(of, _)| of == table).then_some(row.name)
+    };
+    let mut known: Vec<_> = keys.iter().filter_map(of_table).collect();
+    if known.is_empty() {
+        known = tables().collect();
+    }
     let nearest = keys.into_iter().find(|(_, row)| Some(row.name) == near).map(|(full, _)| full);
-    let known = SECTIONS.iter().map(|(table, ..)| *table).filter(|table| !table.is_empty()).collect();
     Problem::UnknownKey { key: asked.to_owned(), nearest, known }
+}
+
+/// Names of the tables.
+fn tables() -> impl Iterator<Item = &'static str> {
+    SECTIONS.iter().map(|(table, ..)| *table).filter(|table| !table.is_empty())
+}
+
+/// Returns the error for the first of a document's tables that no configuration has.
+pub(super) fn unknown_table(tables_there: &[(String, Place)]) -> Option<ConfigError> {
+    let known: Vec<_> = tables().chain(["judges"]).filter(|table| !table.contains('.')).collect();
+    let (name, place) = tables_there.iter().find(|(name, _)| !known.contains(&name.as_str()))?;
+    let nearest = nearest(name, &known).map(str::to_owned);
+    let problem = Problem::UnknownKey { key: name.clone(), nearest, known };
+    Some(ConfigError { place: place.clone(), problem })
 }
 
 fn table(name: &str, keys: &[&(String, KeyRow)]) -> String {
@@ -194,6 +215,17 @@ mod tests {
             "{}",
             error("train.batchsize")
         );
+    }
+
+    #[test]
+    fn an_unknown_key_gets_the_keys_of_its_table() {
+        let error = |key| explain(key).unwrap_err().to_string();
+        assert!(
+            error("data.zzz").starts_with("unknown key `data.zzz`; known here: train, "),
+            "{}",
+            error("data.zzz")
+        );
+        assert!(error("zzz.zzz").contains("known here: adapter, reference, data"), "{}", error("zzz.zzz"));
     }
 
     #[test]

@@ -177,8 +177,13 @@ impl Config {
         if !text.starts_with(RESOLVED_HEADER) {
             foreign::check(&tree)?;
         }
+        let tables = tree.tables();
         let mut keys = Keys::Read(Section::root(tree, path, text.starts_with(RESOLVED_HEADER), lookup));
-        let config = Self::visit(None, &mut keys)?;
+        // The table of a missing key may be there under another name.
+        let config = Self::visit(None, &mut keys).map_err(|error| match error.problem {
+            Problem::Missing { .. } => explain::unknown_table(&tables).unwrap_or(error),
+            _ => error,
+        })?;
         keys.finish()?;
         online::check(&config, &places)?;
         evaluation::check(&config, &places)?;

@@ -87,16 +87,24 @@ impl Node {
         unreachable!("`split` yields at least one part")
     }
 
+    /// Returns the names and places of a document's tables.
+    pub(crate) fn tables(&self) -> Vec<(String, Place)> {
+        let Value::Table(entries) = &self.value else { return Vec::new() };
+        let tables = entries.iter().filter(|(_, node)| matches!(node.value, Value::Table(_)));
+        tables.map(|(name, node)| (name.clone(), node.place.clone())).collect()
+    }
+
     fn convert(value: &DeValue, offset: usize, at: &dyn Fn(usize) -> Place) -> Result<Self> {
         let place = at(offset);
         let invalid =
             |message: String| ConfigError { place: place.clone(), problem: Problem::Syntax { message } };
         let value = match value {
             DeValue::String(s) => Value::String(s.to_string()),
-            DeValue::Integer(i) => Value::Integer(
-                i64::from_str_radix(i.as_str(), i.radix())
-                    .map_err(|e| invalid(format!("integer {}: {e}", i.as_str())))?,
-            ),
+            DeValue::Integer(i) => {
+                Value::Integer(i64::from_str_radix(i.as_str(), i.radix()).map_err(|_| {
+                    invalid(format!("integer {}: expected one from {} to {}", i.as_str(), i64::MIN, i64::MAX))
+                })?)
+            }
             DeValue::Float(x) => {
                 Value::Float(x.as_str().parse().map_err(|e| invalid(format!("number {}: {e}", x.as_str())))?)
             }

@@ -11,7 +11,7 @@ use crate::parallel::DeviceMesh;
 use crate::placement::{MemoryPlacement, PassCapacities, gpus};
 use crate::run::resume;
 use crate::step::{TrainStep, evaluation_record};
-use crate::{Result, TrainError, plan, recipe, reference};
+use crate::{Result, TrainError, plan, recipe, reference, weights};
 
 /// Evaluates a config's model, or a checkpoint of its run, on `data.eval`. Uses the memory of a dry
 /// run, capped by `compute.memory`. Writes only caches.
@@ -35,6 +35,7 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
         ..compute
     };
     let config = &Config { compute, ..config.clone() };
+    weights::check_all(config)?;
     let prepared = RunInputs::open(config, observer)?;
     let needs = plan::evaluation::needs(config, &prepared)?;
     plan::evaluation::refuse_too_large(config, needs)?;

@@ -6,11 +6,11 @@ use tandem_comm::ProcessGroup;
 use tandem_kernels::cuda::driver::MatmulChoice;
 
 use crate::checkpoint::{Checkpoint, snapshot};
-use crate::config::Config;
+use crate::config::{Change, Config};
 use crate::events::{Event, Observer};
 use crate::optimizer::EvaluationWeights;
 use crate::run::provenance::{Provenance, Start, arithmetic_in_words};
-use crate::run::run_dir::{RunDir, RunDirPolicy};
+use crate::run::run_dir::{self, RunDir, RunDirPolicy};
 use crate::step::TrainStep;
 use crate::{Result, TrainError};
 
@@ -87,6 +87,39 @@ pub(crate) fn warn_of_changes(config: &Config, earlier: Option<&Config>, observe
             )));
         }
     }
+}
+
+/// Names the keys of the model that have changed since the run wrote a checkpoint, if that is why the
+/// checkpoint does not fit.
+pub(crate) fn of_changed_model(error: TrainError, config: &Config) -> TrainError {
+    let TrainError::BrokenCheckpoint { path, .. } = &error else { return error };
+    // The run's folder still has the config that wrote the checkpoint.
+    let Ok(saved) = Config::load::<&str>(&run_dir::config_path(&config.output), &[]) else { return error };
+    let changed = match (&saved.adapter, &config.adapter) {
+        (None, Some(_)) => vec!["`adapter` was absent and is now set".to_owned()],
+        (Some(_), None) => vec!["`adapter` was set and is now absent".to_owned()],
+        _ => {
+            let is_of_model = |key: &str| {
+                ["model", "method", "train.optimizer"].contains(&key) || key.starts_with("adapter.")
+            };
+            let changes = config.changes_since(&saved).into_iter().filter(|change| is_of_model(&change.key));
+            let in_words = |value: Option<String>| value.unwrap_or_else(|| "absent".to_owned());
+            changes
+                .map(|Change { key, saved, now, .. }| {
+                    format!("`{key}` was {} and is now {}", in_words(saved), in_words(now))
+                })
+                .collect()
+        }
+    };
+    if changed.is_empty() {
+        return error;
+    }
+    let reason = format!(
+        "{} is of another model: {}; restore that, or start anew with --overwrite",
+        path.display(),
+        changed.join(", ")
+    );
+    TrainError::Mismatch { reason }
 }
 
 /// Returns the algorithms of matmuls that a run had until a step; none if it records none.

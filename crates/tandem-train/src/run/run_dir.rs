@@ -94,6 +94,11 @@ impl Drop for Lock {
     }
 }
 
+/// Path of the resolved config.
+pub(crate) fn config_path(output: &Path) -> PathBuf {
+    output.join(CONFIG)
+}
+
 /// Path of the trained model.
 pub fn final_path(output: &Path) -> PathBuf {
     output.join("final")
@@ -135,7 +140,7 @@ impl RunDir {
 
     /// `config.toml`.
     pub fn config_path(&self) -> PathBuf {
-        self.path.join(CONFIG)
+        config_path(&self.path)
     }
 
     /// `plan.json`.

@@ -1,5 +1,6 @@
 //! Weights: whole on every rank, sharded or offloaded; those that train and those that are frozen.
 
+mod check;
 mod frozen;
 mod gather;
 pub mod initial_weights;
@@ -9,6 +10,8 @@ mod sharded;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use check::check_all;
+pub use check::check_given;
 pub use frozen::{FrozenWeights, Packings};
 pub use policy::{Policy, SharedReference, Trained};
 pub use replicated::ReplicatedWeights;

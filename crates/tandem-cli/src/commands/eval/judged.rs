@@ -86,7 +86,7 @@ fn sides(arguments: &JudgedArguments, rows: &[PromptRow]) -> anyhow::Result<[Sid
     let JudgedArguments { model, adapter, against, against_adapter, against_column, .. } = arguments;
     let side = |model: &Option<PathBuf>, adapter: &Option<PathBuf>| {
         let weights = WeightArguments { model: given(model).to_owned(), adapter: adapter.clone() };
-        Side::model(hub::weights(&weights)?, rows, arguments.sampling.max_new_tokens)
+        Side::model(hub::weights(&weights)?, rows)
     };
     let theirs = match against_column {
         Some(column) => {
@@ -141,8 +141,7 @@ fn progress(subject: &str, total: usize) -> ProgressBar {
 /// Opens the judges. Reward models run on the generation device, one after the other, and stay in
 /// memory.
 fn panel(sections: &[JudgeSection], compute: &ComputeArguments) -> anyhow::Result<Panel> {
-    let device = open(compute, sections.iter().map(memory_of).sum::<usize>().max(1 << 20))
-        .map_err(TrainError::from)?;
+    let device = open(compute, sections.iter().map(memory_of).sum::<usize>().max(1 << 20))?;
     let dtype = match compute.dtype {
         ComputeType::F32 => DType::F32,
         ComputeType::Bf16 => DType::Bf16,

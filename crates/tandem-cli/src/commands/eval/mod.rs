@@ -16,7 +16,6 @@ use crate::output::print_lines;
 use crate::watcher::Watcher;
 
 pub(crate) fn run(arguments: &EvalArguments) -> anyhow::Result<Exit> {
-    super::refuse_several_ranks()?;
     let EvalArguments { config, overrides, checkpoint, judged } = arguments;
     let Some(config) = config.as_ref().filter(|_| judged.judge.is_none()) else {
         if config.is_some() || !overrides.is_empty() || checkpoint.is_some() {

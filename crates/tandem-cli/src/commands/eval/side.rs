@@ -21,11 +21,10 @@ pub(crate) enum Side {
 
 impl Side {
     /// Opens a model; loads only its tokenizer.
-    pub(crate) fn model(
-        weights: WeightArguments,
-        rows: &[PromptRow],
-        max_new_tokens: usize,
-    ) -> anyhow::Result<Self> {
+    ///
+    /// # Errors
+    /// A prompt is empty, or leaves no room in the model's context.
+    pub(crate) fn model(weights: WeightArguments, rows: &[PromptRow]) -> anyhow::Result<Self> {
         let positions = positions_of(&weights.model, usize::MAX).map_err(tandem_train::TrainError::from)?;
         let tokenizer = Tokenizer::from_folder(&weights.model).map_err(tandem_train::TrainError::from)?;
         let folder = weights.model.display();
@@ -35,11 +34,11 @@ impl Side {
             if tokens.is_empty() {
                 return Err(at(row, &"`prompt` is empty; give a text, or leave the row out"));
             }
-            if tokens.len() + max_new_tokens > positions {
-                let (length, place) = (tokens.len(), &row.place);
+            if tokens.len() >= positions {
                 return Err(mistake(format!(
-                    "{place}: the prompt has {length} tokens; with {max_new_tokens} new ones (--max-new-tokens) they exceed the \
-                     {positions} positions of {folder}"
+                    "{}: the prompt has {} tokens, which leaves no room in the {positions} positions of {folder}: shorten it",
+                    row.place,
+                    tokens.len()
                 )));
             }
             prompts.push(tokens);

@@ -108,7 +108,9 @@ fn finish(
     lines.extend(remarks(&draft));
     match checked(arguments, &mut draft, planned, from, &mut lines) {
         Ok(exit) => {
-            lines.push(format!("start it: {}", launch(file, &draft, from)));
+            if exit == Exit::Done {
+                lines.push(format!("start it: {}", launch(file, &draft, from)));
+            }
             print_lines(&lines)?;
             Ok(exit)
         }

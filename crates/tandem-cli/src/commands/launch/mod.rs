@@ -7,13 +7,15 @@ mod members;
 
 use std::process::Command;
 
+use clap::Parser;
 use tandem_comm::open_files;
 use tandem_comm::store::StoreServer;
+use tandem_hub::ModelFiles;
 use tandem_train::TrainError;
 
 use self::hosts::Host;
 use self::members::{Ended, Members};
-use crate::args::{LaunchArguments, Part};
+use crate::args::{Arguments, Command as Subcommand, LaunchArguments, Part, TrainArguments};
 use crate::exit::{Exit, mistake};
 use crate::log::LogArguments;
 use crate::{hub, signals};
@@ -24,7 +26,7 @@ const PORT: u16 = 29500;
 pub(crate) fn run(arguments: &LaunchArguments, log: LogArguments) -> anyhow::Result<Exit> {
     let job = Job::new(arguments, log)?;
     // Each host has a cache of its own.
-    let is_downloaded = matches!(job.place, Place::Here { .. }) && hub::prepare(&job.command)?;
+    let is_downloaded = matches!(job.place, Place::Here { .. }) && hub::prepare(&job.train)?;
     let mut signals = signals::Received::begin()?;
     let (mut place, mut command) = (job.place.clone(), job.command.clone());
     for restarts_left in (0..=job.max_restarts).rev() {
@@ -77,6 +79,8 @@ struct Job<'a> {
     /// Host name and port of the store; port 0 is any free one.
     address: (String, u16),
     command: Vec<String>,
+    /// The command's arguments.
+    train: TrainArguments,
     max_restarts: usize,
     log: LogArguments,
 }
@@ -84,10 +88,7 @@ struct Job<'a> {
 impl<'a> Job<'a> {
     fn new(arguments: &'a LaunchArguments, log: LogArguments) -> anyhow::Result<Self> {
         let LaunchArguments { nodes, node, address, part, max_restarts, min_ranks, command, .. } = arguments;
-        let is_train = command.first().is_some_and(|word| word == "train");
-        if *max_restarts > 0 && !is_train {
-            return Err(mistake("--max-restarts is for `train`, which can resume"));
-        }
+        let train = train_arguments(command)?;
         let hosts = hosts::read(arguments)?;
         let address = address.as_deref().map(host_and_port).transpose()?;
         let (place, address) = if hosts.is_empty() {
@@ -118,7 +119,8 @@ impl<'a> Job<'a> {
                 "--min-ranks {min}: expected 1 to {num_ranks}, the ranks of the job"
             )));
         }
-        Ok(Self { arguments, place, address, command: command.clone(), max_restarts: *max_restarts, log })
+        let (command, max_restarts) = (command.clone(), *max_restarts);
+        Ok(Self { arguments, place, address, command, train, max_restarts, log })
     }
 
     /// Starts the ranks, and the store that outlives every rank.
@@ -200,8 +202,23 @@ impl<'a> Job<'a> {
 
     /// Returns whether the run can have so many ranks, as far as its configuration tells.
     fn is_possible(&self, ranks: usize) -> bool {
-        hub::launched_config(&self.command)
-            .is_none_or(|config| tandem_train::parallel::mesh::check(&config, ranks).is_ok())
+        hub::config(&self.train.run.config, &self.train.overrides(), ModelFiles::Whole)
+            .map_or(true, |config| tandem_train::parallel::mesh::check(&config, ranks).is_ok())
+    }
+}
+
+/// Parses the command of the ranks; one that is no command ends the process with clap's message.
+///
+/// # Errors
+/// The command is not `train`.
+fn train_arguments(command: &[String]) -> anyhow::Result<TrainArguments> {
+    let words = std::iter::once("tandem").chain(command.iter().map(String::as_str));
+    match Arguments::try_parse_from(words).unwrap_or_else(|error| error.exit()).command {
+        Subcommand::Train(arguments) => Ok(arguments),
+        _ => Err(mistake(format!(
+            "launch is for `train`; {:?} runs in one process: start it without the launcher",
+            command.join(" ")
+        ))),
     }
 }
 

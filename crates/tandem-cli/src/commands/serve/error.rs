@@ -87,7 +87,7 @@ impl ApiError {
     /// An unknown path (404).
     pub(crate) fn no_path(path: &str) -> Self {
         let message = format!(
-            "there is no {:?} here; there are /v1/models, /v1/chat/completions, /v1/completions, /health and /metrics",
+            "there is no {:?} here; there are /v1/models, /v1/models/NAME, /v1/chat/completions, /v1/completions, /health and /metrics",
             clip(path)
         );
         Self::refused(StatusCode::NOT_FOUND, Rejection::Invalid, message)

@@ -7,6 +7,7 @@ use clap::Args;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tandem_train::size;
 
+use crate::args::count;
 use crate::exit::mistake;
 
 /// Bytes of a prompt for each token of the context. Tokens of ordinary text have 3 to 5. While it is
@@ -23,34 +24,34 @@ const OTHER_FILES: u64 = 128;
 #[derive(Clone, Debug, Args)]
 pub(crate) struct LimitArguments {
     /// Most prompts of a request.
-    #[arg(long, value_name = "COUNT", default_value = "64")]
+    #[arg(long, value_name = "COUNT", default_value = "64", value_parser = count)]
     pub max_prompts: NonZeroUsize,
     /// Most completions of a prompt: the largest `n` of a request.
-    #[arg(long, value_name = "COUNT", default_value = "128")]
+    #[arg(long, value_name = "COUNT", default_value = "128", value_parser = count)]
     pub max_n: NonZeroUsize,
     /// Most tokens that a request may ask for: prompts × `n` × `max_tokens`; default: 65536, or
     /// 16 times --context if that is more.
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", value_parser = count)]
     pub max_request_tokens: Option<NonZeroUsize>,
     /// Most bytes of a prompt or a conversation, looked at before its tokens are counted; default: 16 for
     /// each token of --context.
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = count)]
     pub max_prompt_bytes: Option<NonZeroUsize>,
     /// Most stop strings of a request.
-    #[arg(long, value_name = "COUNT", default_value = "16")]
+    #[arg(long, value_name = "COUNT", default_value = "16", value_parser = count)]
     pub max_stop_strings: NonZeroUsize,
     /// Most bytes of a stop string.
-    #[arg(long, value_name = "BYTES", default_value = "256")]
+    #[arg(long, value_name = "BYTES", default_value = "256", value_parser = count)]
     pub max_stop_bytes: NonZeroUsize,
     /// Largest body of a request. All bodies that are being read may have 16 times as much together, beside
     /// 64 KiB of each.
     #[arg(long, value_name = "SIZE", default_value = "4MiB", value_parser = body_size)]
     pub max_body: usize,
     /// Most connections; further ones get 429.
-    #[arg(long, value_name = "COUNT", default_value = "512")]
+    #[arg(long, value_name = "COUNT", default_value = "512", value_parser = count)]
     pub max_connections: NonZeroUsize,
     /// Most requests that wait for their first token; further ones get 429.
-    #[arg(long, value_name = "COUNT", default_value = "128")]
+    #[arg(long, value_name = "COUNT", default_value = "128", value_parser = count)]
     pub max_queue: NonZeroUsize,
     /// Seconds that the header of a request may take, from its first byte (of a new connection: from its
     /// start).

@@ -20,6 +20,7 @@ mod state;
 mod stream;
 mod ticket;
 
+use std::env::VarError;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -78,7 +79,11 @@ fn key(arguments: &ServeArguments) -> anyhow::Result<Option<String>> {
     let Some(name) = &arguments.key_env else { return Ok(None) };
     match std::env::var(name) {
         Ok(key) if !key.is_empty() => Ok(Some(key)),
-        _ => Err(mistake(format!("--key-env: the environment has no variable {name}"))),
+        Ok(_) => Err(mistake(format!("--key-env: the variable {name} is empty"))),
+        Err(VarError::NotPresent) => {
+            Err(mistake(format!("--key-env: the environment has no variable {name}")))
+        }
+        Err(VarError::NotUnicode(_)) => Err(mistake(format!("--key-env: the variable {name} is not UTF-8"))),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::extract::{Request, State as Shared};
+use axum::extract::{Path, Request, State as Shared};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{Method, Uri};
 use axum::middleware::{Next, from_fn_with_state};
@@ -21,6 +21,8 @@ use super::state::State;
 use super::ticket::Ticket;
 
 const MODELS: &str = "/v1/models";
+/// Names may have slashes.
+const MODEL: &str = "/v1/models/{*name}";
 const CHAT_COMPLETIONS: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 const HEALTH: &str = "/health";
@@ -30,6 +32,7 @@ const METRICS: &str = "/metrics";
 pub(super) fn router(state: Arc<State>) -> Router {
     let with_key = Router::new()
         .route(MODELS, get(models))
+        .route(MODEL, get(model))
         .route(CHAT_COMPLETIONS, post(chat_completions))
         .route(COMPLETIONS, post(completions))
         .layer(from_fn_with_state(Arc::clone(&state), check_key));
@@ -74,9 +77,23 @@ async fn metrics(Shared(state): Shared<Arc<State>>) -> impl IntoResponse {
 }
 
 async fn models(Shared(state): Shared<Arc<State>>) -> Json<Value> {
+    Json(json!({ "object": "list", "data": [served(&state)] }))
+}
+
+async fn model(
+    Shared(state): Shared<Arc<State>>,
+    Path(asked): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    match state.name() {
+        (name, _) if name == asked => Ok(Json(served(&state))),
+        (name, _) => Err(ApiError::no_model(&asked, name)),
+    }
+}
+
+/// Returns the model as OpenAI's clients read it.
+fn served(state: &State) -> Value {
     let (name, created) = state.name();
-    let model = json!({ "id": name, "object": "model", "created": created, "owned_by": "tandem" });
-    Json(json!({ "object": "list", "data": [model] }))
+    json!({ "id": name, "object": "model", "created": created, "owned_by": "tandem" })
 }
 
 async fn chat_completions(

@@ -126,7 +126,7 @@ fn nothing_moves_the_cursor() {
     let shop = Workshop::new();
     let escape = "a\u{1b}[2J\u{7}\u{9b}b";
     let index = serde_json::json!({ "weight_map": { "x": escape } }).to_string();
-    fs::remove_file(shop.path("model/model.safetensors")).unwrap();
+    fs::rename(shop.path("model/model.safetensors"), shop.path("weights")).unwrap();
     shop.refuses_with(
         "a shard's name",
         "model/model.safetensors.index.json",
@@ -134,6 +134,7 @@ fn nothing_moves_the_cursor() {
         &GENERATE,
         &[r"a\u{1b}[2J\u{7}\u{9b}b"],
     );
+    fs::rename(shop.path("weights"), shop.path("model/model.safetensors")).unwrap();
     let row = serde_json::json!({ escape: "x" }).to_string();
     shop.refuses_with(
         "a column",

@@ -176,6 +176,7 @@ fn a_run_that_does_not_fit_is_changed_until_it_does() {
     shop.run(&["train", "small.toml", "--set", "train.steps=1", "--set", "data.cache=cache"]).expect(0);
     let outcome = shop.run(&[&told[..], &["no.toml", "--memory", "100KiB"]].concat()).expect(2);
     assert!(outcome.stdout.contains("does not fit") || outcome.stdout.contains("no change"), "{outcome:?}");
+    assert!(!outcome.stdout.contains("start it:"), "{outcome:?}");
 }
 
 /// Devices of another machine are planned for, and the file says so.

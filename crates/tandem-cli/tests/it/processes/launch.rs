@@ -45,12 +45,46 @@ fn lines_have_their_rank_and_the_first_error_comes_last() {
     let logged = shop.read("logs/rank-0.log");
     assert!(logged.contains("step 2/2") && shop.path("logs/rank-1.log").exists(), "{logged}");
 
-    let refused = ["launch", "-n", "2", "train", &config, "--overwrite", "--set", "train.steps=x"];
+    let refused = ["launch", "-n", "2", "train", &config, "--overwrite", "--set", "model=nowhere"];
     let output = shop.command(&refused).output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2));
     let last = error.lines().last().unwrap();
-    assert!(last.contains(" failed first: error: ") && last.contains("train.steps"), "{error}");
+    assert!(last.contains(" failed first: error: ") && last.contains("nowhere"), "{error}");
+}
+
+#[test]
+fn a_mistake_in_command_or_configuration_is_told_once_before_ranks_start() {
+    let shop = Workshop::new();
+    let config = configure(&shop, "run", 2);
+    let refused = |command: &[&str], text: &str| {
+        let outcome = shop.run(&[&["launch", "-n", "2"], command].concat()).expect(2);
+        assert_eq!(outcome.stderr.matches(text).count(), 1, "{}", outcome.stderr);
+        assert!(!outcome.stderr.contains("[rank "), "{}", outcome.stderr);
+    };
+    refused(&["train", &config, "--set", "train.steps=x"], "`train.steps`: expected");
+    refused(&["train", &config, "--memory", "much"], "`compute.memory`: expected");
+    refused(&["train", &config, "--resum"], "unexpected argument '--resum'");
+    refused(&["trian", &config], "unrecognized subcommand 'trian'");
+    refused(&["plan", &config], "launch is for `train`");
+    refused(&["generate", "model", "hi"], "launch is for `train`");
+}
+
+#[test]
+fn other_commands_are_refused_under_a_launcher() {
+    let shop = Workshop::new();
+    for command in [&["plan", "dpo.toml"][..], &["generate", "model", "hi"], &["eval", "dpo.toml"]] {
+        let mut command = shop.command(command);
+        for (name, value) in
+            [("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")]
+        {
+            command.env(name, value);
+        }
+        let output = command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", "29500").output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(stderr.contains("this command runs in one process"), "{stderr}");
+    }
 }
 
 /// Typed at a terminal, whose foreground group the ranks are not in: the launcher passes it on once.
@@ -162,12 +196,11 @@ fn the_ranks_that_are_left_go_on() {
 fn a_mistake_is_not_repeated() {
     let shop = Workshop::new();
     let config = configure(&shop, "run", 2);
-    let run = ["launch", "-n", "2", "--max-restarts", "3", "train", &config, "--set", "train.steps=x"];
+    let run = ["launch", "-n", "2", "--max-restarts", "3", "train", &config, "--set", "model=nowhere"];
     let output = shop.command(&run).output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{error}");
     assert!(!error.contains("starting again"), "{error}");
-    shop.run(&["launch", "-n", "2", "--max-restarts", "3", "plan", &config]).expect(2).says(&["for `train`"]);
 }
 
 /// A program in place of ssh that runs the command here.

@@ -28,6 +28,9 @@ fn a_conversation_is_answered_whole_or_in_parts() {
     let server = Server::start(&shop, &[]);
     let models = server.get("/v1/models");
     assert_eq!((models.0, &models.1["data"][0]["id"]), (200, &json!("model")));
+    assert_eq!(server.get("/v1/models/model"), (200, models.1["data"][0].clone()));
+    let (status, unknown) = server.get("/v1/models/o/other");
+    assert_eq!((status, &unknown["error"]["param"]), (404, &json!("model")), "{unknown}");
     let (status, whole) = server.post(CHAT, &chat(json!({ "n": 2, "logprobs": true })));
     assert_eq!(status, 200, "{whole}");
     assert_eq!(whole["object"], "chat.completion");
@@ -310,5 +313,13 @@ fn a_chat_goes_on_from_what_was_said() {
     let (_, said) = talk("/rest\n/help\n");
     assert!(said.contains("unknown command /rest.") && said.contains("/undo"), "{said}");
     let (_, said) = talk(&format!("{}\n", "the quick ".repeat(200)));
-    assert!(said.contains("but only 200 fit: /reset starts a new one"), "{said}");
+    assert!(said.contains("but only 200 fit: /reset starts a new one, --context raises the limit"), "{said}");
+    let mut child =
+        shop.command(&["chat", "model"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all("the quick ".repeat(300).as_bytes()).unwrap();
+    let said = String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap();
+    assert!(
+        said.contains("but only 256 fit: /reset starts a new one, the limit is the model's context"),
+        "{said}"
+    );
 }

@@ -20,6 +20,7 @@ pub fn config(kind: AdapterKind, targets: Targets, modules_to_save: &[&str]) -> 
         dropout: 0.0,
         targets,
         modules_to_save,
+        file: None,
     }
 }
 

@@ -35,6 +35,7 @@ fn an_empty_table_is_lora_of_every_linear_layer() {
         dropout: 0.0,
         targets: Targets::AllLinear,
         modules_to_save: Vec::new(),
+        file: None,
     };
     assert_eq!(new(&load(&text)), &expected);
     assert_eq!(load(EXAMPLE).adapter, None, "without it everything trains");

@@ -197,6 +197,14 @@ fn keys_of_other_programs_are_answered_with_ours() {
 }
 
 #[test]
+fn a_table_of_another_name_is_named_rather_than_the_keys_that_are_missing() {
+    let text = refusal(&changed("[train]", "[Train]"), &[]);
+    assert!(text.ends_with("unknown key `Train`; did you mean `train`?"), "{text}");
+    let text = refusal(&changed("seed = 42", "seed = 18446744073709551615"), &[]);
+    assert!(text.ends_with("expected one from -9223372036854775808 to 9223372036854775807"), "{text}");
+}
+
+#[test]
 fn an_unknown_table_is_refused() {
     let text = refusal(&changed("[compute]", "[computer]"), &[]);
     assert_eq!(text, "run.toml:28: unknown key `computer`; did you mean `compute`?");

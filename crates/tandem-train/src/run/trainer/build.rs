@@ -33,7 +33,7 @@ use crate::run::{agreement, matmuls, resume};
 use crate::samples::Sampler;
 use crate::step::{TrainState, TrainStep};
 use crate::trackers::{self, Trackers};
-use crate::{Result, TrainError, reference};
+use crate::{Result, TrainError, reference, weights};
 
 impl Trainer {
     /// [`Trainer::on_rank`], alone.
@@ -70,6 +70,9 @@ impl Trainer {
             group.barrier()?;
         }
         progress.begin_phase(Phase::Tokenize);
+        if run_dir.is_some() {
+            weights::check_all(&config)?;
+        }
         let prepared = Arc::new(RunInputs::open(&config, observer)?);
         if run_dir.is_some() {
             group.barrier()?;
@@ -203,7 +206,8 @@ impl TrainerBuilder<'_> {
             let data_hash = prepared.train.content_hash().to_string();
             let TrainStep { policy, reference, .. } = &mut scorer;
             let (optimizer, follower) = (&mut learner.optimizer, reference.ema_reference());
-            snapshot::restore(&checkpoint, &data_hash, decoder, policy, optimizer, follower)?;
+            snapshot::restore(&checkpoint, &data_hash, decoder, policy, optimizer, follower)
+                .map_err(|error| resume::of_changed_model(error, config))?;
             scorer.refresh()?;
             cursor = checkpoint.cursor().clone();
             let (done, steps) = (cursor.step, config.total_steps(prepared.train.num_rows()));

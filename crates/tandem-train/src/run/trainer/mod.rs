@@ -153,6 +153,7 @@ impl Trainer {
             step: self.first_step,
             steps,
             resumed_from: self.resumed_from.as_deref(),
+            advice: self.files.as_ref().map_or(&[], |files| files.advisor.found()),
         });
         self.started = Instant::now();
         let is_new = self.resumed_from.is_none();

@@ -168,7 +168,12 @@ impl Observer for Replay<'_> {
                 }
             }
             Event::Started { step, steps, .. } => {
-                self.observer.event(&Event::Started { step: *step, steps: *steps, resumed_from: None });
+                self.observer.event(&Event::Started {
+                    step: *step,
+                    steps: *steps,
+                    resumed_from: None,
+                    advice: &[],
+                });
             }
             Event::Tokenizing { .. }
             | Event::Reference { .. }

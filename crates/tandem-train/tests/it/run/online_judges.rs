@@ -110,15 +110,21 @@ fn an_endpoint_where_nobody_listens_ends_the_run() {
 }
 
 #[test]
-fn a_score_that_is_no_finite_number_is_none() {
-    goes_on_without_scores(&shell("echo \"{\\\"id\\\":$id,\\\"score\\\":1e999}\"", ""));
-    goes_on_without_scores(&shell("echo \"{\\\"id\\\":$id,\\\"score\\\":\\\"NaN\\\"}\"", ""));
-    goes_on_without_scores(&shell("echo \"{\\\"id\\\":$id}\"", ""));
+fn a_judge_that_scores_nothing_ends_the_run_in_its_first_step() {
+    let none = |reply: &str, why: &str| {
+        let scored = format!("judge `own`: 0 of 6 answers scored: {why}: ");
+        ends_with(&shell(reply, ""), &[&scored, "`may_abstain = true`"]);
+    };
+    none("echo \"{\\\"id\\\":$id}\"", "there is no `score`");
+    none("echo \"{\\\"id\\\":$id,\\\"score\\\":NaN}\"", "not JSON (expected value at line 1 column 17)");
+    none("echo \"{\\\"id\\\":$id,\\\"score\\\":\\\"NaN\\\"}\"", "the score is no number");
 }
 
 #[test]
-fn lines_that_are_no_answer_are_no_scores() {
-    goes_on_without_scores(&shell("echo \"{wrong\"", ""));
+fn a_judge_that_may_abstain_may_score_nothing() {
+    let abstains = "may_abstain = true\n";
+    goes_on_without_scores(&shell("echo \"{\\\"id\\\":$id,\\\"score\\\":1e999}\"", abstains));
+    goes_on_without_scores(&shell("echo \"{wrong\"", abstains));
 }
 
 #[test]
