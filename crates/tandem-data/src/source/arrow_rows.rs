@@ -1,6 +1,6 @@
 //! Reader of Parquet and Arrow IPC: batches of columns, written row by row as JSON.
 //!
-//! A null field inside of a struct is left out: tables have every field of every message.
+//! A null field inside of a struct is left out, but a message's content: tables have every field of every message.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -133,8 +133,11 @@ fn damaged(path: &Path, format: &str, error: impl std::fmt::Display) -> DataErro
 fn write_struct(array: &StructArray, i: usize, with_nulls: bool, out: &mut Vec<u8>) {
     out.push(b'{');
     let mut any = false;
+    // A message that calls a tool has a content of null.
+    let is_message = array.column_by_name("role").is_some();
     for (field, column) in array.fields().iter().zip(array.columns()) {
-        if !with_nulls && column.is_null(i) {
+        let is_kept = with_nulls || is_message && field.name() == "content";
+        if !is_kept && column.is_null(i) {
             continue;
         }
         if std::mem::replace(&mut any, true) {

@@ -446,8 +446,10 @@ impl Row<'_> {
         let Value::Object(found) = item else {
             return Err(type_error(self.place, key, "a message { role, content }", &item));
         };
-        // Null means absent; `from` and `value` are ShareGPT's names.
-        let mut message: Message = found.into_iter().filter(|(_, value)| !value.is_null()).collect();
+        // Null means absent, but in a message that calls a tool: templates ask whether its content is `none`. `from`
+        // and `value` are ShareGPT's names.
+        let is_there = |(name, value): &(String, Value)| name == "content" || !value.is_null();
+        let mut message: Message = found.into_iter().filter(is_there).collect();
         if !message.contains_key("role") && message.contains_key("from") {
             let mut turn = Value::Object(message);
             shapes::turn(&mut turn, key, self.place)?;
@@ -481,17 +483,19 @@ impl Row<'_> {
                 }
             }
             Some(Value::String(_)) => Ok(message),
-            Some(other) => Err(type_error(self.place, &format!("{key}.content"), "a string", other)),
+            Some(other) if !other.is_null() => {
+                Err(type_error(self.place, &format!("{key}.content"), "a string", other))
+            }
             // A call of a tool has no content.
-            None if ["tool_calls", "function_call"]
+            _ if ["tool_calls", "function_call"]
                 .iter()
                 .any(|call| message.get(*call).is_some_and(|call| !columns::is_nothing(call))) =>
             {
                 Ok(message)
             }
-            None => {
-                let others: Vec<_> =
-                    message.keys().filter(|name| *name != "role").map(|name| format!("`{name}`")).collect();
+            _ => {
+                let others = message.keys().filter(|name| !["role", "content"].contains(&name.as_str()));
+                let others: Vec<_> = others.map(|name| format!("`{name}`")).collect();
                 Err(DataError::NoContent {
                     place: self.place.clone(),
                     key: key.to_owned(),
@@ -712,6 +716,17 @@ mod tests {
         assert_eq!(serde_json::json!(messages), serde_json::json!([{"role": "user", "content": "q"}]));
         assert_eq!(record.tools, Some(serde_json::json!([{"name": "f"}])));
         assert!(record.template_kwargs.is_empty());
+    }
+
+    #[test]
+    fn a_null_content_stays_where_a_tool_is_called() {
+        let row = r#"{"messages": [{"role": "user", "content": "q", "name": null},
+            {"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}]}"#;
+        let Content::Messages(messages) = parse(row, RowKind::Supervised).content else { panic!("messages") };
+        assert_eq!(messages[0].len(), 2);
+        assert_eq!(messages[1].get("content"), Some(&Value::Null));
+        assert_eq!(messages[2].get("content"), None);
     }
 
     #[test]
