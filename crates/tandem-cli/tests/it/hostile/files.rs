@@ -146,9 +146,9 @@ fn nothing_moves_the_cursor() {
     shop.refuses_json(
         "a value",
         "model/config.json",
-        |config| config["model_type"] = escape.into(),
+        |config| config["architectures"] = [escape].into(),
         &GENERATE,
-        &[],
+        &["config.json"],
     );
     let key = format!("\"{}\" = 1\n", r"\u001b[2J");
     shop.refuses_with("a key", "dpo.toml", key.as_bytes(), &["train", "dpo.toml"], &["dpo.toml"]);
