@@ -27,7 +27,7 @@ pub(crate) fn check_all(config: &Config) -> Result<()> {
 /// Checks the file of `weights`, if the config has that key.
 ///
 /// # Errors
-/// As [`check_all`].
+/// It cannot be read, or lacks bytes that its headers promise; the message names the key.
 pub fn check_given(config: &Config) -> Result<()> {
     let Weights::File(path) = &config.weights else { return Ok(()) };
     check("weights", path, for_method(config.method).open_folder(config)?.with_weights(path))
