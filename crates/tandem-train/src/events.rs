@@ -92,7 +92,7 @@ pub enum Event<'a> {
     Skipped {
         /// 1-based step.
         step: u64,
-        /// What was not, and the remedy if there is one.
+        /// Cause, and the remedy if there is one.
         reason: &'a str,
         /// The rows concerned, as file and line.
         rows: &'a str,

@@ -100,6 +100,12 @@ fn fixed(x: f32) -> i64 {
     (f64::from(x) * SCALE) as i64
 }
 
+/// Returns the f32 that a sum is read as, by way of f64.
+#[inline(always)]
+fn nearest(sum: i64) -> f32 {
+    (sum as f64 * (1.0 / SCALE)) as f32
+}
+
 vector_kernel! {
     /// Runs on slices of one length.
     unsafe fn store<V: Vector>(terms: &[f32], sums: &mut [i64], limit: f32) -> bool {
@@ -143,17 +149,17 @@ vector_kernel! {
         let mut good = true;
         for (sum, &term) in sums.iter_mut().zip(terms) {
             good &= term.abs() < limit;
-            *sum = (fixed(*sum).wrapping_add(fixed(term)) as f64 * (1.0 / SCALE)) as f32;
+            *sum = nearest(fixed(*sum).wrapping_add(fixed(term)));
         }
         good
     }
 }
 
 vector_kernel! {
-    /// Converts each sum to f32, by way of f64. The slices have one length.
+    /// Converts each sum to f32. The slices have one length.
     pub(super) unsafe fn to_f32<V: Vector>(sums: &[i64], values: &mut [f32]) {
         for (value, &sum) in values.iter_mut().zip(sums) {
-            *value = (sum as f64 * (1.0 / SCALE)) as f32;
+            *value = nearest(sum);
         }
     }
 }

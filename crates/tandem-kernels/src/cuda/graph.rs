@@ -203,7 +203,7 @@ impl Sequence {
     /// Puts tables and work up to the position into the stream, one by one.
     ///
     /// # Safety
-    /// Those who gave the work have promised what the driver's functions ask for.
+    /// The work fulfils what the driver's functions ask for, as whoever gave it promised.
     unsafe fn put(&self, driver: &dyn Driver, stream: Stream) -> Result<()> {
         let slots = &self.slots[..self.at.slots];
         if let Some(end) = slots.last().map(|slot| slot.start + slot.len) {

@@ -1,4 +1,4 @@
-//! What a dry run counts and lists.
+//! Counts and lists of a dry run.
 
 use std::sync::Arc;
 

@@ -7,7 +7,7 @@ use std::time::Instant;
 use tandem_comm::{Phase, ProcessGroup};
 use tandem_judge::{Environment, Panel};
 use tandem_kernels::cuda::driver::MatmulChoice;
-use tandem_kernels::{Profile, release_free_heap};
+use tandem_kernels::{Backend, Profile, release_free_heap};
 
 use super::memory::{explained, refuse_too_large};
 use super::{Files, Options, Trainer};
@@ -183,7 +183,7 @@ impl TrainerBuilder<'_> {
             .map(|(run_dir, checkpoint)| resume::recorded_matmuls(run_dir, checkpoint.cursor().step));
         let proposed = matmuls::propose(config, outline, matmuls.or(recorded), mesh.world(), observer)?;
         let mut placement = MemoryPlacement::open(config, plan.needs(), plan.rooms, mesh.world().rank())?;
-        if mesh.world().size() > 1 {
+        if mesh.world().size() > 1 && placement.device.backend() == Backend::Cuda {
             placement.load_ahead(&head_dims(config, prepared)?)?;
         }
         proposed.agree(config, outline, &mut placement, mesh.world(), observer)?;
