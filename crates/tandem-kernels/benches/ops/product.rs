@@ -21,7 +21,7 @@ const TRAINING: [(usize, usize, usize); 13] = [
     (2048, 2048, 2048),
 ];
 
-const DECODING: [(usize, usize, usize); 7] = [
+const DECODING: [(usize, usize, usize); 10] = [
     (1, 512, 1536),
     (1, 512, 32000),
     (2, 512, 32000),
@@ -29,6 +29,10 @@ const DECODING: [(usize, usize, usize); 7] = [
     (16, 512, 32000),
     (16, 576, 3072),
     (16, 2048, 2048),
+    // Blocks of k are 501 elements long in f32.
+    (1, 11008, 4096),
+    (16, 4096, 4096),
+    (16, 11008, 4096),
 ];
 
 /// Shapes of Llama with 1 and 8 billion parameters: queries, keys and values together, the attention's output, both halves of a block.

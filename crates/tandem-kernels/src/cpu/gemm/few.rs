@@ -17,8 +17,9 @@ use crate::cpu::{Cpu, Isa, scratch};
 use crate::ops::PackedWeight;
 use crate::{DType, View};
 
-/// Most words of the packed first factor, for the second-level cache.
-const MOST_WORDS: usize = 1 << 17;
+/// Most words of the packed first factor. A second-level cache holds it, or most of it; for each panel twice as much of
+/// the second factor is read, or more.
+const MOST_WORDS: usize = 1 << 18;
 
 /// Fewest rows whose arithmetic takes as long as reading the second factor.
 const ARITHMETIC: usize = 8;
@@ -160,7 +161,11 @@ impl Few<'_> {
                         Some(weight) => self.order::<K>(weight, (panel, index), next, buffer, unpacked),
                         None => {
                             let b = panel_of(&product.b, lanes.clone(), buffer);
-                            if tiles == 1 && tail == 0 && K::multiply_in_place(&b, rows_from(0), &tile_of(0))
+                            let (row, lane) = (next.0 * K::COLUMNS, depth.lanes(next.1..depth.blocks).start);
+                            let ahead = address_of(&product.b, row, lane * K::DEPTH);
+                            if tiles == 1
+                                && tail == 0
+                                && K::multiply_in_place(&b, rows_from(0), &tile_of(0), ahead)
                             {
                                 continue;
                             }
@@ -254,10 +259,15 @@ impl Few<'_> {
         let (size, lanes) = (b.dtype().size(), self.depth.lanes(block..block + 1));
         let (start, stop) = (lanes.start * K::DEPTH, b.depth().min(lanes.end * K::DEPTH));
         Ahead {
-            first: b.pointer::<u8>().wrapping_add((first * b.stride() + start) * size),
+            first: address_of(b, first, start),
             stride: b.stride() * size,
             rows: end - first,
             length: (stop - start) * size,
         }
     }
+}
+
+/// Returns the address of an element of a row, which may lie beyond the last.
+fn address_of(operand: &Operand, row: usize, element: usize) -> *const u8 {
+    operand.pointer::<u8>().wrapping_add((row * operand.stride() + element) * operand.dtype().size())
 }

@@ -106,12 +106,12 @@ pub(super) trait Kernel {
     );
 
     /// Computes a tile with a panel of columns that is not packed, as [`Self::multiply`], if that pays; else
-    /// does nothing. Returns whether it did.
+    /// does nothing. Returns whether it did. Lines from `ahead` on, of as many rows, are prefetched.
     ///
     /// # Safety
     /// As [`Self::multiply`] and [`Self::pack_columns`].
     #[inline(always)]
-    unsafe fn multiply_in_place(_columns: &Panels, _a: *const f32, _tile: &Tile) -> bool {
+    unsafe fn multiply_in_place(_columns: &Panels, _a: *const f32, _tile: &Tile, _ahead: *const u8) -> bool {
         false
     }
 }
@@ -211,10 +211,10 @@ impl<M: Multiply, const MR: usize, const NV: usize, const NR: usize> Kernel for 
     }
 
     #[inline(always)]
-    unsafe fn multiply_in_place(columns: &Panels, a: *const f32, tile: &Tile) -> bool {
+    unsafe fn multiply_in_place(columns: &Panels, a: *const f32, tile: &Tile, ahead: *const u8) -> bool {
         // More rows take longer than memory, and would wait for it.
         // SAFETY: the caller's promise.
-        MR <= 6 && unsafe { in_place::multiply::<M, MR, NV>(columns, a, tile) }
+        MR <= 6 && unsafe { in_place::multiply::<M, MR, NV>(columns, a, tile, ahead) }
     }
 }
 
