@@ -148,6 +148,18 @@ fn splits_are_groups(group: &mut ProcessGroup) {
     group.all_reduce(&mut data, Reduction::Sum).unwrap();
     assert_eq!(data[0], size as i64);
     half.barrier().unwrap();
+    // A rank alone has everything, of any length.
+    let mut alone = group.split(rank).unwrap();
+    assert_eq!((alone.rank(), alone.size()), (0, 1));
+    for len in [3, 100_000] {
+        let whole: Vec<f32> = (0..len).map(|i| i as f32).collect();
+        let mut data = whole.clone();
+        alone.all_gather(&mut data, &[len]).unwrap();
+        alone.reduce_scatter(&mut data, &[len], Reduction::Sum).unwrap();
+        alone.all_reduce(&mut data, Reduction::Sum).unwrap();
+        alone.broadcast(&mut data, 0).unwrap();
+        assert_eq!(data, whole);
+    }
 }
 
 fn nonsense_is_refused_before_anything_is_sent(group: &mut ProcessGroup) {
