@@ -159,6 +159,18 @@ impl Addends {
     }
 }
 
+/// Dimensions of a product that tensor parallelism may shard: the bits of an element do not depend on their lengths.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sharded {
+    No,
+    /// Rows of the result.
+    Rows,
+    /// Columns of the result.
+    Columns,
+    /// Any dimension of a factor; the bits depend on the length of k.
+    Any,
+}
+
 /// `c = a · bᵀ (+ term) (+ bias) (+ residual)`, or `c += a · bᵀ (+ term)`.
 pub(crate) struct Product<'a> {
     /// `[M, K]`, f32 or bf16.
@@ -179,9 +191,7 @@ pub(crate) struct Product<'a> {
     /// Order of the sum along k, if that is divided into blocks; for an f32 result that is
     /// overwritten.
     pub tree: Option<&'a DepthTree>,
-    /// Whether tensor parallelism may shard a factor: the bits of an element then depend on its row,
-    /// its column and the length of k alone.
-    pub is_sharded: bool,
+    pub sharded: Sharded,
     /// On the CPU: matrices of the result's shape, added in turn before the bias; beside them nothing is
     /// accumulated, and k is one block.
     pub addends: Addends,
@@ -190,13 +200,13 @@ pub(crate) struct Product<'a> {
 impl<'a> Product<'a> {
     /// Computes `c = a · bᵀ`, or `+=` if `accumulate`.
     pub(crate) fn plain(a: Operand<'a>, b: Operand<'a>, c: ViewMut<'a>, accumulate: bool) -> Self {
-        let (tree, is_sharded, addends) = (None, false, Addends::NONE);
-        Self { a, b, term: None, c, accumulate, bias: None, residual: None, tree, is_sharded, addends }
+        let (tree, sharded, addends) = (None, Sharded::No, Addends::NONE);
+        Self { a, b, term: None, c, accumulate, bias: None, residual: None, tree, sharded, addends }
     }
 
     /// Marks a product of factors that tensor parallelism may shard.
     pub(crate) fn sharded(self) -> Self {
-        Self { is_sharded: true, ..self }
+        Self { sharded: Sharded::Any, ..self }
     }
 
     /// Returns the order of the sum along k, unless it is one block of neighbours.

@@ -9,7 +9,7 @@ use super::depth_tree::DepthTree;
 use super::low_rank::LowRank;
 use crate::device::{launch, launch_matmuls};
 use crate::ops::Weight;
-use crate::ops::gemm::{Operand, Product, Term};
+use crate::ops::gemm::{Operand, Product, Sharded, Term};
 use crate::{
     Backend, DType, Device, Extent, KernelError, MemoryKind, OpCost, Result, Tensor, View, ViewMut, cuda,
 };
@@ -34,19 +34,21 @@ pub fn linear<'a>(
     residual: Option<View>,
     y: ViewMut,
 ) -> Result<()> {
-    forward(device, "linear", x, w.into(), None, bias, residual, y, Order::default())
+    forward(device, "linear", x, w.into(), None, bias, residual, y, Order::WHOLE)
 }
 
 /// Order of sums in a product.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Order<'a> {
     tree: Option<&'a DepthTree>,
-    is_sharded: bool,
+    sharded: Sharded,
 }
 
 impl<'a> Order<'a> {
+    const WHOLE: Self = Self { tree: None, sharded: Sharded::No };
+
     fn sharded(tree: Option<&'a DepthTree>) -> Self {
-        Self { tree, is_sharded: true }
+        Self { tree, sharded: Sharded::Any }
     }
 
     fn check(&self, op: &'static str, depth: usize, is_f32: bool, accumulate: bool) -> Result<()> {
@@ -114,7 +116,31 @@ pub fn sharded_linear_backward_weight(
     dw: ViewMut,
     accumulate: bool,
 ) -> Result<()> {
-    backward_weight(device, dy, x, dw, accumulate, true)
+    backward_weight(device, dy, x, dw, accumulate, Sharded::Any)
+}
+
+/// Factor of a low-rank term.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LowRankFactor {
+    /// `[R, K]`, which is multiplied by the input.
+    A,
+    /// `[N, R]`, whose product is the output.
+    B,
+}
+
+/// Adds [`linear_backward_weight`] of a factor of which tensor parallelism may shard the dimension other than R.
+pub fn low_rank_backward_weight(
+    device: &Device,
+    factor: LowRankFactor,
+    dy: View,
+    x: View,
+    dw: ViewMut,
+) -> Result<()> {
+    let sharded = match factor {
+        LowRankFactor::A => Sharded::Columns,
+        LowRankFactor::B => Sharded::Rows,
+    };
+    backward_weight(device, dy, x, dw, true, sharded)
 }
 
 /// Computes `y[T,N] = x[T,K] · w[N,K]ᵀ + h[T,R] · b[N,R]ᵀ (+ bias[1,N]) (+ residual[T,N])`. A term
@@ -132,7 +158,7 @@ pub fn linear_low_rank<'a>(
     residual: Option<View>,
     y: ViewMut,
 ) -> Result<()> {
-    forward(device, "linear_low_rank", x, w.into(), Some(low_rank), bias, residual, y, Order::default())
+    forward(device, "linear_low_rank", x, w.into(), Some(low_rank), bias, residual, y, Order::WHOLE)
 }
 
 fn forward(
@@ -189,8 +215,8 @@ fn forward(
     let extra = bias.map_or(0, |b| b.num_bytes()) + residual.map_or(0, |r| r.num_bytes());
     let (a, b) = (Operand::rows_of(x), Operand::rows_of(w));
     let term = low_rank.map(|LowRank { h, b }| Term { a: Operand::rows_of(h), b: Operand::rows_of(b) });
-    let Order { tree, is_sharded } = order;
-    let product = Product { term, bias, residual, tree, is_sharded, ..Product::plain(a, b, y, accumulate) };
+    let Order { tree, sharded } = order;
+    let product = Product { term, bias, residual, tree, sharded, ..Product::plain(a, b, y, accumulate) };
     let work = cost(device, op, &product, (t, n, k), w.num_bytes(), extra);
     match fp8 {
         Some(w) => super::fp8::run(device, work, product, w),
@@ -221,7 +247,7 @@ pub fn linear_backward_input(
     dx: ViewMut,
     accumulate: bool,
 ) -> Result<()> {
-    backward_input(device, "linear_backward_input", dy, w, None, dx, accumulate, Order::default())
+    backward_input(device, "linear_backward_input", dy, w, None, dx, accumulate, Order::WHOLE)
 }
 
 /// Computes `dx[T,K] = dy[T,N] · w[N,K] + dh[T,R] · a[R,K]`, or `+=` if `accumulate`.
@@ -236,7 +262,7 @@ pub fn linear_low_rank_backward_input(
     accumulate: bool,
 ) -> Result<()> {
     let op = "linear_low_rank_backward_input";
-    backward_input(device, op, dy, w, Some((dh, a)), dx, accumulate, Order::default())
+    backward_input(device, op, dy, w, Some((dh, a)), dx, accumulate, Order::WHOLE)
 }
 
 fn backward_input(
@@ -262,8 +288,8 @@ fn backward_input(
     }
     let (a, b) = (Operand::rows_of(dy), Operand::columns_of(w));
     let term = low_rank.map(|(dh, a)| Term { a: Operand::rows_of(dh), b: Operand::columns_of(a) });
-    let Order { tree, is_sharded } = order;
-    let product = Product { term, tree, is_sharded, ..Product::plain(a, b, dx, accumulate) };
+    let Order { tree, sharded } = order;
+    let product = Product { term, tree, sharded, ..Product::plain(a, b, dx, accumulate) };
     run(device, op, product, (t, k, n), w.num_bytes(), 0)
 }
 
@@ -276,7 +302,7 @@ pub fn linear_backward_weight(
     dw: ViewMut,
     accumulate: bool,
 ) -> Result<()> {
-    backward_weight(device, dy, x, dw, accumulate, false)
+    backward_weight(device, dy, x, dw, accumulate, Sharded::No)
 }
 
 fn backward_weight(
@@ -285,7 +311,7 @@ fn backward_weight(
     x: View,
     dw: ViewMut,
     accumulate: bool,
-    is_sharded: bool,
+    sharded: Sharded,
 ) -> Result<()> {
     const OP: &str = "linear_backward_weight";
     let ((t, n), k) = (dy.shape(), x.cols());
@@ -294,7 +320,7 @@ fn backward_weight(
     check::same_type(OP, "x", &x, &dy)?;
     check::is_f32(OP, "dw", &dw)?;
     let (a, b) = (Operand::columns_of(dy), Operand::columns_of(x));
-    let product = Product { is_sharded, ..Product::plain(a, b, dw, accumulate) };
+    let product = Product { sharded, ..Product::plain(a, b, dw, accumulate) };
     run(device, OP, product, (n, k, t), x.num_bytes(), 0)
 }
 

@@ -68,9 +68,9 @@ pub use head_parts::{ELSEWHERE, HeadParts};
 pub(crate) use head_parts::{FIRST, NOT_HERE, PASSED_OVER};
 pub(crate) use head_strips::{LogitMemory, Strip, strips};
 pub use linear::{
-    bias_backward, linear, linear_add, linear_backward_input, linear_backward_weight, linear_low_rank,
-    linear_low_rank_backward_input, sharded_linear, sharded_linear_backward_input,
-    sharded_linear_backward_weight, sharded_linear_low_rank,
+    LowRankFactor, bias_backward, linear, linear_add, linear_backward_input, linear_backward_weight,
+    linear_low_rank, linear_low_rank_backward_input, low_rank_backward_weight, sharded_linear,
+    sharded_linear_backward_input, sharded_linear_backward_weight, sharded_linear_low_rank,
 };
 pub use logits::score_logits;
 pub use low_rank::{LowRank, low_rank_row_norms, low_rank_row_squares};

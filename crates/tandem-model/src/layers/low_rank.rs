@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use tandem_kernels::ops::Weight;
+use tandem_kernels::ops::{LowRankFactor, Weight};
 use tandem_kernels::{DType, MemoryKind, Tensor, View, ViewMut, ops};
 
 use super::LayerExecutor;
@@ -287,13 +287,8 @@ impl LayerExecutor<'_> {
             let dy = dz_view.col_range(out);
             if let Some(db) = &mut db {
                 let db = db.reborrow().row_range(site.b_rows.clone());
-                ops::linear_backward_weight(
-                    self.device,
-                    dy,
-                    hidden.view().col_range(columns.clone()),
-                    db,
-                    true,
-                )?;
+                let hidden = hidden.view().col_range(columns.clone());
+                ops::low_rank_backward_weight(self.device, LowRankFactor::B, dy, hidden, db)?;
             }
             let dh = dh.view_mut().col_range(columns);
             if is_summed {
@@ -309,7 +304,7 @@ impl LayerExecutor<'_> {
             ops::scale(self.device, dh.view_mut(), term.scale)?;
         }
         if let Some(da) = gradients.get_mut(parts.a) {
-            ops::linear_backward_weight(self.device, dh.view(), x, da, true)?;
+            ops::low_rank_backward_weight(self.device, LowRankFactor::A, dh.view(), x, da)?;
         }
         Ok(LowRankBackward { dz, dh: Some(dh) })
     }

@@ -11,6 +11,7 @@ use crate::cpu::rows::RowsMut;
 use crate::cpu::tile::Strided;
 use crate::cpu::vector::{Vector, for_lanes, vector_kernel};
 use crate::cpu::{Cpu, Isa, scratch};
+use crate::ops::gemm::Sharded;
 use crate::{DType, Element, with_element};
 
 /// Longest short dimension; beyond it arithmetic dominates.
@@ -45,8 +46,9 @@ impl SkinnyAxis {
         let (m, n) = product.c.shape();
         let k = product.a.depth();
         let (a, b) = (product.a.is_transposed(), product.b.is_transposed());
-        // A sharded matrix may be short on one rank and long on another.
-        if product.is_sharded || product.bias.is_some() || product.residual.is_some() || k == 0 {
+        // A sharded dimension may be short on one rank and long on another.
+        let sharded = product.sharded;
+        if sharded == Sharded::Any || product.bias.is_some() || product.residual.is_some() || k == 0 {
             return None;
         }
         let of_pairs = product.a.dtype() == DType::Bf16 && isa >= Isa::Avx512Bf16;
@@ -57,6 +59,7 @@ impl SkinnyAxis {
                 let is_short = n <= LONGEST_ON_TILES && n < k && skinny_tiles::projects(product);
                 return is_short.then_some(Self::Columns);
             }
+            (true, true) if isa.has_tiles_of(product.a.dtype()) && sharded != Sharded::No => LONGEST_ON_TILES,
             (true, true) if isa.has_tiles_of(product.a.dtype()) => {
                 LONGEST_ON_TILES.min((m.max(n) / 2).max(1))
             }
@@ -66,8 +69,10 @@ impl SkinnyAxis {
         match (a, b) {
             (false, _) if k <= longest => Some(Self::Depth),
             (false, _) if n <= longest => Some(Self::Columns),
-            (true, true) if m <= longest => Some(Self::Rows { is_turned: false }),
-            (true, true) if n <= longest => Some(Self::Rows { is_turned: true }),
+            (true, true) if m <= longest && sharded != Sharded::Rows => Some(Self::Rows { is_turned: false }),
+            (true, true) if n <= longest && sharded != Sharded::Columns => {
+                Some(Self::Rows { is_turned: true })
+            }
             _ => None,
         }
     }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use tandem_kernels::ops::LowRankFactor;
 use tandem_kernels::{DType, ViewMut, ops};
 
 use super::Sums;
@@ -113,6 +114,42 @@ fn the_bits_do_not_depend_on_the_number_of_threads() {
                             isa.name()
                         );
                     }
+                }
+            }
+        }
+    }
+}
+
+/// Ranks of tensor parallelism hold rows of B, or columns of A, of any number; the rank of an adapter is whole.
+#[test]
+fn gradients_of_low_rank_factors_have_the_bits_of_their_slices() {
+    let t = 70;
+    for ((isa, device), dtype) in
+        processors(2).iter().flat_map(|level| [DType::F32, DType::Bf16].map(|dtype| (level, dtype)))
+    {
+        for (rank, length) in [(8, 96), (17, 64), (48, 64), (64, 128), (80, 96)] {
+            let [of_rank, other] =
+                [(1, rank), (2, length)].map(|(seed, cols)| Matrix::new(device, seed, (t, cols), dtype, 0));
+            let gradients = |own: Range<usize>| {
+                let (h, other) = (of_rank.view(), other.view().col_range(own.clone()));
+                let mut a = Matrix::new(device, 3, (rank, length), DType::F32, 0);
+                let mut b = Matrix::new(device, 4, (length, rank), DType::F32, 0);
+                let (own_a, own_b) = (a.view_mut().col_range(own.clone()), b.view_mut().row_range(own));
+                ops::low_rank_backward_weight(device, LowRankFactor::A, h, other, own_a).unwrap();
+                ops::low_rank_backward_weight(device, LowRankFactor::B, other, h, own_b).unwrap();
+                [a.read(device), b.read(device)]
+            };
+            let [whole_a, whole_b] = gradients(0..length);
+            for part in [length / 2, length / 4, length / 8] {
+                for own in (0..length).step_by(part).map(|start| start..start + part) {
+                    let [a, b] = gradients(own.clone());
+                    let what = format!("{} {dtype} rank {rank}, {own:?} of {length}", isa.name());
+                    for row in 0..rank {
+                        let columns = row * length + own.start..row * length + own.end;
+                        assert_eq!(a[columns.clone()], whole_a[columns], "A, {what}");
+                    }
+                    let rows = own.start * rank..own.end * rank;
+                    assert_eq!(b[rows.clone()], whole_b[rows], "B, {what}");
                 }
             }
         }

@@ -53,6 +53,32 @@ fn any_number_of_slices_trains_an_adapter_to_the_same_bits() {
     }
 }
 
+/// Slices of a key matrix are shorter than the adapter's rank, the whole matrix is longer.
+#[test]
+fn an_adapter_of_a_long_rank_has_the_same_bits_on_short_slices() {
+    let small = Small::new("dpo");
+    let mut config = eight_heads();
+    (config["num_attention_heads"], config["num_key_value_heads"]) = (4.into(), 2.into());
+    config["head_dim"] = 32.into();
+    let model = write_model(&small, "two", &config);
+    for dtype in ["f32", "bf16"] {
+        for (rank, targets) in [(48, "k_proj"), (20, "k_proj"), (48, "o_proj")] {
+            let more = [
+                format!("adapter.rank={rank}"),
+                format!("adapter.targets=[\"{targets}\"]"),
+                format!("compute.dtype={dtype}"),
+                "train.steps=3".to_owned(),
+            ];
+            let common = [settings(&model, &[]), more.to_vec()].concat();
+            let one = format!("{dtype} {targets} {rank} on one");
+            finish(&small, &one, RunDirPolicy::Fresh, &[&common]);
+            let name = format!("{dtype} {targets} {rank} on two");
+            finish(&small, &name, RunDirPolicy::Fresh, &[&common, &on(2, 2, "ddp")]);
+            is_same(&small, &name, &one);
+        }
+    }
+}
+
 /// Masks follow an element's place in the whole activation, for columns and for rows.
 #[test]
 fn inputs_are_dropped_as_on_one_rank() {
