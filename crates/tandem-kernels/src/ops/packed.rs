@@ -13,16 +13,25 @@ use crate::{Backend, DType, Device, Format, KernelError, Result, View};
 /// Rows of the input up to which [`reads_packed`].
 const FEW_ROWS: usize = 32;
 
-/// Returns whether a product of so many rows is to read packed weights as they are: on CPUs with AVX-512. AVX2
-/// gains in int8, and loses up to 5 % of a product in nf4; with AMX nothing was measured. A dry run answers for
-/// this machine's CPU.
-pub fn reads_packed(device: &Device, rows: usize) -> bool {
+/// Rows of bf16 above which AVX2 gains in nf4.
+const MORE_ROWS: usize = 8;
+
+/// Returns whether a product of so many rows is faster if it reads packed weights as they are, than if they are
+/// unpacked into memory: on CPUs with AVX2 or AVX-512, in int8 and, but for bf16 with AVX2, in nf4. With AMX nothing was
+/// measured. A dry run answers for this machine's CPU.
+pub fn reads_packed(device: &Device, rows: usize, format: Format, dtype: DType) -> bool {
     let isa = match device {
         Device::Cpu(cpu) => Some(cpu.isa()),
         Device::Meta(_) if device.backend() == Backend::Cpu => Isa::detect().ok(),
         _ => None,
     };
-    rows <= FEW_ROWS && matches!(isa, Some(Isa::Avx512 | Isa::Avx512Bf16))
+    let pays = match (format, isa) {
+        (Format::Int8, Some(Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16)) => true,
+        (Format::Nf4, Some(Isa::Avx512 | Isa::Avx512Bf16)) => true,
+        (Format::Nf4, Some(Isa::Avx2)) => dtype == DType::F32 || rows > MORE_ROWS,
+        _ => false,
+    };
+    rows <= FEW_ROWS && pays
 }
 
 /// Rows of a matrix that were packed together.

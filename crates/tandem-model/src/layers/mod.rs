@@ -190,7 +190,7 @@ impl LayerExecutor<'_> {
             self.device.set_place(format_args!("forward {layer}"));
             self.prefetch_after(weights, index)?;
             let both = x.reference.is_some();
-            let may_be_packed = self.reads_packed(num_tokens, keep == SavePolicy::Nothing && !both);
+            let may_be_packed = self.reads_packed(weights, num_tokens, keep == SavePolicy::Nothing && !both);
             let layer_weights = StreamWeights::fetch(weights, layer, both, may_be_packed)?;
             x = x.try_map(|x, is_reference| {
                 let walk = self.for_stream(is_reference);
@@ -212,8 +212,9 @@ impl LayerExecutor<'_> {
     /// Returns whether the products of a forward pass over so many tokens read packed weights as they are: FP8
     /// products, and on a CPU those of a pass of one stream that keeps nothing, whose bits are the same. DoRA's
     /// norms read all weights besides.
-    fn reads_packed(&self, num_tokens: usize, is_plain: bool) -> bool {
-        let reads = self.decoder.fp8_matmul() || (is_plain && ops::reads_packed(self.device, num_tokens));
+    fn reads_packed(&self, weights: &dyn WeightSource, num_tokens: usize, is_plain: bool) -> bool {
+        let pays = |format| ops::reads_packed(self.device, num_tokens, format, self.dtype);
+        let reads = self.decoder.fp8_matmul() || (is_plain && weights.packed_format().is_some_and(pays));
         reads && !self.decoder.has_dora()
     }
 

@@ -68,7 +68,7 @@ impl LayerExecutor<'_> {
                 // Before the stream has room, the last layer of the pass before is dropped, whose place
                 // depends on that pass. Otherwise its gap would grow the arena beyond the plan.
                 let first = LayerId::Block(self.decoder.blocks().start);
-                match self.reads_packed(tokens.len(), true) {
+                match self.reads_packed(weights, tokens.len(), true) {
                     true => weights.fetch_packed(first)?,
                     false => weights.fetch(first)?,
                 };

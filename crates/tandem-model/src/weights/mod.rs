@@ -30,7 +30,7 @@ pub use packing::{PackedLayer, PackedMatrix, Packing, WholeMatrix};
 pub use resident::{FlatWeights, ResidentGradients, ResidentWeights};
 
 use tandem_kernels::ops::Weight;
-use tandem_kernels::{View, ViewMut};
+use tandem_kernels::{Format, View, ViewMut};
 
 use crate::layout::{LayerId, LayerLayout, ParamKind};
 use crate::lora::{Adapter, LoraTarget};
@@ -323,6 +323,11 @@ pub trait WeightSource {
 
     /// Returns the layer's weights, valid until the next call.
     fn fetch(&mut self, layer: LayerId) -> Result<LayerWeights<'_>>;
+
+    /// Format of matrices that [`WeightSource::fetch_packed`] may leave packed.
+    fn packed_format(&self) -> Option<Format> {
+        None
+    }
 
     /// Returns the layer's weights as [`WeightSource::fetch`], for products that read packed matrices, those of few
     /// rows on the CPU and FP8 products: matrices of blocks may be left packed. Transfers are those of `fetch`,

@@ -35,6 +35,7 @@ pub struct Packing {
     unpacked_len: usize,
     /// Elements at the front of the unpacked buffer that products need which read packed matrices.
     always_unpacked_len: usize,
+    format: Format,
     dtype: DType,
     /// True if forward products read FP8 matrices as they are packed, even where they are unpacked too.
     fp8_matmul: bool,
@@ -96,6 +97,7 @@ impl Packing {
             len: 0,
             unpacked_len: 0,
             always_unpacked_len: 0,
+            format,
             dtype,
             fp8_matmul: decoder.fp8_matmul(),
         };
@@ -266,6 +268,11 @@ impl Packing {
             }
         }
         Ok(())
+    }
+
+    /// Returns the format of matrices.
+    pub fn format(&self) -> Format {
+        self.format
     }
 
     /// Returns the bytes of the buffer.

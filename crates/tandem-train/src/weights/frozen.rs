@@ -65,6 +65,11 @@ impl Packings {
         Self { embedding: of(LayerId::Embedding), blocks, head: of(LayerId::Head) }
     }
 
+    /// Format of the blocks' matrices.
+    pub fn format(&self) -> Format {
+        self.embedding.format()
+    }
+
     /// One layer.
     pub fn packing(&self, layer: LayerId) -> &Packing {
         match layer {
@@ -175,6 +180,10 @@ impl WeightSource for FrozenWeights {
 
     fn fetch(&mut self, id: LayerId) -> ModelResult<LayerWeights<'_>> {
         self.fetch_unpacked(id, Packing::unpacked_len)
+    }
+
+    fn packed_format(&self) -> Option<Format> {
+        Some(self.parts.packings.format())
     }
 
     fn fetch_packed(&mut self, id: LayerId) -> ModelResult<LayerWeights<'_>> {

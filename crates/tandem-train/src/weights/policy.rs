@@ -1,7 +1,7 @@
 //! The policy's weights: those that train, and the frozen base under an adapter.
 
 use tandem_comm::ProcessGroup;
-use tandem_kernels::{Device, Tensor, ops};
+use tandem_kernels::{Device, Format, Tensor, ops};
 use tandem_model::{
     AdapterWeights, FlatWeights, LayerId, LayerWeights, ModelError, Result as ModelResult, WeightSource,
 };
@@ -275,6 +275,10 @@ impl WeightSource for Policy {
         }
     }
 
+    fn packed_format(&self) -> Option<Format> {
+        self.frozen.as_ref().and_then(|frozen| frozen.base.packed_format())
+    }
+
     fn fetch_packed(&mut self, layer: LayerId) -> ModelResult<LayerWeights<'_>> {
         if self.frozen.is_none() {
             return self.fetch(layer);
@@ -322,6 +326,10 @@ impl WeightSource for SharedReference<'_> {
 
     fn fetch(&mut self, layer: LayerId) -> ModelResult<LayerWeights<'_>> {
         Ok(self.0.fetch_both(layer, false)?.1)
+    }
+
+    fn packed_format(&self) -> Option<Format> {
+        self.0.packed_format()
     }
 
     fn fetch_packed(&mut self, layer: LayerId) -> ModelResult<LayerWeights<'_>> {

@@ -1,6 +1,6 @@
 //! A base with an adapter beside it, as a policy has them.
 
-use tandem_kernels::{DType, Device, MemoryKind};
+use tandem_kernels::{DType, Device, Format, MemoryKind};
 use tandem_model::{
     AdapterConfig, AdapterKind, AdapterWeights, Decoder, FlatLayer, FlatWeights, LayerId, LayerWeights,
     ResidentWeights, Result, Targets, WeightSource, adapter,
@@ -57,6 +57,10 @@ impl<B: WeightSource> WeightSource for Adapted<'_, B> {
         self.fetched.push(layer);
         let own = Self::of(self.weights, self.copy, self.decoder, layer);
         Ok(self.base.fetch(layer)?.with_adapter(Some(own)))
+    }
+
+    fn packed_format(&self) -> Option<Format> {
+        self.base.packed_format()
     }
 
     fn fetch_packed(&mut self, layer: LayerId) -> Result<LayerWeights<'_>> {

@@ -56,6 +56,10 @@ impl WeightSource for Packed<'_> {
         self.fetch_unpacked(layer, Packing::unpacked_len)
     }
 
+    fn packed_format(&self) -> Option<Format> {
+        self.layers.first().map(|(packing, _)| packing.format())
+    }
+
     fn fetch_packed(&mut self, layer: LayerId) -> Result<LayerWeights<'_>> {
         self.fetch_unpacked(layer, Packing::always_unpacked_len)
     }
