@@ -155,7 +155,8 @@ impl Record {
         columns: &Columns,
         place: &Place,
     ) -> Result<Parsed, DataError> {
-        let value: Value = serde_json::from_slice(json).map_err(|e| DataError::Json {
+        // Without the end of its line, so that what is missing is told as of this line.
+        let value: Value = serde_json::from_slice(json.trim_ascii_end()).map_err(|e| DataError::Json {
             place: place.clone(),
             // The parser sees one row only: its line number would mislead, its column does not.
             reason: match e.line() {

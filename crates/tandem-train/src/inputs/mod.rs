@@ -137,6 +137,18 @@ fn warn_of_dropout(config: &Config, folder: &ModelFolder, observer: &mut dyn Obs
     )));
 }
 
+/// Warns of texts that are longer than those that the model was trained for: their positions are new to it.
+fn warn_of_length(folder: &ModelFolder, longest: usize, observer: &mut dyn Observer) {
+    let context = folder.spec().context();
+    if longest > context {
+        observer.event(&Event::Warning(&format!(
+            "the longest text has {longest} tokens, and {} says that the model is made for {context}: it has seen no later \
+             positions; lower data.max_length to {context}, or take a model with scaled positions",
+            folder.config().path().display(),
+        )));
+    }
+}
+
 /// Opens the policy's folder and its tokenizer, with the chat template of the config.
 pub(crate) fn open_policy(config: &Config, observer: &mut dyn Observer) -> Result<(ModelFolder, Tokenizer)> {
     let recipe = recipe::for_method(config.method);
@@ -223,6 +235,7 @@ impl RunInputs {
             .chain([&train])
             .map(|cache| longest_mismatched(config, cache))
             .fold(longest, usize::max);
+        warn_of_length(&folder, longest, observer);
         let decoder = Decoder::new(spec, longest.max(whole).max(1))?;
         if has_environment && decoder.rotates_by_length() {
             let reason = format!(

@@ -1,5 +1,8 @@
 //! The configuration that answers make.
 
+use std::path::Path;
+
+use tandem_model::ModelFolder;
 use tandem_train::config::{Draft, Facts, Method};
 use toml::Value;
 
@@ -10,6 +13,9 @@ use crate::args::{InitArguments, InitMethod, Trained};
 
 /// Rows of a step, small enough for a first run and large enough to learn from.
 const BATCH: i64 = 16;
+
+/// Tokens of prompt and completion, if the model is made for as many.
+const MAX_LENGTH: usize = 1024;
 
 /// Writes the answers into a draft.
 ///
@@ -36,7 +42,13 @@ pub(super) fn draft(told: &Told, arguments: &InitArguments) -> anyhow::Result<Dr
         draft.set("data.eval", rows(&told.eval), "held-out rows");
     }
     let longer = if method.generates() { "longer prompts are dropped" } else { "the rest is cut" };
-    draft.set("data.max_length", 1024, format!("tokens of prompt and completion; {longer}"));
+    let context =
+        ModelFolder::open(Path::new(&told.model)).map_or(MAX_LENGTH, |folder| folder.spec().context());
+    draft.set(
+        "data.max_length",
+        MAX_LENGTH.min(context) as i64,
+        format!("tokens of prompt and completion; {longer}"),
+    );
     set_trained(&mut draft, told.train);
     if matches!(told.method, InitMethod::Dpo | InitMethod::Kto | InitMethod::Online) {
         draft.set("objective.beta", 0.1, "larger keeps the policy closer to the reference");
