@@ -29,8 +29,11 @@ keys! {
         /// `"none"`: for SFT, a reward model or a reference-free loss.
         kind: ReferenceKind = choice(ReferenceKind::NAMES)
             .unless(|kind| refuse_kind(*kind, method, objective, unused, adapter.is_some()))
-            .or(default_kind(method, objective, unused, adapter.is_some()))
-            .shown("`\"precompute\"`; online and the loss `kto` `\"model\"`, with an adapter `\"base\"`"),
+            .or(default_kind(method, objective, unused, adapter))
+            .shown(
+                "`\"precompute\"`; online and the loss `kto` `\"model\"`, with an adapter `\"base\"`, with `adapter.start` \
+                 `\"adapter\"`",
+            ),
         /// Model folder of the reference or its [name of the hub](hub.md), if it is not the policy's
         /// start: for `"model"` and `"precompute"`. For distillation the teacher, which may be of another
         /// size or family with the policy's tokenizer.
@@ -119,7 +122,7 @@ fn default_kind(
     method: Method,
     objective: &ObjectiveConfig,
     unused: Option<&str>,
-    has_adapter: bool,
+    adapter: Option<&AdapterSection>,
 ) -> ReferenceKind {
     if !method.has_reference() || unused.is_some() {
         return ReferenceKind::None;
@@ -129,10 +132,14 @@ fn default_kind(
     }
     // Nothing can be computed in advance for completions that are generated during training or that depend on
     // the batch.
-    match (method.generates() || objective.needs_mismatched(), has_adapter) {
-        (false, _) => ReferenceKind::Precompute,
-        (true, true) => ReferenceKind::Base,
-        (true, false) => ReferenceKind::Model,
+    if !method.generates() && !objective.needs_mismatched() {
+        return ReferenceKind::Precompute;
+    }
+    // The policy's start, as for the precomputed one.
+    match adapter {
+        None => ReferenceKind::Model,
+        Some(adapter) if adapter.folder().is_some() => ReferenceKind::Adapter,
+        Some(_) => ReferenceKind::Base,
     }
 }
 

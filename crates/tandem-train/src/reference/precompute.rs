@@ -72,14 +72,20 @@ impl Precompute<'_> {
     ) -> Result<Reference> {
         // A model in slices has a fingerprint of its own: its arithmetic differs.
         let fingerprint = mesh.whole_fingerprint(self.decoder, &print.layers())?;
+        let model = self.decoder.whole();
+        let (spec, adapter, residual) = (model.spec(), model.adapter(), model.residual());
+        let computes = format!("{spec:?} {adapter:?} {residual:?}");
         let mut scores = |split: Split| match self.prepared.tokens(split) {
             Some(cache) if self.splits.contains(&split) => {
                 let mut key = blake3::Hasher::new();
                 key.update(fingerprint.as_bytes());
+                // The same weights make another model with another rotation, norm or scale of an adapter.
+                key.update(computes.as_bytes());
                 key.update(format.name().as_bytes());
                 key.update(cache.content_hash().as_bytes());
                 key.update(self.config.compute.compute_type().name().as_bytes());
-                key.update(&[u8::from(self.config.compute.sums_in_blocks())]);
+                let orders = [self.config.compute.sums_in_blocks(), self.config.data.share_prefix];
+                key.update(&orders.map(u8::from));
                 if self.config.compute.fp8_matmul {
                     key.update(b"fp8_matmul");
                 }

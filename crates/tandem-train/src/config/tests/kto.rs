@@ -8,10 +8,11 @@ fn kto() -> String {
 
 #[test]
 fn a_loss_without_mismatched_completions_has_a_precomputed_reference() {
-    use ReferenceKind::{Base, Model, None as NoReference, Precompute, Sync};
+    use ReferenceKind::{Adapter, Base, Model, None as NoReference, Precompute, Sync};
     for (overrides, kind) in [
         (&[][..], Model),
         (&["adapter.rank=4"], Base),
+        (&["adapter.start=runs/sft/final"], Adapter),
         (&["objective.loss={ bco = 1, kto = 0.5 }"], Model),
         (&["objective.loss=bco"], Precompute),
         (&["objective.loss=apo_zero_unpaired", "adapter.rank=4"], Precompute),

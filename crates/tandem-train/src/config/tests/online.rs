@@ -35,6 +35,7 @@ fn little_is_needed() {
     assert_eq!((own.num_answers, own.pairs, own.max_new_tokens), (2, Pairs::BestWorst, 64));
     assert_eq!((own.temperature, own.algorithm, config.judges.len()), (0.9, Algorithm::Dpo, 1));
     assert_eq!(online(&["adapter.rank=4"]).reference.kind, ReferenceKind::Base);
+    assert_eq!(online(&["adapter.start=runs/sft/final"]).reference.kind, ReferenceKind::Adapter);
 }
 
 #[test]

@@ -8,6 +8,7 @@ use tandem_data::token_cache::TokenCache;
 use crate::config::{AdapterSection, AdapterStart, Config, JudgeKind, Weights};
 use crate::inputs::RunInputs;
 use crate::run::agreement::OWN_KEYS;
+use crate::run::provenance::HashedInput;
 use crate::{Result, TrainError};
 
 /// A file that a run reads.
@@ -92,4 +93,43 @@ fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
     files.retain(|path| path.is_file() && is_wanted(path));
     files.sort();
     Ok(files)
+}
+
+/// Says which files of a key are others than the record's.
+pub(in crate::run) fn different_files(
+    name: &str,
+    recorded: &[HashedInput],
+    files: &[InputFile],
+    hashed: &[HashedInput],
+) -> Vec<String> {
+    let recorded: Vec<&HashedInput> = recorded.iter().filter(|file| file.name == name).collect();
+    let own: Vec<(&HashedInput, &PathBuf)> = hashed
+        .iter()
+        .zip(files.iter().map(|file| &file.path))
+        .filter(|(file, _)| file.name == name)
+        .collect();
+    // A single file may have another name.
+    let is_single = recorded.len() == 1 && own.len() == 1;
+    let mut found = Vec::new();
+    for file in &recorded {
+        match own.iter().find(|(other, _)| is_single || other.file == file.file) {
+            Some((other, _)) if other.blake3 == file.blake3 => {}
+            Some((other, path)) => {
+                let hashes = hashes_in_words(&file.blake3, &other.blake3);
+                found.push(format!("{name}: {} ({}): {hashes}", file.file, path.display()));
+            }
+            None => found.push(format!("{name}: {} is missing here", file.file)),
+        }
+    }
+    for (file, path) in &own {
+        if !is_single && !recorded.iter().any(|other| other.file == file.file) {
+            found.push(format!("{name}: {} is not in the record", path.display()));
+        }
+    }
+    found
+}
+
+/// Says that two hashes of an input differ.
+pub(in crate::run) fn hashes_in_words(recorded: &str, own: &str) -> String {
+    format!("BLAKE3 {recorded} in the record, {own} here")
 }

@@ -17,7 +17,7 @@ use tandem_comm::ProcessGroup;
 use tandem_kernels::cuda::driver::{Algorithm, MatmulChoice};
 use tandem_kernels::{DType, Device};
 
-pub(super) use files::{InputFile, input_files, is_place, weight_files};
+pub(super) use files::{InputFile, different_files, hashes_in_words, input_files, is_place, weight_files};
 
 use crate::config::{Config, RESOLVED_HEADER};
 use crate::disk::replace;
@@ -257,6 +257,17 @@ impl Provenance {
         }
     }
 
+    /// Says which files are others than those of the start before `step` that knows them. Rows for training are not
+    /// named: other ones are refused.
+    fn changed_files(&self, step: u64, files: &[InputFile], hashed: &[HashedInput]) -> Vec<String> {
+        let known = self.starts.iter().rfind(|earlier| earlier.step < step && earlier.files.is_some());
+        let recorded = known.and_then(|start| start.files.as_deref()).unwrap_or_default();
+        let mut names: Vec<&str> = recorded.iter().map(|file| file.name.as_str()).collect();
+        names.dedup();
+        names.retain(|name| *name != "data.train");
+        names.into_iter().flat_map(|name| different_files(name, recorded, files, hashed)).collect()
+    }
+
     /// Adds a start. Those of steps that it repeats are forgotten; one that changes nothing fills in what
     /// the one before it lacks.
     fn add(&mut self, start: Start) {
@@ -277,7 +288,8 @@ impl Provenance {
 /// Writer of `provenance.json`, on the first rank.
 #[derive(Debug)]
 pub(super) struct ProvenanceWriter {
-    thread: Option<JoinHandle<Result<()>>>,
+    /// Hashes the inputs, and returns those that are others than an earlier start's.
+    thread: Option<JoinHandle<Result<Vec<String>>>>,
     give_up: Arc<AtomicBool>,
 }
 
@@ -297,22 +309,27 @@ impl ProvenanceWriter {
         let told = Arc::clone(&give_up);
         let hash = move || {
             let program = Program::current();
-            match hash_all(&files, &told)? {
-                Some(files) => write(&path, earlier, Start { program, files: Some(files), ..start }),
-                None => Ok(()),
-            }
+            let Some(hashed) = hash_all(&files, &told)? else { return Ok(Vec::new()) };
+            let changed = earlier.changed_files(start.step, &files, &hashed);
+            write(&path, earlier, Start { program, files: Some(hashed), ..start })?;
+            Ok(changed)
         };
         let thread = thread::Builder::new().name("provenance".to_owned()).spawn(hash);
         let thread = thread.map_err(TrainError::io("start a thread to hash the inputs of", run))?;
         Ok(Self { thread: Some(thread), give_up })
     }
 
-    /// Waits until all files are hashed.
+    /// Returns whether [`Self::finish`] has something to say, and would not wait.
+    pub(super) fn is_done(&self) -> bool {
+        self.thread.as_ref().is_some_and(JoinHandle::is_finished)
+    }
+
+    /// Waits until all files are hashed. Returns, once, those that have changed since the run read them before.
     ///
     /// # Errors
     /// An input cannot be read any more, or the record not be written.
-    pub(super) fn finish(&mut self) -> Result<()> {
-        let Some(thread) = self.thread.take() else { return Ok(()) };
+    pub(super) fn finish(&mut self) -> Result<Vec<String>> {
+        let Some(thread) = self.thread.take() else { return Ok(Vec::new()) };
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 }

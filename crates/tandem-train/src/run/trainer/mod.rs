@@ -193,6 +193,9 @@ impl Trainer {
         if self.cursor.step >= steps {
             return Ok(false);
         }
+        if self.files.as_ref().is_some_and(|files| files.provenance.is_done()) {
+            self.finish_provenance(observer);
+        }
         let (next, device) = (self.cursor.step + 1, &self.scorer.placement.device);
         self.mesh.world().progress().step(next);
         if let Some(profiler) = &mut self.profiler {
@@ -262,13 +265,20 @@ impl Trainer {
         self.write_model(observer)
     }
 
-    /// Waits until all inputs are hashed. The model is worth more than its record.
+    /// Waits until all inputs are hashed, and warns of those that have changed. The model is worth more than its record.
     fn finish_provenance(&mut self, observer: &mut dyn Observer) {
-        if let Some(Err(error)) = self.files.as_mut().map(|files| files.provenance.finish()) {
-            observer.event(&Event::Warning(&format!(
+        let Some(files) = &mut self.files else { return };
+        match files.provenance.finish() {
+            Ok(changed) if changed.is_empty() => {}
+            Ok(changed) => observer.event(&Event::Warning(&format!(
+                "files that the run reads have changed since it read them before, so it is not the run that was begun; put \
+                 them back and resume again, or start anew with --overwrite:\n  {}",
+                changed.join("\n  ")
+            ))),
+            Err(error) => observer.event(&Event::Warning(&format!(
                 "{PROVENANCE} lacks the hashes of the inputs' files: {}",
                 crate::chain(&error)
-            )));
+            ))),
         }
     }
 

@@ -13,8 +13,8 @@ use crate::events::Observer;
 use crate::inputs::RunInputs;
 use crate::placement::gpus;
 use crate::run::provenance::{
-    HashedInput, InputFile, Program, Start, arithmetic_in_words, config_hash, dtype_name, hash_all,
-    input_files, is_place, token_hashes,
+    HashedInput, Program, Start, arithmetic_in_words, config_hash, different_files, dtype_name, hash_all,
+    hashes_in_words, input_files, is_place, token_hashes,
 };
 
 /// Bytes of the device that is opened to learn its arithmetic.
@@ -204,7 +204,7 @@ pub(super) fn inputs(config: &Config, start: &Start, observer: &mut dyn Observer
         if recorded == own {
             continue;
         }
-        found.push(format!("{name}: {}", hashes(&recorded, &own)));
+        found.push(format!("{name}: {}", hashes_in_words(&recorded, &own)));
         if is_rows(&name) {
             found.extend(different_files(&name, recorded_files, &files, &hashed));
         }
@@ -242,44 +242,6 @@ fn pairs(recorded: &[HashedInput], own: &[HashedInput]) -> Vec<(String, String, 
         seen.entry(name.clone()).or_insert_with(|| (hash(recorded, name), hash(own, name)));
     }
     seen.into_iter().map(|(name, (recorded, own))| (name, recorded, own)).collect()
-}
-
-/// Says which files of a key are others than the record's.
-fn different_files(
-    name: &str,
-    recorded: &[HashedInput],
-    files: &[InputFile],
-    hashed: &[HashedInput],
-) -> Vec<String> {
-    let recorded: Vec<&HashedInput> = recorded.iter().filter(|file| file.name == name).collect();
-    let own: Vec<(&HashedInput, &PathBuf)> = hashed
-        .iter()
-        .zip(files.iter().map(|file| &file.path))
-        .filter(|(file, _)| file.name == name)
-        .collect();
-    // A single file may have another name.
-    let is_single = recorded.len() == 1 && own.len() == 1;
-    let mut found = Vec::new();
-    for file in &recorded {
-        match own.iter().find(|(other, _)| is_single || other.file == file.file) {
-            Some((other, _)) if other.blake3 == file.blake3 => {}
-            Some((other, path)) => {
-                let hashes = hashes(&file.blake3, &other.blake3);
-                found.push(format!("{name}: {} ({}): {hashes}", file.file, path.display()));
-            }
-            None => found.push(format!("{name}: {} is missing here", file.file)),
-        }
-    }
-    for (file, path) in &own {
-        if !is_single && !recorded.iter().any(|other| other.file == file.file) {
-            found.push(format!("{name}: {} is not in the record", path.display()));
-        }
-    }
-    found
-}
-
-fn hashes(recorded: &str, own: &str) -> String {
-    format!("BLAKE3 {recorded} in the record, {own} here")
 }
 
 /// Refuses paths of the config that are not there, with the key that gives another.

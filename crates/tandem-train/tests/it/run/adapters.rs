@@ -164,8 +164,13 @@ fn a_trained_adapter_need_not_start_where_its_reference_does() {
         let apart = (heard.losses[0] - std::f64::consts::LN_2).abs();
         assert!(apart > 1e-3, "{differing:?}: a loss of {} tells nothing", heard.losses[0]);
     }
+    // The default reference is the policy's start, whose loss is exactly 1/2.
     let kto = Small::new("kto");
-    assert!((kto.finish("run", RunDirPolicy::Fresh, &own).losses[0] - 0.5).abs() > 1e-3);
+    let first = |name: &str, more: &[&str]| {
+        kto.finish(name, RunDirPolicy::Fresh, &[&own[..], more].concat()).losses[0]
+    };
+    assert!((first("start", &[]) - 0.5).abs() < 1e-6);
+    assert!((first("base", &["reference.kind=base"]) - 0.5).abs() > 1e-3);
 }
 
 /// The training rows, held out as well.

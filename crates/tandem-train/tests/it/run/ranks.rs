@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 use tandem_train::run::run_dir::RunDirPolicy;
 
+use super::tensor;
 use crate::small::Small;
 
 /// Log of a run, without the clock's and the process's numbers.
@@ -133,6 +134,27 @@ fn a_precomputed_reference_is_computed_once_and_then_shared() {
     small.finish("two", RunDirPolicy::Fresh, &[&precompute[..], &["compute.devices=cpu:2"]].concat());
     assert_eq!(files(), 1, "found by its key, not computed anew");
     assert!(small.weights("two") == small.weights("three"));
+}
+
+/// The same weights are another model with other norms, and other sums with prompts that are not shared.
+#[test]
+fn a_precomputed_reference_is_of_one_configuration() {
+    let small = Small::new("dpo");
+    let mut config = tensor::config_of("llama");
+    tensor::write_model(&small, "one", &config);
+    config["rms_norm_eps"] = 1e-2.into();
+    tensor::write_model(&small, "other", &config);
+    let computed = |name: &str, model: &str, more: &str| {
+        let model = format!("model={}", small.path(model).display());
+        let sets = [model.as_str(), more, "reference.kind=precompute", "train.steps=1"];
+        let heard = small.finish(name, RunDirPolicy::Fresh, &sets);
+        assert!((heard.losses[0] - std::f64::consts::LN_2).abs() < 1e-6, "{name}: {:?}", heard.losses);
+        heard.computed_reference
+    };
+    assert!(computed("first", "one", "data.share_prefix=true"));
+    assert!(!computed("again", "one", "data.share_prefix=true"));
+    assert!(computed("norm", "other", "data.share_prefix=true"));
+    assert!(computed("apart", "one", "data.share_prefix=false"));
 }
 
 #[test]

@@ -3,7 +3,8 @@
 use tandem_train::Outcome;
 use tandem_train::run::run_dir::RunDirPolicy;
 
-use crate::small::Small;
+use super::tensor;
+use crate::small::{Heard, Small};
 
 pub(super) fn resumed_equals_unstopped(method: &'static str, overrides: &[&str]) {
     let small = Small::new(method);
@@ -94,4 +95,23 @@ fn other_data_is_refused_on_resume() {
     let (_, outcome) = small.run("run", RunDirPolicy::Resume, None, &["data.max_length=80"]);
     let error = outcome.expect_err("rows are not the ones the run was started with").to_string();
     assert!(error.contains("training data") && error.contains("--overwrite"), "{error}");
+}
+
+#[test]
+fn another_model_is_told_on_resume() {
+    let small = Small::new("dpo");
+    let mut config = tensor::config_of("llama");
+    let model = tensor::write_model(&small, "model", &config);
+    let adapter = ["adapter.rank=2", model.as_str()];
+    small.finish("run", RunDirPolicy::Fresh, &[&adapter[..], &["train.steps=2"]].concat());
+    let more = |steps: &str| small.finish("run", RunDirPolicy::Resume, &[&adapter[..], &[steps]].concat());
+    let of_files = |heard: &Heard| {
+        let warnings = heard.warnings.iter().filter(|warning| warning.contains("files that the run reads"));
+        warnings.cloned().collect::<Vec<_>>()
+    };
+    assert_eq!(of_files(&more("train.steps=4")), [""; 0]);
+    config["rms_norm_eps"] = 1e-2.into();
+    std::fs::write(small.path("model/config.json"), config.to_string()).unwrap();
+    let found = of_files(&more("train.steps=6"));
+    assert!(found.len() == 1 && found[0].contains("model: config.json"), "{found:?}");
 }
