@@ -333,8 +333,6 @@ impl Reader<'_> {
         for (theirs, ours) in keys {
             if let Some(number) = self.file.number(&self.key(theirs))? {
                 config.insert((*ours).into(), number.into());
-            } else if ours.ends_with("softcapping") {
-                config.insert((*ours).into(), Json::Null);
             }
         }
         Ok(())

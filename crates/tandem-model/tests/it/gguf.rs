@@ -148,3 +148,21 @@ fn every_architecture_gives_the_decoder_and_the_weights_that_it_was_made_from() 
     assert!(failures.is_empty(), "\n{}", failures.join("\n"));
     assert!(checked >= 18, "{checked} files");
 }
+
+/// Early files of Gemma 2 say nothing of caps; llama.cpp has those of the paper, as transformers has.
+#[test]
+fn gemma_2_without_caps_has_those_of_its_family() {
+    const KEY: &[u8] = b"logit_softcapping";
+    let mut bytes = fs::read(golden("families/gemma2.gguf")).unwrap();
+    let places: Vec<usize> =
+        (0..bytes.len() - KEY.len()).filter(|&at| bytes[at..].starts_with(KEY)).collect();
+    assert_eq!(places.len(), 2);
+    for at in places {
+        bytes[at..at + KEY.len()].fill(b'x');
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.gguf");
+    fs::write(&file, bytes).unwrap();
+    let model = ModelFolder::open(&file).unwrap();
+    assert_eq!((model.spec().attention.softcap, model.spec().head.shape.softcap), (Some(50.0), Some(30.0)));
+}
