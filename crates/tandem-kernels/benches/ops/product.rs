@@ -21,7 +21,7 @@ const TRAINING: [(usize, usize, usize); 13] = [
     (2048, 2048, 2048),
 ];
 
-const DECODING: [(usize, usize, usize); 10] = [
+const DECODING: [(usize, usize, usize); 12] = [
     (1, 512, 1536),
     (1, 512, 32000),
     (2, 512, 32000),
@@ -33,6 +33,8 @@ const DECODING: [(usize, usize, usize); 10] = [
     (1, 11008, 4096),
     (16, 4096, 4096),
     (16, 11008, 4096),
+    (8, 2048, 2048),
+    (32, 2048, 2048),
 ];
 
 /// Shapes of Llama with 1 and 8 billion parameters: queries, keys and values together, the attention's output, both halves of a block.

@@ -24,6 +24,12 @@ const MOST_WORDS: usize = 1 << 18;
 /// Fewest rows whose arithmetic takes as long as reading the second factor.
 const ARITHMETIC: usize = 8;
 
+/// Most tiles of a [turned](super::turned) kernel, which reads weights once for each.
+pub(super) const TURNED_TILES: usize = 2;
+
+/// Rows for each lane that a turned kernel may leave without a row.
+const SPARE: usize = 4;
+
 /// Tasks per thread, if there are panels enough.
 const TASKS: usize = 2;
 
@@ -42,9 +48,7 @@ pub(super) fn run<L: Level>(cpu: &Cpu, product: &Product) -> bool {
     let (m, n) = product.c.shape();
     let depth = Depth::of::<L::Kernel>(product);
     let panels = n.div_ceil(L::Kernel::COLUMNS);
-    // The smallest height that takes as few panels as the largest.
-    let even = m.div_ceil(m.div_ceil(L::Kernel::ROWS));
-    let rows = L::HEIGHTS.iter().copied().filter(|height| *height >= even).min().unwrap_or(L::Kernel::ROWS);
+    let rows = height::<L>(product);
     let words = m.next_multiple_of(rows) * depth.length() * L::Kernel::WORDS;
     // With few panels, tasks divide the rows, too. Columns that are neighbours in memory are packed four
     // panels at a time.
@@ -64,6 +68,21 @@ pub(super) fn run<L: Level>(cpu: &Cpu, product: &Product) -> bool {
         });
     });
     true
+}
+
+/// Returns the height of panels of the first factor.
+fn height<L: Level>(product: &Product) -> usize {
+    let m = product.c.rows();
+    let turned = L::TURNED.iter().copied().find(|height| {
+        let tiles = m.div_ceil(*height);
+        tiles <= TURNED_TILES && SPARE * (tiles * height - m) <= m
+    });
+    // A panel that is packed anyway takes less time with columns as lanes.
+    let turned = turned.filter(|_| product.b.packed().is_none() && product.term.is_none());
+    // The smallest height that takes as few panels as the largest.
+    let even = m.div_ceil(m.div_ceil(L::Kernel::ROWS));
+    let least = || L::HEIGHTS.iter().copied().filter(|height| *height >= even).min();
+    turned.or_else(least).unwrap_or(L::Kernel::ROWS)
 }
 
 impl Few<'_> {
@@ -163,10 +182,16 @@ impl Few<'_> {
                             let b = panel_of(&product.b, lanes.clone(), buffer);
                             let (row, lane) = (next.0 * K::COLUMNS, depth.lanes(next.1..depth.blocks).start);
                             let ahead = address_of(&product.b, row, lane * K::DEPTH);
-                            if tiles == 1
+                            // Loops, for a closure would be compiled without the level's instructions.
+                            let mut done = 0;
+                            while done < m
+                                && tiles <= K::TILES_IN_PLACE
                                 && tail == 0
-                                && K::multiply_in_place(&b, rows_from(0), &tile_of(0), ahead)
+                                && K::multiply_in_place(&b, rows_from(done), &tile_of(done), ahead)
                             {
+                                done += K::ROWS;
+                            }
+                            if done >= m {
                                 continue;
                             }
                             K::pack_columns(b);

@@ -40,6 +40,9 @@ pub(super) trait Kernel {
     /// Longest k that is one block.
     const WHOLE: usize = Self::BLOCK;
 
+    /// Most tiles of rows that [`Self::multiply_in_place`] computes of a panel of columns.
+    const TILES_IN_PLACE: usize = 1;
+
     /// State of a tile that is stored while the next one is computed.
     type Pending;
 

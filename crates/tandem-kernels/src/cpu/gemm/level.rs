@@ -20,6 +20,9 @@ pub(super) trait Level {
     /// Rows of the panels of a product of few rows.
     const HEIGHTS: &'static [usize];
 
+    /// Rows of panels whose kernel reads weights one by one, from the most.
+    const TURNED: &'static [usize];
+
     /// Calls [`Kernel::pack_rows`] of the kernel of so many rows.
     ///
     /// # Safety
@@ -42,7 +45,8 @@ pub(super) trait Level {
 /// Defines a level: its kernel, those of few rows, and its target features.
 macro_rules! level {
     (
-        $(#[$attribute:meta])* $name:ident, $kernel:ty, {$($height:literal: $lower:ty),*}
+        $(#[$attribute:meta])* $name:ident, $kernel:ty, {$($height:literal: $lower:ty),*},
+        {$($rows:literal: $turned:ty),*}
         $(, $features:literal)?
     ) => {
         $(#[$attribute])*
@@ -58,6 +62,7 @@ macro_rules! level {
             }
 
             const HEIGHTS: &'static [usize] = &[<$kernel>::ROWS $(, $height)*];
+            const TURNED: &'static [usize] = &[$($rows),*];
 
             $(#[target_feature(enable = $features)])?
             unsafe fn pack_few(height: usize, panels: Panels) {
@@ -65,6 +70,7 @@ macro_rules! level {
                 unsafe {
                     match height {
                         $($height => <$lower>::pack_rows(panels),)*
+                        $($rows => <$turned>::pack_rows(panels),)*
                         _ => <$kernel>::pack_rows(panels),
                     }
                 }
@@ -76,6 +82,7 @@ macro_rules! level {
                 unsafe {
                     match height {
                         $($height => few.run::<$lower>(panels, buffer),)*
+                        $($rows => few.run::<$turned>(panels, buffer),)*
                         _ => few.run::<$kernel>(panels, buffer),
                     }
                 }
@@ -95,7 +102,7 @@ type OfSingles<V, const MR: usize, const NV: usize, const NR: usize> = Registers
 
 level!(
     Baseline, OfSingles<Portable, 4, 1, 8>,
-    {1: OfSingles<Portable, 1, 1, 8>, 2: OfSingles<Portable, 2, 1, 8>}
+    {1: OfSingles<Portable, 1, 1, 8>, 2: OfSingles<Portable, 2, 1, 8>}, {}
 );
 
 #[cfg(target_arch = "x86_64")]
@@ -106,6 +113,7 @@ mod x86 {
     use super::*;
     use crate::cpu::gemm::amx::Tiles;
     use crate::cpu::gemm::kernel::Pairs;
+    use crate::cpu::gemm::turned::Turned;
     use crate::cpu::vector::{Avx2, Avx512};
 
     type OfAvx2<const MR: usize> = OfSingles<Avx2, MR, 2, 16>;
@@ -114,25 +122,28 @@ mod x86 {
 
     level!(
         Avx2Level, OfAvx2<6>, {1: OfAvx2<1>, 2: OfAvx2<2>, 4: OfAvx2<4>},
+        {16: Turned<Singles<Avx2>, 16, 2, 4, 16>},
         "avx2,fma"
     );
     level!(
         Avx512Level, OfAvx512<14>,
         {1: OfAvx512<1>, 2: OfAvx512<2>, 4: OfAvx512<4>, 6: OfAvx512<6>, 8: OfAvx512<8>, 11: OfAvx512<11>},
+        {16: Turned<Singles<Avx512>, 16, 1, 8, 32>},
         "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
     );
     level!(
         /// bf16 only: f32 factors take [`Avx512Level`].
         Avx512Bf16Level, OfPairs<14>,
         {1: OfPairs<1>, 2: OfPairs<2>, 4: OfPairs<4>, 6: OfPairs<6>, 8: OfPairs<8>, 11: OfPairs<11>},
+        {16: Turned<Pairs, 16, 1, 8, 32>},
         "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
     );
     level!(
         /// bf16 factors.
-        AmxLevel, Tiles<1>, {}, "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
+        AmxLevel, Tiles<1>, {}, {}, "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
     );
     level!(
         /// f32 factors.
-        AmxSplitLevel, Tiles<3>, {}, "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
+        AmxSplitLevel, Tiles<3>, {}, {}, "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
     );
 }

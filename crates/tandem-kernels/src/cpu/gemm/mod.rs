@@ -20,6 +20,7 @@ mod skinny;
 #[cfg(target_arch = "x86_64")]
 mod skinny_tiles;
 mod tree;
+mod turned;
 
 use super::convert::accumulate;
 use super::rows::RowsMut;
