@@ -31,6 +31,7 @@ Exit codes:
   1    a fault of Tandem's own, or of the machine (a full disk, no memory)
   2    a mistake in the command, the configuration, the model or the data
   75   a peer was lost; start again with --resume
+  129  stopped by SIGHUP after saving, when the terminal closed; start again with --resume
   130  stopped by Ctrl-C after saving; start again with --resume
   143  stopped by SIGTERM after saving; start again with --resume";
 

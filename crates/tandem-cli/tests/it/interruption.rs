@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::workshop::{Workshop, entries, skip};
@@ -239,6 +239,33 @@ fn sigterm_saves_and_exits_with_143() {
     let status = stopped_by(&shop, "-TERM");
     assert_eq!(status.code(), Some(143), "{status}");
     saved_the_last_step(&shop);
+}
+
+#[test]
+fn a_closed_terminal_saves_and_exits_with_129() {
+    let shop = Workshop::new();
+    let status = stopped_by(&shop, "-HUP");
+    assert_eq!(status.code(), Some(129), "{status}");
+    saved_the_last_step(&shop);
+}
+
+#[test]
+fn a_run_under_nohup_does_not_hear_that_its_terminal_closes() {
+    let shop = Workshop::new();
+    let program = shop.command(&[]).get_program().to_os_string();
+    let mut child = Command::new("nohup")
+        .arg(program)
+        .args(["train", "dpo.toml", "--set", STEPS, "--set", "train.save_every=100"])
+        .current_dir(shop.path(""))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    wait_for(&shop.path("run/checkpoints/step-000100"), &mut child);
+    signal(&child, "-HUP");
+    assert!(child.wait().unwrap().success());
+    assert_eq!(shop.metrics("run").last().unwrap()["step"], 300);
 }
 
 #[test]
