@@ -85,6 +85,9 @@ impl Trainer {
         if let Some(idle) = plan.idle_ranks() {
             observer.event(&Event::Warning(&idle));
         }
+        for note in config.notes(config.total_steps(prepared.train.num_rows())) {
+            observer.event(&Event::Warning(&note));
+        }
         let earlier = match &run_dir {
             Some(run_dir) if start == RunDirPolicy::Resume => resume::saved_config(run_dir)?,
             _ => None,
