@@ -269,6 +269,40 @@ fn a_run_under_nohup_does_not_hear_that_its_terminal_closes() {
 }
 
 #[test]
+fn a_run_whose_folder_is_gone_does_not_end_with_success() {
+    let shop = Workshop::new();
+    let mut child = shop.start(&["train", "dpo.toml", "--set", STEPS]);
+    wait_for(&shop.path("run/checkpoints/step-000002"), &mut child);
+    fs::rename(shop.path("run"), shop.path("moved")).unwrap();
+    let status = child.wait().unwrap();
+    assert!(matches!(status.code(), Some(1 | 2)), "{status}");
+    assert!(!shop.path("run/final").exists());
+}
+
+#[test]
+fn metrics_that_are_removed_are_begun_again() {
+    let shop = Workshop::new();
+    let mut child = shop.start(&["train", "dpo.toml", "--set", STEPS]);
+    wait_for(&shop.path("run/checkpoints/step-000002"), &mut child);
+    fs::remove_file(shop.path("run/metrics.jsonl")).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert_eq!(shop.metrics("run").last().unwrap()["step"], 300);
+    assert!(shop.read("run/log.txt").contains("metrics.jsonl was removed or replaced"));
+}
+
+#[test]
+fn a_damaged_line_takes_no_later_line_along_when_a_run_resumes() {
+    let shop = Workshop::new();
+    shop.run(&["train", "dpo.toml"]).expect(0);
+    let damaged = shop.read("run/metrics.jsonl").replacen("{\"step\":2,", "#\"step\":2,", 1);
+    shop.write("run/metrics.jsonl", &damaged);
+    let resumed = shop.run(&["train", "dpo.toml", "--resume", "--set", "train.steps=8"]).expect(0);
+    resumed.says(&["run/metrics.jsonl:2. They stay as they are"]);
+    assert_eq!(shop.read("run/metrics.jsonl").lines().count(), 8);
+    assert!(shop.read("run/metrics.jsonl").starts_with(&damaged));
+}
+
+#[test]
 #[ignore = "long: runs in .ci/nightly"]
 fn killed_while_its_state_lies_in_a_file_a_run_leaves_no_file_and_resumes_bit_for_bit() {
     let shop = Workshop::new();
