@@ -13,6 +13,7 @@ use tandem_model::Sampling;
 use tandem_train::size;
 
 use crate::commands::serve::limits::LimitArguments;
+use crate::exit::mistake;
 use crate::log::LogArguments;
 
 /// Preference optimisation for language models: SFT, then DPO.
@@ -31,6 +32,7 @@ Exit codes:
   1    a fault of Tandem's own, or of the machine (a full disk, no memory)
   2    a mistake in the command, the configuration, the model or the data
   75   a peer was lost; start again with --resume
+  129  stopped by SIGHUP after saving, when the terminal closed; start again with --resume
   130  stopped by Ctrl-C after saving; start again with --resume
   143  stopped by SIGTERM after saving; start again with --resume";
 
@@ -122,10 +124,37 @@ pub(crate) struct TrainArguments {
 
 impl TrainArguments {
     /// Returns the changes to the configuration.
-    pub(crate) fn overrides(&self) -> Vec<String> {
-        let memory = self.memory.iter().map(|size| format!("compute.memory={size}"));
-        self.run.overrides.iter().cloned().chain(memory).collect()
+    ///
+    /// # Errors
+    /// See [`overrides`].
+    pub(crate) fn overrides(&self) -> anyhow::Result<Vec<String>> {
+        overrides(&self.run.overrides, &[("--memory", "compute.memory", self.memory.as_deref())])
     }
+}
+
+/// Returns the changes to the configuration by `--set`, and those by options that are short for one: name of
+/// the option, key, value if given.
+///
+/// # Errors
+/// An option and `--set` give a key two values.
+pub(crate) fn overrides(
+    set: &[String],
+    options: &[(&str, &str, Option<&str>)],
+) -> anyhow::Result<Vec<String>> {
+    let mut all = set.to_vec();
+    for (option, key, value) in options {
+        let Some(value) = value else { continue };
+        let same = set.iter().filter_map(|text| text.split_once('=')).filter(|(name, _)| name.trim() == *key);
+        for (_, other) in same {
+            if other.trim().trim_matches(['"', '\'']) != *value {
+                return Err(mistake(format!(
+                    "{option} {value} and --set {key}={other} give `{key}` two values; remove one of the two"
+                )));
+            }
+        }
+        all.push(format!("{key}={value}"));
+    }
+    Ok(all)
 }
 
 #[derive(Debug, Args)]
@@ -253,13 +282,13 @@ pub(crate) struct LaunchArguments {
     pub address: Option<String>,
     /// Start the ranks on these machines over ssh, without a login of yours on each: names as ssh
     /// takes them. This folder and this program must be at the same paths there.
-    #[arg(long, value_name = "NAME,…", value_delimiter = ',', conflicts_with_all = ["nodes", "node", "hostfile"])]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', group = "machines", conflicts_with_all = ["nodes", "node", "hostfile"])]
     pub hosts: Vec<String>,
     /// A file with the machines, one per line: NAME, or NAME slots=RANKS.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["nodes", "node"])]
+    #[arg(long, value_name = "FILE", group = "machines", conflicts_with_all = ["nodes", "node"])]
     pub hostfile: Option<PathBuf>,
     /// Program that runs a command on a machine, in place of ssh; words are split at spaces.
-    #[arg(long, value_name = "COMMAND", default_value = "ssh -o BatchMode=yes")]
+    #[arg(long, value_name = "COMMAND", default_value = "ssh -o BatchMode=yes", requires = "machines")]
     pub ssh: String,
     /// Start all ranks again, with --resume, after a failure that is no mistake of the user's; at most
     /// so often.
@@ -585,15 +614,31 @@ pub(crate) struct SamplingArguments {
 
 impl SamplingArguments {
     /// Sampling options, with this default temperature.
-    pub(crate) fn sampling(&self, temperature: f32, seed: u64) -> Sampling {
-        Sampling {
+    ///
+    /// # Errors
+    /// An option was given that has no effect at temperature 0.
+    pub(crate) fn sampling(&self, temperature: f32, seed: u64) -> anyhow::Result<Sampling> {
+        let temperature = self.temperature.unwrap_or(temperature);
+        let given = [
+            ("--top-k", self.top_k.is_some()),
+            ("--top-p", self.top_p.is_some()),
+            ("--min-p", self.min_p.is_some()),
+            ("--seed", self.seed.is_some()),
+        ];
+        if let Some((option, _)) = given.iter().find(|(_, is_given)| *is_given && temperature == 0.0) {
+            return Err(mistake(format!(
+                "{option} has no effect at temperature 0, which takes the most likely token: give --temperature too, such as \
+                 --temperature 1, or remove {option}"
+            )));
+        }
+        Ok(Sampling {
             repetition_penalty: self.repetition_penalty,
-            temperature: self.temperature.unwrap_or(temperature),
+            temperature,
             top_k: self.top_k,
             top_p: self.top_p.unwrap_or(1.0),
             min_p: self.min_p.unwrap_or(0.0),
             seed,
-        }
+        })
     }
 }
 

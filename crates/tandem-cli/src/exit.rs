@@ -6,6 +6,7 @@
 //! | 1 | a fault of Tandem's own, or of the machine (a full disk, no memory); of `verify`: other bits |
 //! | 2 | a mistake in the command, the configuration, the model or the data; of `verify`: any failure |
 //! | 75 | a peer was lost (`EX_TEMPFAIL`: starting again with `--resume` is the remedy) |
+//! | 129 | stopped by SIGHUP after saving (128 + SIGHUP: the terminal is gone) |
 //! | 130 | stopped by Ctrl-C after saving (128 + SIGINT) |
 //! | 143 | stopped by SIGTERM after saving (128 + SIGTERM, what schedulers expect of a preempted job) |
 
@@ -66,7 +67,7 @@ impl Exit {
         match code {
             0 => Self::Done,
             2 => Self::UserMistake,
-            130 | 143 => Self::Interrupted,
+            129 | 130 | 143 => Self::Interrupted,
             code if code == i32::from(PEER_LOST) => Self::PeerLost,
             _ => Self::OwnFault,
         }
@@ -78,8 +79,7 @@ impl Exit {
             Self::Different | Self::OwnFault => 1,
             Self::UserMistake => 2,
             Self::PeerLost => PEER_LOST,
-            Self::Interrupted if signals::was_ctrl_c() => 130,
-            Self::Interrupted => 143,
+            Self::Interrupted => signals::exit_code(),
         }
     }
 }

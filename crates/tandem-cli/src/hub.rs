@@ -140,7 +140,7 @@ pub(crate) fn repository(given: &Path) -> Option<String> {
 /// The configuration has a mistake, or a download fails.
 pub(crate) fn prepare(arguments: &TrainArguments) -> anyhow::Result<bool> {
     let mut is_named = false;
-    Config::load_fetched(&arguments.run.config, &arguments.overrides(), &mut |name| {
+    Config::load_fetched(&arguments.run.config, &arguments.overrides()?, &mut |name| {
         is_named = true;
         fetch(name, ModelFiles::Whole)
     })?;

@@ -1,6 +1,7 @@
 //! Output of a command's result, and what becomes of text that others wrote.
 
 use std::borrow::Cow;
+use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
 
@@ -18,6 +19,17 @@ pub(crate) fn print_lines(lines: &[String]) -> anyhow::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written.context("cannot write to stdout"),
     }
+}
+
+/// Returns whether stdout may have colours: a terminal that knows them, where the user wants them
+/// (<https://no-color.org>).
+pub(crate) fn has_colours() -> bool {
+    let [no_color, term] = ["NO_COLOR", "TERM"].map(std::env::var_os);
+    io::stdout().is_terminal() && allows_colours(no_color.as_deref(), term.as_deref())
+}
+
+fn allows_colours(no_color: Option<&OsStr>, term: Option<&OsStr>) -> bool {
+    no_color.is_none_or(OsStr::is_empty) && term.is_none_or(|term| term != "dumb")
 }
 
 /// Writes lines to stdout that a model or a file wrote: as they are to a pipe or a file, [`printable`] on
@@ -77,6 +89,15 @@ pub(crate) fn message(text: &str) -> Cow<'_, str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_empty_variable_leaves_colours_and_a_dumb_terminal_has_none() {
+        let allows = |no_color: Option<&str>, term: Option<&str>| {
+            allows_colours(no_color.map(OsStr::new), term.map(OsStr::new))
+        };
+        assert!(allows(None, Some("xterm")) && allows(Some(""), Some("xterm")) && allows(None, None));
+        assert!(!allows(Some("1"), Some("xterm")) && !allows(None, Some("dumb")) && !allows(Some("0"), None));
+    }
 
     #[test]
     fn text_of_others_moves_no_cursor() {

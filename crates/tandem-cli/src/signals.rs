@@ -1,26 +1,28 @@
-//! Signal handlers: the first Ctrl-C or SIGTERM asks the run to save and stop, a second one kills.
+//! Signal handlers: the first Ctrl-C, SIGTERM or SIGHUP asks the run to save and stop, a second one kills.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
 
 /// The last signal that came, or 0.
 static LAST: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
 
-/// Installs the handlers and returns the flag that they set. While the flag is set, either signal
+/// Installs the handlers and returns the flag that they set. While the flag is set, Ctrl-C or SIGTERM
 /// ends the process at once. Checkpoints are renamed into place when complete, so this damages
-/// nothing.
+/// nothing. A second SIGHUP does nothing: a terminal that closes may send one, and its shell another.
 pub(crate) fn stop_flag() -> io::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
+    for signal in ending() {
         // Handlers run in the order of registration: the first signal passes this one and then sets
         // the flag.
-        flag::register_conditional_default(signal, Arc::clone(&stop))?;
+        if signal != SIGHUP {
+            flag::register_conditional_default(signal, Arc::clone(&stop))?;
+        }
         flag::register(signal, Arc::clone(&stop))?;
         flag::register_usize(signal, Arc::clone(&LAST), signal as usize)?;
     }
@@ -30,15 +32,40 @@ pub(crate) fn stop_flag() -> io::Result<Arc<AtomicBool>> {
 /// As [`stop_flag`], for a run. While `at_once` is set, the first signal ends the process: it prepares, which may
 /// take long, and has nothing to save.
 pub(crate) fn stop_flag_of_run(at_once: &Arc<AtomicBool>) -> io::Result<Arc<AtomicBool>> {
-    for signal in [SIGINT, SIGTERM] {
+    for signal in ending() {
         flag::register_conditional_default(signal, Arc::clone(at_once))?;
     }
     stop_flag()
 }
 
-/// Returns whether the last signal was Ctrl-C rather than SIGTERM.
-pub(crate) fn was_ctrl_c() -> bool {
-    LAST.load(Ordering::Relaxed) == SIGINT as usize
+/// Returns the signals that ask this process to end: SIGHUP only if it was not ignored when the
+/// process began, as it is under `nohup`.
+fn ending() -> Vec<i32> {
+    static IS_HANGUP_HEARD: LazyLock<bool> = LazyLock::new(|| !is_ignored(SIGHUP));
+    let mut signals = vec![SIGINT, SIGTERM];
+    signals.extend(IS_HANGUP_HEARD.then_some(SIGHUP));
+    signals
+}
+
+/// Returns whether this process ignores a signal, as far as the system tells.
+#[cfg(target_os = "linux")]
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_none_or(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
+/// Elsewhere nothing tells without unsafe code, so the signal keeps its default.
+#[cfg(not(target_os = "linux"))]
+fn is_ignored(_: i32) -> bool {
+    true
+}
+
+/// Returns 128 plus the number of the last signal, or of SIGTERM if none came.
+pub(crate) fn exit_code() -> u8 {
+    let last = LAST.load(Ordering::Relaxed);
+    128 + u8::try_from(if last == 0 { SIGTERM as usize } else { last }).unwrap_or_default()
 }
 
 /// Installs the handler of SIGUSR1 and returns the flag that it sets: the wish for a checkpoint.
@@ -54,7 +81,7 @@ pub(crate) struct Received(Signals);
 impl Received {
     /// Installs the handlers. From now on no such signal ends this process.
     pub(crate) fn begin() -> io::Result<Self> {
-        Ok(Self(Signals::new([SIGINT, SIGTERM, SIGUSR1])?))
+        Ok(Self(Signals::new(ending().into_iter().chain([SIGUSR1]))?))
     }
 
     /// Returns the next signal that came, if any.
@@ -64,7 +91,11 @@ impl Received {
             return Some(Signal::USR1);
         }
         LAST.store(signal as usize, Ordering::Relaxed);
-        Some(if signal == SIGINT { Signal::INT } else { Signal::TERM })
+        Some(match signal {
+            SIGINT => Signal::INT,
+            SIGHUP => Signal::HUP,
+            _ => Signal::TERM,
+        })
     }
 }
 

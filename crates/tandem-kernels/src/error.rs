@@ -1,5 +1,7 @@
 //! Errors of kernel calls.
 
+use std::fmt;
+
 use crate::memory::memory_use::MemoryUse;
 use crate::numerics::dtype::DType;
 
@@ -42,11 +44,13 @@ pub enum KernelError {
         /// Reason, with the numbers.
         reason: String,
     },
-    /// The device's arena cannot hold another tensor.
+    /// An arena cannot hold another tensor.
     #[error(
-        "out of device memory: {requested} bytes for {kind} asked, {capacity} bytes in the arena; in use: {in_use}"
+        "out of {place}: {requested} bytes for {kind} asked, {capacity} bytes in the arena; in use: {in_use}"
     )]
     OutOfMemory {
+        /// Memory of the arena.
+        place: ArenaPlace,
         /// Bytes asked for.
         requested: usize,
         /// Purpose of the memory.
@@ -91,6 +95,27 @@ pub enum KernelError {
 
 fn bytes_wanted(wanted: Option<usize>) -> String {
     wanted.map_or_else(String::new, |bytes| format!("{bytes} bytes wanted, "))
+}
+
+/// Memory that an arena lies in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ArenaPlace {
+    /// The memory in which the device computes.
+    Device,
+    /// Pinned memory of a GPU's host.
+    PinnedHost,
+    /// A mapped file.
+    File,
+}
+
+impl fmt::Display for ArenaPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Device => "device memory",
+            Self::PinnedHost => "pinned host memory",
+            Self::File => "space in the file of offloaded tensors",
+        })
+    }
 }
 
 impl KernelError {

@@ -30,7 +30,7 @@ pub use device::meta;
 pub use device::profile::{self, Profile};
 pub use device::work::OpCost;
 pub use device::{Backend, Device};
-pub use error::KernelError;
+pub use error::{ArenaPlace, KernelError};
 pub use half::bf16;
 pub use memory::bytes::{self, Bytes, BytesMut, BytesView};
 pub use memory::file;

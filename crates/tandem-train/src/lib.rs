@@ -95,7 +95,7 @@ mod trackers;
 pub mod weights;
 
 pub use config::Config;
-pub use disk::replace as replace_file;
+pub use disk::replace_file;
 pub use error::{Fault, Result, TrainError, chain};
 pub use events::{Event, Observer};
 pub use judges::reward_model::{Answers, RewardModel};

@@ -37,7 +37,7 @@ pub(crate) fn run(arguments: &ChatArguments) -> anyhow::Result<Exit> {
     let room = GenerationLimits { positions, cache_tokens: positions, max_batch: 1, log_probs: false };
     let model = Loaded::open(weights, tokenizer, room, &arguments.compute)?;
     let SamplingArguments { max_new_tokens, ref stop, seed, .. } = arguments.sampling;
-    let sampling = arguments.sampling.sampling(0.7, seed.unwrap_or_else(new_seed));
+    let sampling = arguments.sampling.sampling(0.7, seed.unwrap_or_else(new_seed))?;
     let interrupted = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(SIGINT, Arc::clone(&interrupted)).context("cannot catch Ctrl-C")?;
     let mut chat = Chat {

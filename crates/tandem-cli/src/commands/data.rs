@@ -1,7 +1,5 @@
 //! `tandem data`: rows as the model sees them, and counts of dropped rows.
 
-use std::io::IsTerminal;
-
 use serde_json::{Map, Value, json};
 use tandem_data::show::{ShowOptions, show_pair, show_prompt, show_scored, show_unpaired};
 use tandem_data::tokenizer::Tokenizer;
@@ -13,7 +11,7 @@ use tandem_train::recipe::{self, DatasetRow};
 use crate::args::DataArguments;
 use crate::exit::{Exit, mistake};
 use crate::hub;
-use crate::output::print_lines;
+use crate::output::{has_colours, print_lines};
 use crate::watcher::Watcher;
 
 pub(crate) fn run(arguments: &DataArguments) -> anyhow::Result<Exit> {
@@ -26,8 +24,7 @@ pub(crate) fn run(arguments: &DataArguments) -> anyhow::Result<Exit> {
         (None, true) => return Err(mistake("data.eval names no held-out rows")),
         (_, false) => &prepared.train,
     };
-    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let options = ShowOptions { color, ids: arguments.ids, limit: arguments.limit };
+    let options = ShowOptions { color: has_colours(), ids: arguments.ids, limit: arguments.limit };
 
     let recipe = recipe::for_method(config.method);
     let rows = (0..cache.num_rows()).skip(arguments.from).take(arguments.rows);

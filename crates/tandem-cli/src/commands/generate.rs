@@ -30,7 +30,7 @@ pub(crate) fn run(arguments: &GenerateArguments) -> anyhow::Result<Exit> {
         if arguments.raw { PromptFormat::Raw } else { PromptFormat::Chat(arguments.system.as_deref()) };
     let texts: Vec<&str> = prompts.iter().map(String::as_str).collect();
     let SamplingArguments { max_new_tokens, ref stop, .. } = arguments.sampling;
-    let sampling = arguments.sampling.sampling(0.0, arguments.sampling.seed.unwrap_or_default());
+    let sampling = arguments.sampling.sampling(0.0, arguments.sampling.seed.unwrap_or_default())?;
     let wanted = Wanted { sampling, max_new_tokens, stop };
     let answers = answers(&hub::weights(&arguments.weights)?, &texts, framing, &wanted, &arguments.compute)?;
     if arguments.json {

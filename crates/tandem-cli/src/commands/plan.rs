@@ -1,7 +1,6 @@
 //! `tandem plan`: memory, time and fit of a run, from a dry run.
 
 use std::fs;
-use std::io::{self, IsTerminal};
 use std::path::Path;
 
 use anyhow::Context;
@@ -17,11 +16,11 @@ use tandem_train::plan::show::text::{best_of, rank_names, ranking};
 use tandem_train::plan::{PlanInputs, RunPlan, SyntheticBatch};
 use tandem_train::{Config, TrainError, chain, config, weights};
 
-use crate::args::PlanArguments;
+use crate::args::{PlanArguments, overrides};
 use crate::commands::init::fresh;
 use crate::exit::Exit;
 use crate::hub;
-use crate::output::print_lines;
+use crate::output::{has_colours, print_lines};
 use crate::watcher::Watcher;
 
 /// Tokens of a micro-batch where there are no rows: the default of `train.micro_batch_tokens`.
@@ -34,8 +33,8 @@ pub(crate) fn run(arguments: &PlanArguments) -> anyhow::Result<Exit> {
         return measure(file);
     }
     let table = arguments.device_table.as_deref().map_or(Ok(DeviceTable::built_in()), DeviceTable::read)?;
-    let mut overrides = arguments.overrides.clone();
-    overrides.extend(arguments.memory.iter().map(|size| format!("compute.memory={size}")));
+    let overrides =
+        overrides(&arguments.overrides, &[("--memory", "compute.memory", arguments.memory.as_deref())])?;
     // A plan reads configs and rows, no weights.
     let mut config = match (&arguments.model, &arguments.config) {
         (Some(model), _) => {
@@ -130,8 +129,7 @@ fn show(
         print_lines(&[format!("{json:#}")])?;
         return verdict(arguments, config, &plan);
     }
-    let colour =
-        io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let colour = has_colours();
     let mut lines = Vec::new();
     for (ranks, of_rank) in &plan.ranks {
         if plan.ranks.len() > 1 {

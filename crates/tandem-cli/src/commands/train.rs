@@ -26,7 +26,7 @@ pub(crate) fn run(arguments: &TrainArguments, log: LogArguments) -> anyhow::Resu
             log,
         );
     }
-    let config = hub::config(&arguments.run.config, &arguments.overrides(), ModelFiles::Whole)?;
+    let config = hub::config(&arguments.run.config, &arguments.overrides()?, ModelFiles::Whole)?;
     let start = match (arguments.resume, arguments.overwrite) {
         (true, _) => RunDirPolicy::Resume,
         (_, true) => RunDirPolicy::Overwrite,

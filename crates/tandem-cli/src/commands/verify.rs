@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use anyhow::Context;
 use tandem_hub::ModelFiles;
 use tandem_train::metrics::Split;
-use tandem_train::run::verify::{CheckpointVerdict, RecordedRun, Request, Start, Stretch, Verdict};
+use tandem_train::run::verify::{
+    CheckpointVerdict, ModelVerdict, RecordedRun, Request, Start, Stretch, Verdict,
+};
 
-use crate::args::{Steps, VerifyArguments};
+use crate::args::{Steps, VerifyArguments, overrides};
 use crate::exit::{self, Exit, mistake};
 use crate::output::{print_lines, printable};
 use crate::watcher::Watcher;
@@ -29,7 +31,14 @@ fn verify(arguments: &VerifyArguments) -> anyhow::Result<Exit> {
     let Steps { from, to } = arguments.steps.unwrap_or(Steps { from: None, to: None });
     let stretch = run.stretch(from, to)?;
     let start = run.start(stretch);
-    let overrides = overrides(arguments);
+    let overrides = overrides(
+        &arguments.overrides,
+        &[
+            ("--devices", "compute.devices", arguments.devices.as_deref()),
+            ("--sharding", "compute.sharding", arguments.sharding.as_deref()),
+            ("--threads", "compute.threads", arguments.threads.map(|threads| threads.to_string()).as_deref()),
+        ],
+    )?;
     let config = hub::config_text(&start.config.file_text(), &overrides, ModelFiles::Whole)?;
     let folder = tempfile::Builder::new().prefix("tandem-verify-").tempdir();
     let folder = folder.context("cannot create a temporary folder; --out names another place")?;
@@ -59,15 +68,6 @@ fn verify(arguments: &VerifyArguments) -> anyhow::Result<Exit> {
     let lines = lines(&run, start, stretch, &verdict, arguments.out.as_ref());
     print_lines(&lines.iter().map(|line| printable(line).into_owned()).collect::<Vec<_>>())?;
     Ok(if verdict.is_same() { Exit::Done } else { Exit::Different })
-}
-
-/// Returns the overrides of the command line as one list.
-fn overrides(arguments: &VerifyArguments) -> Vec<String> {
-    let mut overrides = arguments.overrides.clone();
-    overrides.extend(arguments.devices.iter().map(|devices| format!("compute.devices={devices}")));
-    overrides.extend(arguments.sharding.iter().map(|sharding| format!("compute.sharding={sharding}")));
-    overrides.extend(arguments.threads.iter().map(|threads| format!("compute.threads={threads}")));
-    overrides
 }
 
 /// Returns the report.
@@ -111,6 +111,12 @@ fn lines(
         lines.push(row("state", format!("{} here", checkpoint.state)));
         lines.extend(checkpoint.recorded.iter().map(|state| row("", format!("{state} in the run"))));
     }
+    lines.push(match &verdict.model {
+        ModelVerdict::NotCompared(reason) => row("note", format!("final/ is not compared: {reason}")),
+        ModelVerdict::Compared { step, files, .. } => {
+            row("compared", format!("final/, the weights after step {step}: {}", files.join(", ")))
+        }
+    });
     lines.extend(verdict.notes.iter().map(|note| row("note", note.clone())));
     lines.extend(out.iter().map(|out| row("kept", out.display().to_string())));
     if verdict.is_same() {
@@ -138,6 +144,11 @@ fn differences(verdict: &Verdict) -> Vec<String> {
     lines.extend(
         verdict.checkpoints.iter().filter(|checkpoint| !checkpoint.is_same()).flat_map(of_checkpoint),
     );
+    if let ModelVerdict::Compared { step, different, .. } = &verdict.model {
+        lines.extend(different.iter().map(|name| {
+            format!("other bits: final/{name} is missing or not what the weights after step {step} give")
+        }));
+    }
     lines
 }
 

@@ -221,6 +221,25 @@ fn generate_takes_several_prompts_and_is_repeatable() {
 }
 
 #[test]
+fn options_that_have_no_effect_or_contradict_another_are_refused() {
+    let shop = Workshop::new();
+    for option in ["--top-k=5", "--top-p=0.9", "--min-p=0.1", "--seed=5"] {
+        let name = option.split_once('=').unwrap().0;
+        let expected = format!("{name} has no effect at temperature 0");
+        shop.run(&["generate", "model", "one", option]).expect(2).says(&[&expected]);
+        shop.run(&["generate", "model", "one", option, "--temperature", "0"]).expect(2).says(&[&expected]);
+    }
+    shop.run(&["launch", "-n", "2", "--ssh", "rsh", "train", "dpo.toml"]).expect(2).says(&["--hosts"]);
+    for command in ["train", "plan"] {
+        let limits = [command, "dpo.toml", "--memory", "5GiB", "--set", "compute.memory=1KiB"];
+        shop.run(&limits)
+            .expect(2)
+            .says(&["--memory 5GiB and --set compute.memory=1KiB give `compute.memory` two values"]);
+    }
+    shop.run(&["plan", "dpo.toml", "--memory", "5GiB", "--set", "compute.memory = \"5GiB\""]).expect(0);
+}
+
+#[test]
 fn a_prompt_generates_the_same_alone_and_among_others() {
     let shop = Workshop::new();
     let greedy = |prompts: &[&str]| {

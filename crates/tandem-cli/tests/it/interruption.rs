@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::workshop::{Workshop, entries, skip};
@@ -239,6 +239,67 @@ fn sigterm_saves_and_exits_with_143() {
     let status = stopped_by(&shop, "-TERM");
     assert_eq!(status.code(), Some(143), "{status}");
     saved_the_last_step(&shop);
+}
+
+#[test]
+fn a_closed_terminal_saves_and_exits_with_129() {
+    let shop = Workshop::new();
+    let status = stopped_by(&shop, "-HUP");
+    assert_eq!(status.code(), Some(129), "{status}");
+    saved_the_last_step(&shop);
+}
+
+#[test]
+fn a_run_under_nohup_does_not_hear_that_its_terminal_closes() {
+    let shop = Workshop::new();
+    let program = shop.command(&[]).get_program().to_os_string();
+    let mut child = Command::new("nohup")
+        .arg(program)
+        .args(["train", "dpo.toml", "--set", STEPS, "--set", "train.save_every=100"])
+        .current_dir(shop.path(""))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    wait_for(&shop.path("run/checkpoints/step-000100"), &mut child);
+    signal(&child, "-HUP");
+    assert!(child.wait().unwrap().success());
+    assert_eq!(shop.metrics("run").last().unwrap()["step"], 300);
+}
+
+#[test]
+fn a_run_whose_folder_is_gone_does_not_end_with_success() {
+    let shop = Workshop::new();
+    let mut child = shop.start(&["train", "dpo.toml", "--set", STEPS]);
+    wait_for(&shop.path("run/checkpoints/step-000002"), &mut child);
+    fs::rename(shop.path("run"), shop.path("moved")).unwrap();
+    let status = child.wait().unwrap();
+    assert!(matches!(status.code(), Some(1 | 2)), "{status}");
+    assert!(!shop.path("run/final").exists());
+}
+
+#[test]
+fn metrics_that_are_removed_are_begun_again() {
+    let shop = Workshop::new();
+    let mut child = shop.start(&["train", "dpo.toml", "--set", STEPS]);
+    wait_for(&shop.path("run/checkpoints/step-000002"), &mut child);
+    fs::remove_file(shop.path("run/metrics.jsonl")).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert_eq!(shop.metrics("run").last().unwrap()["step"], 300);
+    assert!(shop.read("run/log.txt").contains("metrics.jsonl was removed or replaced"));
+}
+
+#[test]
+fn a_damaged_line_takes_no_later_line_along_when_a_run_resumes() {
+    let shop = Workshop::new();
+    shop.run(&["train", "dpo.toml"]).expect(0);
+    let damaged = shop.read("run/metrics.jsonl").replacen("{\"step\":2,", "#\"step\":2,", 1);
+    shop.write("run/metrics.jsonl", &damaged);
+    let resumed = shop.run(&["train", "dpo.toml", "--resume", "--set", "train.steps=8"]).expect(0);
+    resumed.says(&["run/metrics.jsonl:2. They stay as they are"]);
+    assert_eq!(shop.read("run/metrics.jsonl").lines().count(), 8);
+    assert!(shop.read("run/metrics.jsonl").starts_with(&damaged));
 }
 
 #[test]

@@ -113,6 +113,9 @@ fn what_cannot_be_compared_exits_with_2() {
     shop.run(&["verify", "run", "--steps", "4..", "--set", "seed=1"])
         .expect(2)
         .says(&["seed: the run had 42"]);
+    shop.run(&["verify", "run", "--devices", "cpu:2", "--set", "compute.devices=cpu:4"])
+        .expect(2)
+        .says(&["--devices cpu:2 and --set compute.devices=cpu:4 give `compute.devices` two values"]);
     shop.run(&["verify", "run", "--out", "model"]).expect(2).says(&["--out: model already exists"]);
     // Other weights in the same place, and the same weights in another.
     shop.run(&["init-weights", "source", "other", "--seed", "4"]).expect(0);

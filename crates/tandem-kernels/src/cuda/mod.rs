@@ -50,7 +50,7 @@ pub use mark::StreamEvent;
 
 use crate::device::profile::Profile;
 use crate::memory::arena::Arena;
-use crate::{KernelError, Result};
+use crate::{ArenaPlace, KernelError, Result};
 use driver::{Drivers, Function, Region, Source, Stream};
 use graph::Graphs;
 use memory::{TABLES, Tables, Window};
@@ -126,7 +126,7 @@ impl Cuda {
         }
         let flags: Arc<dyn Region> = Arc::from(driver.reserve(size_of::<u32>())?);
         flags.grow(size_of::<u32>())?;
-        let arena = Arena::on(driver.reserve(capacity)?, capacity);
+        let arena = Arena::on(driver.reserve(capacity)?, capacity, ArenaPlace::Device);
         let this = Self::streaming(driver, arena, flags, options)?;
         // SAFETY: the word was just made.
         unsafe { this.driver().clear(this.raw_stream(), this.out_of_range(), size_of::<u32>())? };
@@ -163,7 +163,7 @@ impl Cuda {
 
     /// Shares the stream with `capacity` bytes of pinned host memory.
     pub(crate) fn on_host(&self, capacity: usize) -> Result<Self> {
-        Ok(self.over(Arena::on(self.driver().pinned(capacity)?, capacity)))
+        Ok(self.over(Arena::on(self.driver().pinned(capacity)?, capacity, ArenaPlace::PinnedHost)))
     }
 
     /// Shares the memory with a second stream. Memory freed in one stream and allocated in the
@@ -174,7 +174,7 @@ impl Cuda {
 
     /// Creates a second stream with an arena of at most `capacity` bytes, without a profile.
     pub(crate) fn beside_in(&self, capacity: usize) -> Result<Self> {
-        self.streaming_beside(Arena::on(self.driver().reserve(capacity)?, capacity))
+        self.streaming_beside(Arena::on(self.driver().reserve(capacity)?, capacity, ArenaPlace::Device))
     }
 
     fn streaming_beside(&self, arena: Arc<Arena>) -> Result<Self> {

@@ -12,7 +12,7 @@ use super::file;
 use crate::cuda::driver::Region;
 use crate::memory::free_list::{Cut, FreeList};
 use crate::memory::memory_use::{MemoryKind, MemoryUse};
-use crate::{KernelError, Result};
+use crate::{ArenaPlace, KernelError, Result};
 
 /// Page size.
 const PAGE: usize = 4096;
@@ -35,6 +35,7 @@ pub(crate) struct Arena {
     /// Bytes that may be allocated.
     capacity: usize,
     backing: Backing,
+    place: ArenaPlace,
     state: Mutex<FreeList>,
 }
 
@@ -85,17 +86,18 @@ impl Arena {
     }
 
     fn over(base: *mut u8, capacity: usize, mapped: usize, in_file: bool) -> Arc<Self> {
-        Self::backed(base, capacity, Backing::Mapping { len: mapped, in_file })
+        let place = if in_file { ArenaPlace::File } else { ArenaPlace::Device };
+        Self::backed(base, capacity, Backing::Mapping { len: mapped, in_file }, place)
     }
 
     /// Creates an arena over GPU memory or pinned host memory.
-    pub(crate) fn on(region: Box<dyn Region>, capacity: usize) -> Arc<Self> {
+    pub(crate) fn on(region: Box<dyn Region>, capacity: usize, place: ArenaPlace) -> Arc<Self> {
         let base = std::ptr::with_exposed_provenance_mut(region.base() as usize);
-        Self::backed(base, capacity, Backing::Region(region))
+        Self::backed(base, capacity, Backing::Region(region), place)
     }
 
-    fn backed(base: *mut u8, capacity: usize, backing: Backing) -> Arc<Self> {
-        Arc::new(Self { base, capacity, backing, state: Mutex::new(FreeList::new(capacity)) })
+    fn backed(base: *mut u8, capacity: usize, backing: Backing, place: ArenaPlace) -> Arc<Self> {
+        Arc::new(Self { base, capacity, backing, place, state: Mutex::new(FreeList::new(capacity)) })
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, FreeList> {
@@ -116,6 +118,7 @@ impl Arena {
                 Ok(Block { arena: Arc::clone(self), cut })
             }
             None => Err(KernelError::OutOfMemory {
+                place: self.place,
                 requested: bytes,
                 kind: kind.name(),
                 capacity: self.capacity,
@@ -257,6 +260,15 @@ mod tests {
         );
         drop(weights);
         assert!(device.alloc(MemoryKind::Head, 1, 1 << 19, DType::F32).is_ok());
+    }
+
+    #[test]
+    fn an_exhausted_file_is_not_called_device_memory() {
+        let file = tempfile::tempfile().unwrap();
+        let device = Device::cpu(1, 1 << 21).unwrap().in_file(&file, 1 << 12).unwrap();
+        let error = device.alloc(MemoryKind::Optimizer, 1, 1 << 11, DType::F32).err().unwrap();
+        assert!(matches!(error, KernelError::OutOfMemory { place: ArenaPlace::File, .. }), "{error}");
+        assert!(error.to_string().starts_with("out of space in the file of offloaded tensors"), "{error}");
     }
 
     #[test]

@@ -12,7 +12,7 @@ pub(crate) mod torch;
 
 pub use folder::ModelFolder;
 pub use load::WeightFiles;
-pub use new_folder::is_model_file;
+pub use new_folder::{is_model_file, recover_folder};
 pub use save::Save;
 pub use tensor_file::ReadLayer;
 pub use torch::write_policy;

@@ -1,7 +1,7 @@
 //! Folders written atomically: under a temporary name beside the destination, synced and renamed.
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -58,7 +58,11 @@ pub(crate) fn write_folder(destination: &Path, fill: &mut dyn FnMut(&Path) -> Re
     let unfinished = Unfinished(beside("writing"));
     let folder = &unfinished.0;
     _ = fs::remove_dir_all(folder);
-    fs::create_dir(folder).map_err(|e| ModelError::io(folder, e))?;
+    fs::create_dir(folder).map_err(|e| {
+        // The temporary name means nothing to the user.
+        let reason = format!("cannot create a folder there: {e}");
+        ModelError::io(destination, std::io::Error::new(e.kind(), reason))
+    })?;
     fill(folder)?;
     sync(folder)?;
     // A rename does not replace a folder with contents: the old one is renamed first.
@@ -79,6 +83,42 @@ pub(crate) fn write_folder(destination: &Path, fill: &mut dyn FnMut(&Path) -> Re
         _ = fs::remove_dir_all(&old);
     }
     sync(parent)
+}
+
+/// Finishes what processes that were killed while they wrote the folder `destination` have left beside it:
+/// removes unfinished folders, and moves what is no [model's file](is_model_file) back from replaced ones, or
+/// these as a whole where nothing has replaced them. Nobody may be writing the folder.
+///
+/// # Errors
+/// If the disk refuses.
+pub fn recover_folder(destination: &Path) -> Result<()> {
+    let (Some(parent), Some(name)) = (destination.parent(), destination.file_name()) else { return Ok(()) };
+    let listing = match fs::read_dir(parent) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        listing => listing.map_err(|e| ModelError::io(parent, e))?,
+    };
+    let mut paths = Vec::new();
+    for entry in listing {
+        paths.push(entry.map_err(|e| ModelError::io(parent, e))?.path());
+    }
+    let prefix = |word: &str| format!(".{}.{word}-", name.to_string_lossy());
+    let (writing, old) = (prefix("writing"), prefix("old"));
+    let is_left = |path: &Path, prefix: &str| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.strip_prefix(prefix).is_some_and(|id| id.parse::<u32>().is_ok()) && path.is_dir()
+    };
+    for path in paths.iter().filter(|path| is_left(path, &old)) {
+        if destination.exists() {
+            keep_others(path, destination)?;
+            fs::remove_dir_all(path).map_err(|e| ModelError::io(path, e))?;
+        } else {
+            fs::rename(path, destination).map_err(|e| ModelError::io(destination, e))?;
+        }
+    }
+    for path in paths.iter().filter(|path| is_left(path, &writing)) {
+        fs::remove_dir_all(path).map_err(|e| ModelError::io(path, e))?;
+    }
+    Ok(())
 }
 
 /// Moves what is no model's file from the folder that was replaced.

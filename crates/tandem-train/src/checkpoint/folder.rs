@@ -184,7 +184,7 @@ impl Checkpoints {
     }
 
     /// Removes unfinished and half-deleted folders of a killed process.
-    fn sweep(&self) -> Result<()> {
+    pub(crate) fn sweep(&self) -> Result<()> {
         for name in self.names()? {
             if name.starts_with(".step-") && (name.ends_with(".tmp") || name.ends_with(".old")) {
                 let path = self.root.join(name);

@@ -79,15 +79,15 @@ pub(super) fn append(path: &Path, step: u64, hash: Hash) -> Result<()> {
     file.write_all(line.as_bytes()).map_err(TrainError::io("write", path))
 }
 
-/// Reads the hashes of states by step, up to a line that is none. A missing file has none.
+/// Reads the hashes of states by step. Lines that are none are left out. A missing file has none.
 pub(crate) fn read_states(path: &Path) -> Result<BTreeMap<u64, Hash>> {
-    let text = match tandem_files::read_text(path, tandem_files::MAX_TABLE) {
+    let text = match tandem_files::read(path, tandem_files::MAX_TABLE) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeMap::new()),
         read => read.map_err(TrainError::io("read", path))?,
     };
-    let parse = |line: &str| {
-        let Line { step, blake3 } = serde_json::from_str(line).ok()?;
+    let parse = |line: &[u8]| {
+        let Line { step, blake3 } = serde_json::from_slice(line).ok()?;
         Some((step, Hash::from_hex(blake3).ok()?))
     };
-    Ok(text.lines().map_while(parse).collect())
+    Ok(text.split(|byte| *byte == b'\n').filter_map(parse).collect())
 }

@@ -288,6 +288,9 @@ fn devices<'a>() -> Form<'a, Devices> {
             ("auto", None) => Ok(Devices::Auto),
             ("cpu", None) => Ok(Devices::Cpu(1)),
             ("cpu", Some(Ok(n))) if n.len() == 1 && (1..=MAX_RANKS).contains(&n[0]) => Ok(Devices::Cpu(n[0])),
+            ("cpu", Some(Ok(n))) if n.len() == 1 => {
+                Err(entry.wrong(format!("1 to {MAX_RANKS} ranks, as \"cpu:4\"")))
+            }
             ("cuda", None) => Ok(Devices::Cuda(GpuSet::All)),
             ("cuda", Some(Ok(ordinals))) => gpus(&entry, &ordinals),
             _ => Err(entry.wrong("\"auto\", \"cpu\", \"cpu:4\", \"cuda\" or \"cuda:0,1\"")),

@@ -5,6 +5,7 @@ use toml::Value;
 use super::error::Result;
 use super::form::{COUNT, Form, boolean, choice, custom, integer, number};
 use super::keys::keys;
+use super::notes::SAMPLE_TOKENS;
 use super::reader::Entry;
 use super::tree::Places;
 use super::{Config, Method, Offload, Sharding};
@@ -33,7 +34,7 @@ keys! {
         /// Most tokens of an answer of `samples`.
         sample_tokens: usize = integer(1..=1 << 16)
             .unit("tokens")
-            .or(64)
+            .or(SAMPLE_TOKENS)
             .only(has_samples(method), "nothing is sampled with this method; remove it")
             .free(),
         /// Metric of the held-out rows whose best checkpoint is kept beside the newest ones. `final/` then

@@ -8,6 +8,7 @@ use toml::Value;
 use super::error::Result;
 use super::form::{Form, custom, filled, path_value, seconds, texts_value};
 use super::keys::{Keys, group, keys};
+use super::notes::GRACE;
 use super::reader::Entry;
 
 keys! {
@@ -23,7 +24,7 @@ keys! {
         /// It runs in the current folder, to which relative paths refer. An empty list starts none.
         command: Vec<String> = command().or(Vec::new()).free(),
         /// Time that trackers have after the end of the run; a program is then killed.
-        grace_s: f64 = seconds(0.0..=3e7).or(15.0).free(),
+        grace_s: f64 = seconds(0.0..=3e7).or(GRACE).free(),
         /// MLflow server.
         mlflow: Option<MlflowConfig> = group(|now, keys: &mut Keys| {
             keys.optional_table("mlflow", now, |now, keys| MlflowConfig::visit(now, keys, &run))

@@ -32,6 +32,7 @@ mod judges;
 mod keys;
 mod logging;
 mod method;
+mod notes;
 mod objective;
 mod online;
 mod optimizer;

@@ -6,6 +6,7 @@ mod distill;
 mod judges;
 mod kto;
 mod logging;
+mod notes;
 mod online;
 mod refused;
 mod rewards;

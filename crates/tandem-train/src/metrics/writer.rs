@@ -1,8 +1,9 @@
 //! `metrics.jsonl`, `rows.jsonl` and `samples.jsonl`: an object with a `step` a line; appended line
 //! by line, cut back on resume.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
@@ -26,8 +27,9 @@ impl MetricsFile {
 
     /// Opens the file of a run that resumes from a checkpoint of `step`, and cuts off what was
     /// written after it: those steps will be run and written again, and the step's evaluation if it
-    /// is due. A line torn by the kill is cut off too. A missing file is created.
-    pub fn resume(path: &Path, step: u64, is_evaluation_due: bool) -> Result<Self> {
+    /// is due. A line torn by the kill is cut off too. A missing file is created. Whole lines that
+    /// cannot be read stay; their 1-based numbers are returned.
+    pub fn resume(path: &Path, step: u64, is_evaluation_due: bool) -> Result<(Self, Vec<usize>)> {
         let mut options = OpenOptions::new();
         let mut file = options
             .read(true)
@@ -36,10 +38,22 @@ impl MetricsFile {
             .truncate(false)
             .open(path)
             .map_err(TrainError::io("open", path))?;
-        let keep = kept_bytes(&file, step, is_evaluation_due).map_err(TrainError::io("read", path))?;
+        let (keep, damaged) =
+            kept_bytes(&file, step, is_evaluation_due).map_err(TrainError::io("read", path))?;
         file.set_len(keep).map_err(TrainError::io("truncate", path))?;
         file.seek(SeekFrom::End(0)).map_err(TrainError::io("seek in", path))?;
-        Ok(Self { file, path: path.to_path_buf() })
+        Ok((Self { file, path: path.to_path_buf() }, damaged))
+    }
+
+    /// Returns the file's path if another file, or none, is there by now. Further lines then go to the
+    /// file at the path, which is created if it is missing.
+    pub(crate) fn reopen_if_removed(&mut self) -> Result<Option<&Path>> {
+        if is_at(&self.file, &self.path) {
+            return Ok(None);
+        }
+        let opened = OpenOptions::new().create(true).append(true).open(&self.path);
+        self.file = opened.map_err(TrainError::io("open", &self.path))?;
+        Ok(Some(&self.path))
     }
 
     /// Appends one record. The line is handed to the system at once, so it survives a killed
@@ -64,7 +78,14 @@ impl MetricsFile {
     }
 }
 
-/// Reads the records of a `metrics.jsonl`, up to a line that is none.
+/// Returns whether an open file is the one at a path.
+pub(crate) fn is_at(file: &File, path: &Path) -> bool {
+    let identity = |facts: std::io::Result<Metadata>| facts.ok().map(|facts| (facts.dev(), facts.ino()));
+    let found = identity(std::fs::metadata(path));
+    found.is_some() && found == identity(file.metadata())
+}
+
+/// Reads the records of a `metrics.jsonl`. Lines that are none, as damaged or torn ones, are left out.
 ///
 /// # Errors
 /// The file cannot be read. One that is missing has no records.
@@ -74,31 +95,31 @@ pub fn read_records(path: &Path) -> Result<Vec<Record>> {
         opened => opened.map_err(TrainError::io("open", path))?,
     };
     let mut records = Vec::new();
-    for line in BufReader::new(file).lines() {
-        match Record::from_json(&line.map_err(TrainError::io("read", path))?) {
-            Some(record) => records.push(record),
-            None => break,
-        }
+    for line in BufReader::new(file).split(b'\n') {
+        let line = line.map_err(TrainError::io("read", path))?;
+        records.extend(std::str::from_utf8(&line).ok().and_then(Record::from_json));
     }
     Ok(records)
 }
 
-/// Length of the leading whole lines of steps up to `step`, without this step's evaluation if it is
-/// due.
-fn kept_bytes(file: &File, step: u64, is_evaluation_due: bool) -> std::io::Result<u64> {
+/// Returns the length of the whole lines before the first of a step after `step`, or of this step's
+/// evaluation if it is due, and the numbers of the lines among them that cannot be read.
+fn kept_bytes(file: &File, step: u64, is_evaluation_due: bool) -> std::io::Result<(u64, Vec<usize>)> {
     let mut reader = BufReader::new(file);
-    let (mut keep, mut line) = (0, Vec::new());
-    loop {
+    let (mut keep, mut damaged, mut line) = (0, Vec::new(), Vec::new());
+    for number in 1.. {
         line.clear();
         let read = reader.read_until(b'\n', &mut line)? as u64;
         let found: Value = serde_json::from_slice(&line).unwrap_or_default();
         let at = found["step"].as_u64();
         let is_due = is_evaluation_due && at == Some(step) && found["split"] == Split::Eval.name();
-        if line.last() != Some(&b'\n') || at.is_none_or(|at| at > step) || is_due {
-            return Ok(keep);
+        if line.last() != Some(&b'\n') || at.is_some_and(|at| at > step) || is_due {
+            break;
         }
+        damaged.extend(at.is_none().then_some(number));
         keep += read;
     }
+    Ok((keep, damaged))
 }
 
 #[cfg(test)]
@@ -144,8 +165,8 @@ mod tests {
         }
         drop(file);
         let whole = lines(&path);
-        let mut file = MetricsFile::resume(&path, 2, false).expect("resumed");
-        assert_eq!(lines(&path), whole[..4]);
+        let (mut file, damaged) = MetricsFile::resume(&path, 2, false).expect("resumed");
+        assert_eq!((lines(&path), damaged), (whole[..4].to_vec(), Vec::new()));
         file.write(&record(3, Split::Train)).expect("written");
         assert_eq!(lines(&path), whole[..5]);
         drop(MetricsFile::resume(&path, 2, true).expect("resumed"));
@@ -179,13 +200,52 @@ mod tests {
     }
 
     #[test]
+    fn a_damaged_line_stays_and_takes_no_later_line_along() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("metrics.jsonl");
+        let mut file = MetricsFile::create(&path).expect("a new file");
+        for step in 1..=5 {
+            file.write(&record(step, Split::Train)).expect("written");
+        }
+        for byte in [b'#', 0xff] {
+            let mut bytes = std::fs::read(&path).expect("bytes");
+            let second = bytes.iter().position(|byte| *byte == b'\n').expect("an end of a line") + 1;
+            bytes[second] = byte;
+            std::fs::write(&path, &bytes).expect("written");
+            let (_, damaged) = MetricsFile::resume(&path, 4, false).expect("resumed");
+            assert_eq!(damaged, [2]);
+            let kept = std::fs::read(&path).expect("bytes");
+            assert!(bytes.starts_with(&kept) && kept.split(|byte| *byte == b'\n').count() == 5, "4 lines");
+            let steps: Vec<u64> = read_records(&path).expect("lines").iter().map(Record::step).collect();
+            assert_eq!(steps, [1, 3, 4]);
+        }
+    }
+
+    #[test]
+    fn a_file_that_was_removed_or_replaced_is_noticed_and_begun_again() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("metrics.jsonl");
+        let mut file = MetricsFile::create(&path).expect("a new file");
+        file.write(&record(1, Split::Train)).expect("written");
+        assert_eq!(file.reopen_if_removed().expect("the same"), None);
+        std::fs::remove_file(&path).expect("removed");
+        assert_eq!(file.reopen_if_removed().expect("created"), Some(&*path));
+        file.write(&record(2, Split::Train)).expect("written");
+        let replaced = folder.path().join("other");
+        std::fs::copy(&path, &replaced).expect("copied");
+        std::fs::rename(&replaced, &path).expect("renamed");
+        assert_eq!(file.reopen_if_removed().expect("opened"), Some(&*path));
+        file.write(&record(3, Split::Train)).expect("written");
+        let steps: Vec<u64> = read_records(&path).expect("lines").iter().map(Record::step).collect();
+        assert_eq!(steps, [2, 3]);
+    }
+
+    #[test]
     fn resume_without_a_file_starts_one() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("metrics.jsonl");
-        MetricsFile::resume(&path, 5, false)
-            .expect("resumed")
-            .write(&record(6, Split::Train))
-            .expect("written");
+        let (mut file, _) = MetricsFile::resume(&path, 5, false).expect("resumed");
+        file.write(&record(6, Split::Train)).expect("written");
         assert_eq!(lines(&path).len(), 1);
     }
 }

@@ -418,6 +418,11 @@ impl Online {
         self.state.replay.drain(..excess);
     }
 
+    /// Returns the file of samples, on rank 0.
+    pub(crate) fn samples_file(&mut self) -> Option<&mut MetricsFile> {
+        self.samples.as_mut()
+    }
+
     /// The pairs of a batch, with earlier prompts that join; writes samples.
     fn rank(&mut self, batch: &Batch) -> Result<TrainingBatch> {
         let OnlineConfig { replay_per_step, samples_every, .. } = self.config;

@@ -42,6 +42,7 @@ use crate::events::Planned;
 use crate::inputs::{ModelSpecs, RunInputs};
 use crate::online::sources::PolicyAndReference;
 use crate::online::{BackgroundGenerator, Generation};
+use crate::optimizer::EvaluationWeights;
 use crate::parallel::pipeline::most_under_way;
 use crate::parallel::{DeviceMesh, mesh};
 use crate::placement::{MemoryPlacement, MemoryRequirements, PassCapacities};
@@ -266,6 +267,19 @@ pub fn story(config: &Config, outline: &PlanInputs, num_ranks: usize, device: &D
     Ok(format!("\n\n{}\n\n{}\n{advice}", plan.picture(false), plan.verdict()))
 }
 
+/// Dry run of generation by the weights that are in place, for prompts of at most `longest` tokens.
+fn generate(
+    generation: &Generation,
+    longest: usize,
+    scorer: &mut TrainStep,
+    mesh: &mut DeviceMesh,
+) -> Result<()> {
+    let TrainStep { placement, decoder, dtype, checkpointing, policy, reference, .. } = scorer;
+    let executor = LayerExecutor::new(decoder, &placement.device, *dtype, *checkpointing);
+    let executor = mesh.join_generation(executor);
+    generation.dry_run(&executor, &mut PolicyAndReference::new(policy, reference), longest)
+}
+
 /// A run's code, on devices that compute nothing.
 struct DryRun<'a> {
     config: &'a Config,
@@ -300,7 +314,7 @@ impl DryRun<'_> {
         let (mut scorer, mut learner) = dry_run::load(config, outline, &placement, &mut mesh)?;
         self.phases.push(PhasePlan::new("load", &placement, 0.0));
 
-        let mut beside = None;
+        let (mut beside, mut here) = (None, None);
         if let Some(online) = config.online.as_ref().filter(|online| online.server.is_none()) {
             let longest = outline.longest_prompt(config);
             let generation = Generation::from_config(config, longest, mesh.data().size());
@@ -312,11 +326,9 @@ impl DryRun<'_> {
             } else {
                 begin(&placement);
                 placement.device.set_place(format_args!("generation"));
-                let TrainStep { decoder, dtype, checkpointing, policy, reference, .. } = &mut scorer;
-                let executor = LayerExecutor::new(decoder, &placement.device, *dtype, *checkpointing);
-                let executor = mesh.join_generation(executor);
-                generation.dry_run(&executor, &mut PolicyAndReference::new(policy, reference), longest)?;
+                generate(&generation, longest, &mut scorer, &mut mesh)?;
                 self.phases.push(PhasePlan::new("generate", &placement, 0.0));
+                here = Some((generation, longest));
             }
         }
 
@@ -337,7 +349,20 @@ impl DryRun<'_> {
         begin(&placement);
         self.phases.push(PhasePlan::new("save", &placement, 0.0));
 
-        // The held-out prompts of an online run were a part of its generation.
+        // The held-out prompts of an online run were a part of its generation, but other weights may answer
+        // them, beside those that train.
+        if config.method.generates()
+            && self.outline.eval_rows.is_some()
+            && config.train.evaluation_weights() != EvaluationWeights::Trained
+        {
+            scorer.with_evaluation_weights(&mut learner, &mut mesh, |scorer, mesh| {
+                placement.device.set_place(format_args!("evaluation"));
+                let generation = here.as_ref();
+                generation
+                    .map_or(Ok(()), |(generation, longest)| generate(generation, *longest, scorer, mesh))
+            })?;
+            self.phases.push(PhasePlan::new("evaluate", &placement, 0.0));
+        }
         if self.outline.eval_rows.is_some() && !survey.evaluation.largest.is_empty() {
             let idles = turns.iter().any(|turns| turns.own < turns.all);
             let flops = scorer.with_evaluation_weights(&mut learner, &mut mesh, |scorer, mesh| {

@@ -24,12 +24,13 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use tandem_model::io::is_model_file;
+use tandem_model::io::{is_model_file, recover_folder};
 
 use crate::checkpoint::{Checkpoints, STATES};
 use crate::config::Config;
 use crate::disk::replace;
 use crate::error::{Result, TrainError};
+use crate::metrics::is_at;
 use crate::run::model_card;
 use crate::run::provenance::PROVENANCE;
 use crate::{profile, trackers};
@@ -49,6 +50,7 @@ const FILES: [&str; 10] =
     [CONFIG, PLAN, PROVENANCE, METRICS, STATES, LOG, ROWS, SAMPLES, trackers::STATE, trackers::OUTPUT];
 
 const CONFIG: &str = "config.toml";
+const LOCK: &str = ".lock";
 const PLAN: &str = "plan.json";
 pub(super) const METRICS: &str = "metrics.jsonl";
 const ROWS: &str = "rows.jsonl";
@@ -78,7 +80,7 @@ pub enum RunDirPolicy {
 pub struct RunDir {
     path: PathBuf,
     start: RunDirPolicy,
-    _lock: Lock,
+    lock: Lock,
 }
 
 /// Lock of a run folder.
@@ -114,8 +116,9 @@ impl RunDir {
     pub fn open(path: &Path, start: RunDirPolicy) -> Result<Self> {
         fs::create_dir_all(path).map_err(TrainError::io("create", path))?;
         let lock = lock(path, if start == RunDirPolicy::Resume { DYING } else { Duration::ZERO })?;
-        let dir = Self { path: path.to_path_buf(), start, _lock: lock };
+        let dir = Self { path: path.to_path_buf(), start, lock };
         dir.refuse_foreign_config()?;
+        dir.refuse_foreign_model()?;
         let found = dir.leftovers();
         if start == RunDirPolicy::Fresh && !found.is_empty() {
             return Err(TrainError::UsedRunDir { path: dir.path, found });
@@ -123,14 +126,33 @@ impl RunDir {
         Ok(dir)
     }
 
-    /// Starts the run after all inputs are checked: deletes an overwritten run and writes the
-    /// resolved config and the plan.
+    /// Starts the run after all inputs are checked: finishes what a killed process has left undone,
+    /// deletes an overwritten run and writes the resolved config and the plan.
     pub fn begin(&self, config: &Config, plan: &str) -> Result<()> {
+        recover_folder(&self.final_path())?;
+        self.checkpoints().sweep()?;
         if self.start == RunDirPolicy::Overwrite {
             self.clear()?;
         }
         replace(&self.config_path(), format!("{CONFIG_HEADER}{}", config.to_toml()).as_bytes())?;
         replace(&self.plan_path(), plan.as_bytes())
+    }
+
+    /// Checks that the folder is still this run's.
+    ///
+    /// # Errors
+    /// The folder or its lock was removed or replaced: another run may have begun there.
+    pub(crate) fn check_lock(&self) -> Result<()> {
+        if is_at(&self.lock.0, &self.path.join(LOCK)) {
+            return Ok(());
+        }
+        let path = self.path.display();
+        Err(TrainError::Mismatch {
+            reason: format!(
+                "{path}: the folder of this run, or {LOCK} in it, was removed or replaced while the run wrote to it. Nothing more \
+                 is written there, for another run may have begun in it; what was written since the last checkpoint is lost"
+            ),
+        })
     }
 
     /// The folder.
@@ -207,6 +229,20 @@ impl RunDir {
         clear_folder(&self.final_path(), is_model_file)
     }
 
+    /// A model could not be written there, which would show after the last step.
+    fn refuse_foreign_model(&self) -> Result<()> {
+        let path = self.final_path();
+        if !path.exists() || path.is_dir() {
+            return Ok(());
+        }
+        let reason = format!(
+            "{}: it is no folder, and the trained model is written to a folder of that name: move it away or choose another \
+             `output`",
+            path.display()
+        );
+        Err(TrainError::Mismatch { reason })
+    }
+
     fn refuse_foreign_config(&self) -> Result<()> {
         let path = self.config_path();
         match fs::read_to_string(&path) {
@@ -243,7 +279,7 @@ fn is_profile(name: &str) -> bool {
 
 /// Locks a run folder that another process may hold for at most `patience` longer.
 fn lock(folder: &Path, patience: Duration) -> Result<Lock> {
-    let path = folder.join(".lock");
+    let path = folder.join(LOCK);
     let mut options = OpenOptions::new();
     let mut file = options
         .read(true)
@@ -369,7 +405,8 @@ mod tests {
         ];
         for name in ours.into_iter().chain([trackers::STATE, trackers::OUTPUT, trackers::EVENTS]) {
             let folder = tempfile::tempdir().expect("a temporary folder");
-            fs::write(folder.path().join(name), "").expect("written");
+            let path = folder.path().join(name);
+            if name == "final" { fs::create_dir(path) } else { fs::write(path, "") }.expect("written");
             let error =
                 RunDir::open(folder.path(), RunDirPolicy::Fresh).expect_err("a used folder").to_string();
             assert!(error.contains(name), "{error}");
@@ -418,6 +455,65 @@ mod tests {
         assert_eq!(files(&path), before);
     }
 
+    /// Leaves what a process leaves that is killed between the renames of `final/`, and while it deletes a
+    /// checkpoint.
+    fn killed_while_it_replaced(path: &Path) {
+        fs::write(path.join("final/notes.txt"), "mine").expect("written");
+        fs::rename(path.join("final"), path.join(".final.old-99999")).expect("renamed");
+        for name in [".final.writing-99998", "checkpoints/.step-000001.old", "checkpoints/.step-000002.tmp"] {
+            fs::create_dir(path.join(name)).expect("created");
+            fs::write(path.join(name).join("model.safetensors"), "x").expect("written");
+        }
+        fs::write(path.join(".final.writing-notes"), "mine").expect("written");
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_swept_and_a_users_files_come_back() {
+        for start in [RunDirPolicy::Resume, RunDirPolicy::Overwrite] {
+            for is_replaced in [false, true] {
+                let folder = tempfile::tempdir().expect("a temporary folder");
+                let path = used(folder.path());
+                killed_while_it_replaced(&path);
+                if is_replaced {
+                    fs::create_dir(path.join("final")).expect("created");
+                    fs::write(path.join("final/tokenizer.json"), "new").expect("written");
+                }
+                let run = RunDir::open(&path, start).expect("taken over");
+                run.begin(&config(folder.path()), "{}").expect("begun");
+                let found = files(&path);
+                let hidden = |name: &&String| name.starts_with(".final") || name.contains("/.step");
+                assert_eq!(found.iter().filter(hidden).collect::<Vec<_>>(), [".final.writing-notes"]);
+                assert_eq!(fs::read_to_string(path.join("final/notes.txt")).expect("a file"), "mine");
+                let has_model = path.join("final/config.json").exists();
+                assert_eq!(has_model, start == RunDirPolicy::Resume && !is_replaced, "{found:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_in_the_place_of_the_model_is_refused_before_anything_is_computed() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        fs::write(folder.path().join("final"), "mine").expect("written");
+        for start in [RunDirPolicy::Fresh, RunDirPolicy::Resume, RunDirPolicy::Overwrite] {
+            let error = RunDir::open(folder.path(), start).expect_err("a file").to_string();
+            assert!(error.contains("/final: it is no folder"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_folder_that_was_removed_or_taken_over_is_no_longer_the_runs() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("run");
+        let first = RunDir::open(&path, RunDirPolicy::Fresh).expect("a new folder");
+        first.check_lock().expect("its own");
+        fs::remove_dir_all(&path).expect("removed");
+        let error = first.check_lock().expect_err("removed").to_string();
+        assert!(error.contains("removed or replaced"), "{error}");
+        let second = RunDir::open(&path, RunDirPolicy::Fresh).expect("a new folder");
+        first.check_lock().expect_err("another run's");
+        second.check_lock().expect("its own");
+    }
+
     #[test]
     fn a_second_run_in_the_folder_is_refused_while_the_first_goes_on() {
         let folder = tempfile::tempdir().expect("a temporary folder");
@@ -446,7 +542,7 @@ mod tests {
     fn a_copy_of_the_lock_in_a_starting_process_does_not_hold_it() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let first = RunDir::open(folder.path(), RunDirPolicy::Fresh).expect("a new folder");
-        let _copy = first._lock.0.try_clone().expect("a copy");
+        let _copy = first.lock.0.try_clone().expect("a copy");
         drop(first);
         RunDir::open(folder.path(), RunDirPolicy::Fresh).expect("the lock went with its holder");
     }

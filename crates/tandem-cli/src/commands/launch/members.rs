@@ -69,9 +69,10 @@ enum Order {
     Kill,
 }
 
-const ORDERS: [(&str, Order); 4] = [
+const ORDERS: [(&str, Order); 5] = [
     ("INT", Order::Pass(Signal::INT)),
     ("TERM", Order::Pass(Signal::TERM)),
+    ("HUP", Order::Pass(Signal::HUP)),
     ("USR1", Order::Pass(Signal::USR1)),
     ("KILL", Order::Kill),
 ];
@@ -174,7 +175,7 @@ impl Members {
         Ok(())
     }
 
-    /// Waits for all. The first signal is passed on, the second one kills. The first failure decides the
+    /// Waits for all. The first signal is passed on, the second one kills unless it is SIGHUP. The first failure decides the
     /// outcome.
     pub(super) fn wait(mut self, received: &mut signals::Received) -> Ended {
         let mut ended = Ended {
@@ -192,6 +193,10 @@ impl Members {
                 // A wish for a checkpoint, which ends nothing.
                 if order == Order::Pass(Signal::USR1) {
                     self.running.iter_mut().for_each(|member| member.tell(order));
+                    continue;
+                }
+                // A terminal that closes may send two of them.
+                if ended.was_told && order == Order::Pass(Signal::HUP) {
                     continue;
                 }
                 match order {

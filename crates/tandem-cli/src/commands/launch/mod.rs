@@ -202,7 +202,9 @@ impl<'a> Job<'a> {
 
     /// Returns whether the run can have so many ranks, as far as its configuration tells.
     fn is_possible(&self, ranks: usize) -> bool {
-        hub::config(&self.train.run.config, &self.train.overrides(), ModelFiles::Whole)
+        let overrides = self.train.overrides();
+        overrides
+            .and_then(|overrides| hub::config(&self.train.run.config, &overrides, ModelFiles::Whole))
             .map_or(true, |config| tandem_train::parallel::mesh::check(&config, ranks).is_ok())
     }
 }

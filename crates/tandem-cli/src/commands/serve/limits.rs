@@ -64,7 +64,7 @@ pub(crate) struct LimitArguments {
     /// byte of a response is taken.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     pub idle_timeout: Duration,
-    /// Seconds that requests in progress have after Ctrl-C or SIGTERM. A second signal ends at once.
+    /// Seconds that requests in progress have after Ctrl-C, SIGTERM or SIGHUP. A second signal ends at once.
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds_or_none)]
     pub drain_timeout: Duration,
 }

@@ -80,6 +80,19 @@ fn sigterm_to_the_launcher_saves_and_exits_with_143_on_all_ranks() {
 }
 
 #[test]
+fn sighup_to_the_launcher_saves_and_exits_with_129_though_it_comes_twice() {
+    let shop = Workshop::new();
+    let config = configure(&shop, "run", 100_000);
+    let mut launcher = start(&shop, &["launch", "-n", "3", "train", &config]);
+    await_checkpoint(&shop, &mut launcher, 0);
+    signal(&launcher.id().to_string(), "-HUP");
+    signal(&launcher.id().to_string(), "-HUP");
+    end_of(&shop, launcher).expect(129, &[]);
+    let last = shop.metrics("run").last().unwrap()["step"].as_u64();
+    assert_eq!(Some(newest_step(&shop, "run")), last, "the last step that ran is the one that was saved");
+}
+
+#[test]
 fn too_few_open_files_are_raised_aloud_or_refused_with_the_number_needed() {
     let shop = Workshop::new();
     let config = configure(&shop, "run", 2);

@@ -336,9 +336,14 @@ fn what_is_not_there_yet_is_refused_and_never_ignored() {
         let devices = set(&[&format!("compute.devices={text}")]).compute.devices;
         assert_eq!((devices, &devices.name()[..]), (Devices::Cuda(gpus), text));
     }
-    for nonsense in ["cuda:x", "cpu:0", "cpu:1000", "cpu:1,2"] {
+    for (nonsense, expected) in [
+        ("cuda:x", "expected \"auto\", \"cpu\""),
+        ("cpu:0", "expected 1 to 256 ranks"),
+        ("cpu:1000", "expected 1 to 256 ranks"),
+        ("cpu:1,2", "expected \"auto\", \"cpu\""),
+    ] {
         let text = refusal(EXAMPLE, &[&format!("compute.devices={nonsense}")]);
-        assert!(text.contains("expected \"auto\", \"cpu\""), "{text}");
+        assert!(text.contains(expected), "{text}");
     }
 }
 

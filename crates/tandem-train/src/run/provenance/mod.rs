@@ -363,7 +363,7 @@ pub(super) fn hash_all(files: &[InputFile], give_up: &AtomicBool) -> Result<Opti
 }
 
 /// Hashes a file; `None` soon after `give_up` is set.
-fn hash_file(path: &Path, give_up: &AtomicBool) -> io::Result<Option<String>> {
+pub(super) fn hash_file(path: &Path, give_up: &AtomicBool) -> io::Result<Option<String>> {
     let (mut file, mut hasher) = (File::open(path)?, blake3::Hasher::new());
     let mut buffer = vec![0; BUFFER];
     while !give_up.load(Ordering::Relaxed) {

@@ -85,6 +85,9 @@ impl Trainer {
         if let Some(idle) = plan.idle_ranks() {
             observer.event(&Event::Warning(&idle));
         }
+        for note in config.notes(config.total_steps(prepared.train.num_rows())) {
+            observer.event(&Event::Warning(&note));
+        }
         let earlier = match &run_dir {
             Some(run_dir) if start == RunDirPolicy::Resume => resume::saved_config(run_dir)?,
             _ => None,
@@ -233,9 +236,14 @@ impl TrainerBuilder<'_> {
             None => None,
             Some(run_dir) => {
                 run_dir.begin(config, &format!("{:#}\n", plan.to_json()))?;
-                let open = |path: &Path| match &resumed_from {
-                    Some(_) => MetricsFile::resume(path, cursor.step, cursor.is_evaluation_due),
-                    None => MetricsFile::create(path),
+                let mut damaged = Vec::new();
+                let mut open = |path: &Path| {
+                    if resumed_from.is_none() {
+                        return MetricsFile::create(path);
+                    }
+                    let (file, lines) = MetricsFile::resume(path, cursor.step, cursor.is_evaluation_due)?;
+                    damaged.extend(lines.iter().map(|line| format!("{}:{line}", path.display())));
+                    Ok(file)
                 };
                 let metrics = open(&run_dir.metrics_path())?;
                 // The writer of checkpoints appends to it.
@@ -251,6 +259,13 @@ impl TrainerBuilder<'_> {
                 let mut file = is_sampled.then(|| open(&run_dir.samples_path())).transpose()?;
                 if config.online.is_some() {
                     samples = file.take();
+                }
+                if !damaged.is_empty() {
+                    observer.event(&Event::Warning(&format!(
+                        "lines that cannot be read, for they are no JSON object with a `step`: {}. They stay as they are, and \
+                         reports leave them out",
+                        damaged.join(", ")
+                    )));
                 }
                 let mut advisor = Advisor::new(config);
                 let earlier = read_records(&run_dir.metrics_path())?;

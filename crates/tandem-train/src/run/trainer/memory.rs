@@ -1,7 +1,7 @@
 //! Out-of-memory handling: refusal before loading, or an explained error later.
 
 use tandem_comm::{ProcessGroup, Reduction};
-use tandem_kernels::KernelError;
+use tandem_kernels::{ArenaPlace, KernelError};
 
 use crate::config::Config;
 use crate::inputs::RunInputs;
@@ -60,6 +60,8 @@ pub(super) fn explained(
 ) -> TrainError {
     let Some(reason) = error.out_of_memory() else { return error };
     let missing = match reason {
+        // The picture is of the device's memory, which was not what was full.
+        KernelError::OutOfMemory { place: ArenaPlace::PinnedHost | ArenaPlace::File, .. } => return error,
         KernelError::GpuFull { wanted, free, .. } => {
             wanted.map_or(UNKNOWN, |wanted| wanted.saturating_sub(*free))
         }

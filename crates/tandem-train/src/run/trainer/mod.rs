@@ -316,8 +316,28 @@ impl Trainer {
         profiler.as_mut().map_or(Ok(()), |profiler| profiler.finish(self.cursor.step, device))
     }
 
+    /// Checks that the files that rank 0 writes are still those in the run's folder. One that was removed is
+    /// begun again, with a warning.
+    fn check_files(&mut self, observer: &mut dyn Observer) -> Result<()> {
+        let Some(Files { run_dir, metrics, rows, samples, .. }) = &mut self.files else { return Ok(()) };
+        run_dir.check_lock()?;
+        let online = self.online.as_mut().and_then(Online::samples_file);
+        for file in [Some(metrics), rows.as_mut(), samples.as_mut(), online].into_iter().flatten() {
+            if let Some(path) = file.reopen_if_removed()? {
+                observer.event(&Event::Warning(&format!(
+                    "{} was removed or replaced while the run wrote to it: lines up to step {} may be lost; later ones are \
+                     written to the file that is there now",
+                    path.display(),
+                    self.cursor.step
+                )));
+            }
+        }
+        Ok(())
+    }
+
     fn write_model(&mut self, observer: &mut dyn Observer) -> Result<Outcome> {
         self.mesh.world().progress().begin_phase(Phase::Finish);
+        self.check_files(observer)?;
         // The files are made outside of the arena: with what steps needed, that would be the run's peak.
         self.scorer.placement.device.release_free_pages();
         let folder = run_dir::final_path(&self.config.output);
@@ -405,6 +425,7 @@ impl Trainer {
         }
         self.mesh.world().progress().begin_phase(Phase::Save);
         self.device().begin_phase("checkpoint");
+        self.check_files(observer)?;
         self.finish_saving(observer)?;
         if let Some(online) = &mut self.online {
             // Unjudged completions are kept as they are.

@@ -5,12 +5,13 @@
 //! stretch     from the start or a checkpoint to a checkpoint, within one program, config and arithmetic
 //! check       config, arithmetic, tokens and files: what differs is named before anything is computed
 //! recompute   in a folder of its own, from a link to the first checkpoint
-//! compare     each record of metrics.jsonl as it comes, each checkpoint as it is saved
+//! compare     each record of metrics.jsonl as it comes, each checkpoint as it is saved, the weights in final/
 //! ```
 //!
 //! Nothing is written into the run's folder, and its lock is not taken.
 
 mod check;
+mod model;
 mod placed;
 mod replay;
 mod verdict;
@@ -30,7 +31,7 @@ use crate::run::{Options, spawn};
 use crate::{Result, TrainError};
 
 pub use crate::run::provenance::{ConfigRecord, HashedInput, MatmulRecord, Program, Start};
-pub use verdict::{CheckpointVerdict, MetricDifference, Verdict};
+pub use verdict::{CheckpointVerdict, MetricDifference, ModelVerdict, Verdict};
 
 use replay::Replay;
 
@@ -195,7 +196,7 @@ impl RecordedRun {
         let policy = self.link_first(stretch, &request.scratch)?;
         let matmuls = Some(start.matmul_choices());
         let options = Options { start: policy, profile: false, until: Some(stretch.to), matmuls };
-        let mut replay = Replay::new(self, stretch, request.keeps_checkpoints, observer, stop);
+        let mut replay = Replay::new(self, stretch, &config, request.keeps_checkpoints, observer, stop)?;
         spawn::train(&config, options, &mut replay, stop)?;
         replay.verdict(config.compute.devices.num_ranks(), notes)
     }

@@ -5,17 +5,24 @@ use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::verdict::{CheckpointVerdict, MetricDifference, Verdict};
+use super::model::{self, ModelStep};
+use super::verdict::{CheckpointVerdict, MetricDifference, ModelVerdict, Verdict};
 use super::{RecordedRun, Stretch, mismatch};
-use crate::checkpoint::{Checkpoint, compare};
+use crate::checkpoint::{Checkpoint, STATES, compare};
+use crate::config::Config;
 use crate::events::{Event, Observer};
 use crate::metrics::{MACHINE_METRICS, Record, Split};
+use crate::run::run_dir::METRICS;
 use crate::{Result, TrainError, chain};
 
 pub(super) struct Replay<'a> {
     run: &'a RecordedRun,
     stretch: Stretch,
+    /// Config of the recomputation.
+    config: &'a Config,
     keeps_checkpoints: bool,
+    /// Steps of the whole run.
+    total: u64,
     /// Records of the run by step and split.
     records: BTreeMap<(u64, &'static str), &'a Record>,
     observer: &'a mut dyn Observer,
@@ -28,7 +35,13 @@ pub(super) struct Replay<'a> {
     num_evaluations: u64,
     num_metrics: usize,
     metric: Option<MetricDifference>,
+    /// The first record that was computed again and is not in `metrics.jsonl`, and how many there are.
+    missing: Option<(u64, Split)>,
+    num_missing: u64,
     checkpoints: Vec<CheckpointVerdict>,
+    /// Step of the trained model, or the reason why it is not known.
+    model_step: Result<ModelStep, String>,
+    model: Option<ModelVerdict>,
     error: Option<TrainError>,
 }
 
@@ -36,16 +49,19 @@ impl<'a> Replay<'a> {
     pub(super) fn new(
         run: &'a RecordedRun,
         stretch: Stretch,
+        config: &'a Config,
         keeps_checkpoints: bool,
         observer: &'a mut dyn Observer,
         stop: &'a AtomicBool,
-    ) -> Self {
+    ) -> Result<Self> {
         let key = |record: &Record| (record.step(), record.split().name());
-        Self {
+        Ok(Self {
             records: run.records.iter().map(|record| (key(record), record)).collect(),
             run,
             stretch,
+            config,
             keeps_checkpoints,
+            total: 0,
             observer,
             stop,
             step: stretch.from,
@@ -54,9 +70,13 @@ impl<'a> Replay<'a> {
             num_evaluations: 0,
             num_metrics: 0,
             metric: None,
+            missing: None,
+            num_missing: 0,
             checkpoints: Vec::new(),
+            model_step: model::step(run, stretch, config)?,
+            model: None,
             error: None,
-        }
+        })
     }
 
     /// Returns the result; `None` if the recomputation was stopped.
@@ -64,6 +84,14 @@ impl<'a> Replay<'a> {
         if let Some(error) = self.error {
             return Err(error);
         }
+        let Stretch { from, to } = self.stretch;
+        let mut notes = notes;
+        let is_without_hash = |checkpoint: &&CheckpointVerdict| checkpoint.recorded.is_none();
+        notes.extend(
+            self.checkpoints.iter().filter(is_without_hash).map(|checkpoint| {
+                format!("{STATES} has no hash of the state after step {}", checkpoint.step)
+            }),
+        );
         let verdict = Verdict {
             stretch: self.stretch,
             ranks,
@@ -73,19 +101,47 @@ impl<'a> Replay<'a> {
             num_metrics: self.num_metrics,
             metric: self.metric,
             checkpoints: self.checkpoints,
+            model: self.model.unwrap_or_else(|| {
+                ModelVerdict::NotCompared(self.model_step.err().unwrap_or_else(|| {
+                    format!("steps {from} to {to} are not the end of the run, of {} steps", self.total)
+                }))
+            }),
         };
         if verdict.is_same() && self.step < self.stretch.to {
             return Ok(None);
         }
-        if verdict.checkpoints.is_empty() && verdict.num_steps == 0 {
-            return Err(mismatch("nothing was compared: metrics.jsonl has none of these steps".to_owned()));
+        if !verdict.is_same() {
+            return Ok(Some(verdict));
+        }
+        // What is there has the same bits, but a part of the record is gone.
+        if let Some((step, split)) = self.missing {
+            let record = if split == Split::Eval { "the evaluation after step" } else { "step" };
+            return Err(mismatch(format!(
+                "{METRICS} lacks {} of the records that were computed again, the first of {record} {step}: lines are missing or \
+                 damaged, so that the run cannot be compared as a whole. What is there has the same bits",
+                self.num_missing
+            )));
+        }
+        if verdict.checkpoints.iter().all(|checkpoint| checkpoint.recorded.is_none()) {
+            return Err(mismatch(format!(
+                "{STATES} has no hash of a state after the steps {from} to {to}: the file is missing or was changed, so that \
+                 checkpoints cannot be told from others. What is there has the same bits"
+            )));
         }
         Ok(Some(verdict))
     }
 
     /// Compares a record with that of the run, if there is one. Only the first difference is kept.
     fn compare_record(&mut self, found: &Record) {
-        let Some(recorded) = self.records.get(&(found.step(), found.split().name())).copied() else { return };
+        let (step, split) = (found.step(), found.split());
+        let Some(recorded) = self.records.get(&(step, split.name())).copied() else {
+            // A run that was stopped may not have evaluated the state that it saved.
+            if split == Split::Train || step < self.stretch.to {
+                self.missing.get_or_insert((step, split));
+                self.num_missing += 1;
+            }
+            return;
+        };
         match found.split() {
             Split::Train => self.num_steps += 1,
             Split::Eval => self.num_evaluations += 1,
@@ -144,6 +200,14 @@ impl<'a> Replay<'a> {
             }
             self.checkpoints.push(verdict);
         }
+        let is_over = self.checkpoints.iter().any(|verdict| !verdict.is_same());
+        if let Ok(model) = &self.model_step
+            && model.is(step, self.stretch.to, self.total)
+            && !is_over
+        {
+            let scratch = &self.config.output;
+            self.model = Some(model::compare(self.run, self.config, folder, step, scratch)?);
+        }
         if !self.keeps_checkpoints && !folder.is_symlink() {
             fs::remove_dir_all(folder).map_err(TrainError::io("remove", folder))?;
         }
@@ -168,6 +232,7 @@ impl Observer for Replay<'_> {
                 }
             }
             Event::Started { step, steps, .. } => {
+                self.total = *steps;
                 self.observer.event(&Event::Started {
                     step: *step,
                     steps: *steps,

@@ -23,6 +23,24 @@ pub struct Verdict {
     pub metric: Option<MetricDifference>,
     /// Compared checkpoints, in the order of steps; the last one may differ.
     pub checkpoints: Vec<CheckpointVerdict>,
+    /// Comparison of the trained model.
+    pub model: ModelVerdict,
+}
+
+/// Comparison of the weights in `final/` with those that were computed again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ModelVerdict {
+    /// It was not compared, for this reason.
+    NotCompared(String),
+    /// All bytes of its files of weights were compared.
+    Compared {
+        /// Step of the weights.
+        step: u64,
+        /// Names of the files.
+        files: Vec<String>,
+        /// Names of the files that are missing in `final/` or have other bytes there.
+        different: Vec<String>,
+    },
 }
 
 /// A metric of other bits.
@@ -58,7 +76,18 @@ pub struct CheckpointVerdict {
 impl Verdict {
     /// Returns whether all that was compared has the same bits.
     pub fn is_same(&self) -> bool {
-        self.metric.is_none() && self.checkpoints.iter().all(CheckpointVerdict::is_same)
+        self.metric.is_none()
+            && self.checkpoints.iter().all(CheckpointVerdict::is_same)
+            && self.model.is_same()
+    }
+}
+
+impl ModelVerdict {
+    fn is_same(&self) -> bool {
+        match self {
+            Self::NotCompared(_) => true,
+            Self::Compared { different, .. } => different.is_empty(),
+        }
     }
 }
 

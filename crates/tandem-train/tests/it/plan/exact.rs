@@ -227,6 +227,23 @@ fn updates_of_other_kinds_take_what_was_planned() {
     take_what_is_planned(&small, 0..1, &UPDATES, &[whole, file, zero2, zero3, stages]);
 }
 
+/// Held-out prompts are answered by averages, while the weights that train are kept beside them.
+#[test]
+fn online_runs_that_evaluate_an_average_take_what_was_planned() {
+    const AVERAGED: [&[&str]; 3] = [
+        &["train.optimizer=schedule_free_adamw"],
+        &[
+            "train.optimizer=schedule_free_adamw",
+            "method=grpo",
+            "online.answers=3",
+            "online.max_new_tokens=30",
+        ],
+        &["train.optimizer=schedule_free_adamw", "online.overlap=true"],
+    ];
+    let [whole, _, file, _, zero3, ..] = PLACES;
+    take_what_is_planned(&Small::new("online"), 0..1, &AVERAGED, &[whole, file, zero3]);
+}
+
 #[test]
 #[ignore = "long: runs in .ci/nightly"]
 fn no_run_takes_more_than_was_planned() {

@@ -9,7 +9,7 @@ use serde_json::Value;
 use tandem_train::config::Config;
 use tandem_train::events::Silent;
 use tandem_train::run::run_dir::RunDirPolicy;
-use tandem_train::run::verify::{CheckpointVerdict, RecordedRun, Request, Verdict};
+use tandem_train::run::verify::{CheckpointVerdict, ModelVerdict, RecordedRun, Request, Verdict};
 use tandem_train::{Result, TrainError};
 
 use super::ranks::held_out;
@@ -129,6 +129,7 @@ fn runs_of_every_kind_have_the_same_bits_again() {
             verify(&small, "run", (2, steps), here).unwrap_or_else(|e| panic!("{overrides:?}: {e}"));
         let ends: Vec<u64> = (4..=steps).step_by(2).collect();
         assert_same(&verdict, steps - 2, &ends);
+        assert_eq!(different_files(&verdict), Some(&[][..]), "{overrides:?}");
     }
 }
 
@@ -231,6 +232,80 @@ fn a_changed_metric_is_named_with_its_step() {
     assert_eq!((metric.step, metric.name.as_str(), metric.recorded), (3, "grad_norm", Some(123.0)));
     assert!(metric.found.is_some_and(|found| found != 123.0));
     assert!(verdict.checkpoints.iter().all(CheckpointVerdict::is_same));
+}
+
+/// Files of weights of the trained model that have other bits; `None` if it was not compared.
+fn different_files(verdict: &Verdict) -> Option<&[String]> {
+    match &verdict.model {
+        ModelVerdict::Compared { files, different, .. } => {
+            assert!(!files.is_empty(), "nothing was compared");
+            Some(different)
+        }
+        ModelVerdict::NotCompared(_) => None,
+    }
+}
+
+#[test]
+fn a_changed_model_is_named_and_one_that_is_not_compared_too() {
+    let small = Small::new("sft");
+    small.finish("run", RunDirPolicy::Fresh, &["train.keep=0"]);
+    let ask = |steps| verify(&small, "run", steps, &[]).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(different_files(&ask((2, 6))), Some(&[][..]));
+    assert_eq!(different_files(&ask((0, 4))), None, "the end of the run is not computed");
+    let path = small.path("run/final/model.safetensors");
+    let mut bytes = fs::read(&path).expect("weights");
+    *bytes.last_mut().expect("a byte") ^= 1;
+    fs::write(&path, bytes).expect("written");
+    let verdict = ask((2, 6));
+    assert_eq!(different_files(&verdict), Some(&["model.safetensors".to_owned()][..]));
+    assert!(!verdict.is_same() && verdict.checkpoints.iter().all(CheckpointVerdict::is_same));
+    fs::remove_file(&path).expect("removed");
+    assert!(!ask((2, 6)).is_same());
+    fs::remove_dir_all(small.path("run/final")).expect("removed");
+    let verdict = ask((2, 6));
+    assert!(verdict.is_same() && different_files(&verdict).is_none(), "{verdict:?}");
+}
+
+#[test]
+fn the_model_of_the_best_step_is_compared_with_its_weights() {
+    let small = Small::new("sft");
+    let eval = held_out(&small, "sft_messages.jsonl");
+    // The held-out loss falls first and rises then.
+    let rises = ["train.eval_every=1", "train.learning_rate=3e-2", "train.steps=12"];
+    let best = [&rises[..], &["train.keep_best=eval/loss", "train.keep=0", &eval]].concat();
+    small.finish("run", RunDirPolicy::Fresh, &best);
+    let verdict = verify(&small, "run", (0, 12), &[]).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(different_files(&verdict), Some(&[][..]), "{verdict:?}");
+    assert!(matches!(verdict.model, ModelVerdict::Compared { step, .. } if step < 12), "{:?}", verdict.model);
+    let verdict = verify(&small, "run", (10, 12), &[]).unwrap_or_else(|e| panic!("{e}"));
+    assert!(verdict.is_same() && different_files(&verdict).is_none(), "its step was not computed again");
+}
+
+#[test]
+fn a_record_with_missing_lines_cannot_be_verified() {
+    let small = Small::new("sft");
+    small.finish("run", RunDirPolicy::Fresh, &["train.keep=0"]);
+    let path = small.path("run/metrics.jsonl");
+    let whole = fs::read_to_string(&path).expect("metrics");
+    let without = |step: &str| -> String {
+        whole.split_inclusive('\n').filter(|line| !line.contains(&format!("\"step\":{step},"))).collect()
+    };
+    let damaged = whole.replacen("{\"step\":3", "#\"step\":3", 1);
+    for text in [without("3"), damaged] {
+        fs::write(&path, text).expect("written");
+        let refused = refusal(verify(&small, "run", (0, 6), &[]));
+        assert!(
+            refused.contains("metrics.jsonl lacks 1 of the records") && refused.contains("step 3"),
+            "{refused}"
+        );
+    }
+    fs::remove_file(&path).expect("removed");
+    let refused = refusal(verify(&small, "run", (0, 6), &[]));
+    assert!(refused.contains("metrics.jsonl lacks 6 of the records"), "{refused}");
+    fs::write(&path, whole).expect("written");
+    fs::remove_file(small.path("run/states.jsonl")).expect("removed");
+    let refused = refusal(verify(&small, "run", (0, 6), &[]));
+    assert!(refused.contains("states.jsonl has no hash"), "{refused}");
 }
 
 #[test]
