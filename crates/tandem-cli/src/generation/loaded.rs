@@ -103,8 +103,8 @@ pub(crate) fn positions_of(folder: &Path, wanted: usize) -> tandem_model::Result
 }
 
 /// Loads the tokenizer of a model and its adapter.
-pub(crate) fn tokenizer_of(weights: &WeightArguments) -> tandem_data::Result<Tokenizer> {
-    Tokenizer::from_model(&weights.model, weights.adapter.as_deref())
+pub(crate) fn tokenizer_of(weights: &WeightArguments) -> tandem_train::Result<Tokenizer> {
+    Ok(Tokenizer::from_model(&weights.model, weights.adapter.as_deref())?)
 }
 
 /// Encodes a conversation up to the start of the next completion.

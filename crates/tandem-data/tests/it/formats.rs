@@ -220,7 +220,8 @@ fn a_column_of_the_wrong_type_is_named_with_its_row() {
     let error = Bench { options, ..bench }.try_prepare(format_path("chat_large.parquet")).unwrap_err();
     assert!(
         error.contains(
-            "chat_large.parquet:1: `chosen` should be a string or a list of messages, found an object"
+            "chat_large.parquet:1: `chosen` should be a string or a list of messages, found a value of Arrow's type \
+             Timestamp(µs); write the column as text or numbers"
         ),
         "{error}"
     );
@@ -366,7 +367,8 @@ fn numbers_that_are_not_finite_are_errors() {
 
 #[test]
 fn values_that_rows_do_not_have_are_named_by_their_type() {
-    let bench = Bench::new();
+    let mut bench = Bench::new();
+    bench.options = RowOptions::new(RowKind::Reward);
     let decimals = Decimal128Array::from(vec![5, 6]).with_precision_and_scale(10, 2).unwrap();
     let stream = arrow_stream(vec![("margin", Arc::new(decimals) as ArrayRef)]);
     let error = bench.refusal("a.arrow", &stream);

@@ -153,7 +153,7 @@ fn a_token_that_is_part_of_a_character_has_its_own_bytes() {
         tokens.iter().flat_map(|&id| tokenizer.bytes(id).unwrap()).collect()
     };
     let tokens = tokenizer.encode(text).unwrap();
-    assert!(tokens.len() > text.chars().count(), "some characters are several tokens");
+    assert!(tokens.len() > "né日本 😀".chars().count() + 1, "some characters are several tokens");
     assert_eq!(joined(&tokenizer, &tokens), text.as_bytes());
     // SentencePiece's byte fallback.
     let path = folder.path().join("tokenizer.json");

@@ -26,7 +26,7 @@ impl Side {
     /// A prompt is empty, or leaves no room in the model's context.
     pub(crate) fn model(weights: WeightArguments, rows: &[PromptRow]) -> anyhow::Result<Self> {
         let positions = positions_of(&weights.model, usize::MAX).map_err(tandem_train::TrainError::from)?;
-        let tokenizer = tokenizer_of(&weights).map_err(tandem_train::TrainError::from)?;
+        let tokenizer = tokenizer_of(&weights)?;
         let folder = weights.model.display();
         let mut prompts = Vec::with_capacity(rows.len());
         for row in rows {

@@ -74,10 +74,12 @@ fn an_adapter_on_random_weights_names_no_base() {
     let error = PeftFolder::open(&folder).unwrap().base_folder().unwrap_err().to_string();
     assert!(error.contains("was trained on random weights"), "{error}");
     // A run on other weights does not start from it.
+    small.finish("whole", RunDirPolicy::Fresh, &["train.steps=1"]);
     let file = std::fs::read_to_string(small.file("second")).unwrap();
     let path = small.path("second.toml");
     std::fs::write(&path, file.replace("weights = \"random\"\n", "")).unwrap();
-    let config = Config::load(&path, &[format!("adapter.start={}", folder.display())]).unwrap();
+    let model = format!("model={}", small.path("whole/final").display());
+    let config = Config::load(&path, &[model, format!("adapter.start={}", folder.display())]).unwrap();
     let outcome = spawn::train(&config, RunDirPolicy::Fresh, &mut Silent, &false.into());
     let error = chain(&outcome.unwrap_err());
     assert!(error.contains("was trained on random weights"), "{error}");
