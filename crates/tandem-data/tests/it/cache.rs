@@ -195,7 +195,7 @@ fn everything_that_decides_the_tokens_is_part_of_the_key() {
     });
     // The ends of turns, which are scored.
     with(&|folder| {
-        std::fs::write(folder.join("generation_config.json"), r#"{"eos_token_id": [2, 7]}"#).unwrap()
+        std::fs::write(folder.join("generation_config.json"), r#"{"eos_token_id": [2, 7]}"#).unwrap();
     });
 }
 
