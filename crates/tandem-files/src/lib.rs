@@ -2,14 +2,17 @@
 //!
 //! [`open`] takes regular files only: a pipe would wait for a writer, a device has no end. [`read`] and
 //! [`read_text`] stop at a limit. [`Map`] is a file in memory that may become shorter meanwhile.
+//! [`TokenizerOverride`] says which tokenizer files of an adapter's folder are used.
 
 mod map;
+mod tokenizer;
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
 pub use map::Map;
+pub use tokenizer::{CHAT_TEMPLATE, FURTHER_TEMPLATES, TOKENIZER_FILES, TokenizerOverride};
 
 /// Limit of a file that is read whole and parsed as a tree of values: configurations, token lists, run files.
 pub const MAX_CONFIG: u64 = 16 << 20;

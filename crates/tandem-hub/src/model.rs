@@ -9,14 +9,12 @@ pub enum ModelFiles {
     Whole,
     /// All but the weights.
     WithoutWeights,
-    /// A PEFT adapter.
+    /// A PEFT adapter, with the tokenizer and chat template beside it.
     Adapter,
 }
 
-/// Config, tokenizer and templates, as `transformers` names them.
-const SMALL: [&str; 15] = [
-    "config.json",
-    "generation_config.json",
+/// Tokenizer and templates, as `transformers` names them.
+const TOKENIZER: [&str; 10] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -25,11 +23,17 @@ const SMALL: [&str; 15] = [
     "vocab.json",
     "vocab.txt",
     "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+];
+
+/// Configurations of a model.
+const CONFIGS: [&str; 5] = [
+    "config.json",
+    "generation_config.json",
     "preprocessor_config.json",
     "processor_config.json",
     "video_preprocessor_config.json",
-    "chat_template.jinja",
-    "chat_template.json",
 ];
 
 const TEMPLATES: &str = "additional_chat_templates/";
@@ -41,7 +45,10 @@ impl ModelFiles {
         if self == Self::Adapter {
             let names = ["adapter_config.json", "adapter_model.safetensors"];
             return match names.iter().find(|name| !files.has(name)) {
-                None => Ok(names.map(str::to_owned).to_vec()),
+                None => {
+                    let is_needed = |name: &&String| names.contains(&name.as_str()) || is_tokenizer(name);
+                    Ok(files.names().iter().filter(is_needed).cloned().collect())
+                }
                 Some(name) => {
                     Err(files.missing(format!("it has no {name}, so it is no adapter; {}", files.found())))
                 }
@@ -50,9 +57,7 @@ impl ModelFiles {
         if !files.has("config.json") {
             return Err(files.missing(format!("it has no config.json, so it is no model; {}", files.found())));
         }
-        let is_small = |name: &&String| {
-            SMALL.contains(&name.as_str()) || (name.starts_with(TEMPLATES) && name.ends_with(".jinja"))
-        };
+        let is_small = |name: &&String| CONFIGS.contains(&name.as_str()) || is_tokenizer(name);
         let mut chosen: Vec<String> = files.names().iter().filter(is_small).cloned().collect();
         if is_cache && self == Self::Whole && !files.has("tokenizer.json") {
             return Err(files.missing("tokenizer.json is missing".to_owned()));
@@ -62,6 +67,11 @@ impl ModelFiles {
         }
         Ok(chosen)
     }
+}
+
+/// Returns whether the file is one of the tokenizer or a chat template.
+fn is_tokenizer(name: &str) -> bool {
+    TOKENIZER.contains(&name) || (name.starts_with(TEMPLATES) && name.ends_with(".jinja"))
 }
 
 fn weights(files: &mut Files<'_>) -> Choice {

@@ -11,13 +11,12 @@ use rustyline::{Config, DefaultEditor};
 use signal_hook::consts::SIGINT;
 use tandem_data::record::Message;
 use tandem_data::text_stream::TextStream;
-use tandem_data::tokenizer::Tokenizer;
 use tandem_model::decode::Flow;
 use tandem_model::{Generator, Request, Sampling};
 
 use crate::args::{ChatArguments, SamplingArguments};
 use crate::exit::Exit;
-use crate::generation::loaded::{encode_chat, message, positions_of};
+use crate::generation::loaded::{encode_chat, message, positions_of, tokenizer_of};
 use crate::generation::{GenerationLimits, Loaded, new_seed};
 use crate::hub;
 use crate::output::printable;
@@ -31,7 +30,7 @@ Ctrl-C stops a completion. A \\ at the end of a line continues it on the next.";
 
 pub(crate) fn run(arguments: &ChatArguments) -> anyhow::Result<Exit> {
     let weights = &hub::weights(&arguments.weights)?;
-    let tokenizer = Tokenizer::from_folder(&weights.model)?;
+    let tokenizer = tokenizer_of(weights)?;
     tokenizer.chat_template()?;
     let positions = positions_of(&weights.model, arguments.context)?;
     let room = GenerationLimits { positions, cache_tokens: positions, max_batch: 1, log_probs: false };

@@ -10,7 +10,7 @@ use tandem_model::decode::Flow;
 use crate::args::{ComputeArguments, GenerateArguments, SamplingArguments, WeightArguments};
 use crate::exit::{Exit, mistake};
 use crate::generation::answers::CompletionText;
-use crate::generation::loaded::{encode_chat, message};
+use crate::generation::loaded::{encode_chat, message, tokenizer_of};
 use crate::generation::{Wanted, answers};
 use crate::hub;
 use crate::output::{print_lines, print_texts};
@@ -75,7 +75,7 @@ pub(crate) fn answers(
     wanted: &Wanted<'_>,
     compute: &ComputeArguments,
 ) -> tandem_train::Result<Vec<CompletionText>> {
-    let tokenizer = Tokenizer::from_folder(&weights.model)?;
+    let tokenizer = tokenizer_of(weights)?;
     let prompts =
         prompts.iter().map(|text| encode(&tokenizer, text, framing)).collect::<Result<Vec<_>, _>>()?;
     let answers = answers::all(weights, tokenizer, prompts, wanted, compute, &mut |_| Flow::Continue)?;

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::Context;
+use tandem_data::tokenizer::Tokenizer;
 use tandem_hub::ModelFiles;
 use tandem_kernels::DType;
 use tandem_model::save::SHARD_BYTES;
@@ -36,7 +37,11 @@ pub(crate) fn run(arguments: &MergeArguments) -> anyhow::Result<Exit> {
 /// Writes `output` and returns the number of parameters.
 fn merge(adapter: &Path, output: &Path, base: &Path, dtype: Option<DType>) -> tandem_train::Result<usize> {
     let folder = PeftFolder::open(adapter)?;
-    let template = ModelFolder::open(base)?;
+    let mut template = ModelFolder::open(base)?.with_tokenizer_of(adapter)?;
+    // A model without a tokenizer is merged too.
+    if [adapter, base].iter().any(|folder| folder.join("tokenizer.json").is_file()) {
+        template = template.with_eos(Tokenizer::from_model(base, Some(adapter))?.eos_id());
+    }
     let merged = Merged::open(&template, &folder, 1)?;
     let (decoder, dtype) = (merged.decoder(), dtype.unwrap_or(template.stored_type()));
     let save = Save { template: &template, decoder, dtype, shard_bytes: SHARD_BYTES };

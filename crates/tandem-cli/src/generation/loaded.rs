@@ -102,6 +102,11 @@ pub(crate) fn positions_of(folder: &Path, wanted: usize) -> tandem_model::Result
     Ok(ModelFolder::open(folder)?.spec().context().min(wanted))
 }
 
+/// Loads the tokenizer of a model and its adapter.
+pub(crate) fn tokenizer_of(weights: &WeightArguments) -> tandem_train::Result<Tokenizer> {
+    Ok(Tokenizer::from_model(&weights.model, weights.adapter.as_deref())?)
+}
+
 /// Encodes a conversation up to the start of the next completion.
 pub(crate) fn encode_chat(tokenizer: &Tokenizer, messages: &[Message]) -> tandem_data::Result<Vec<u32>> {
     tokenizer.encode_chat(messages, RenderOptions { add_generation_prompt: true, ..RenderOptions::default() })

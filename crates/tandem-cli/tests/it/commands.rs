@@ -331,6 +331,32 @@ fn a_merged_model_answers_as_model_and_adapter() {
 }
 
 #[test]
+fn an_adapters_chat_template_is_used_and_merged() {
+    let shop = Workshop::new();
+    write_adapter(&shop, "model", "adapter");
+    let ask = |arguments: &[&str]| {
+        shop.run(&[&["generate"], arguments, &["--max-new-tokens", "12"]].concat()).expect(0).stdout
+    };
+    let raw = ask(&["adapter", "Count: up", "--raw"]);
+    shop.write("adapter/chat_template.jinja", "Count: {{ messages[0].content }}");
+    assert_eq!(ask(&["adapter", "up"]), raw);
+    assert_eq!(ask(&["model", "--adapter", "adapter", "up"]), raw);
+    shop.run(&["merge", "adapter", "merged"]).expect(0);
+    assert_eq!(shop.read("merged/chat_template.jinja"), "Count: {{ messages[0].content }}");
+    assert_eq!(ask(&["merged", "up"]), raw);
+    // A tokenizer of other tokens does not belong to the base.
+    let tokenizer = shop.read("model/tokenizer.json");
+    let tokens: serde_json::Value = serde_json::from_str(&tokenizer).unwrap();
+    let token = tokens["added_tokens"][0]["content"].as_str().unwrap();
+    shop.write("adapter/tokenizer.json", &tokenizer.replace(token, "<|other|>"));
+    for command in [&["generate", "adapter", "up"][..], &["merge", "adapter", "again"], &["chat", "adapter"]]
+    {
+        let said = ["adapter/tokenizer.json", "is \"<|other|>\"", "in the base model"];
+        shop.run(command).expect(2).says(&said);
+    }
+}
+
+#[test]
 fn the_quickstart_changes_nothing_of_the_users_own() {
     let shop = Workshop::new();
     let own = [("own/data/mine.txt", "precious"), ("own/model/x", "y"), ("own/sft.toml", "z")];

@@ -3,7 +3,7 @@
 //! A null field inside of a struct is left out, but a message's content: tables have every field of every message.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -19,6 +19,7 @@ use parquet::errors::ParquetError;
 
 use crate::contained::contained;
 use crate::error::DataError;
+use crate::place::Place;
 use crate::source::arrow_ipc::{IpcReader, find_stream};
 use crate::source::files::refuse;
 use crate::source::reader::RawRow;
@@ -26,10 +27,15 @@ use crate::source::reader::RawRow;
 /// Rows of Parquet that are decoded at once.
 const BATCH_ROWS: usize = 128;
 
+/// Key of the object that stands for a value which rows do not have: its column's type, and what to do.
+pub(crate) const ARROW_TYPE: &str = "type of Arrow";
+
 pub(crate) struct ArrowReader {
     path: PathBuf,
     format: &'static str,
     columns: Vec<String>,
+    /// Columns that are left out, where a number may be anything.
+    ignored: Vec<String>,
     batches: Box<dyn Iterator<Item = Result<RecordBatch, ArrowError>> + Send>,
     batch: Option<(StructArray, usize)>,
     row: u64,
@@ -76,7 +82,22 @@ impl ArrowReader {
         if let Some(i) = (1..columns.len()).find(|&i| columns[..i].contains(&columns[i])) {
             return Err(refuse(path, format!("it has two columns `{}`: rename one", columns[i])));
         }
-        Ok(Self { path: path.to_path_buf(), format, columns, batches, batch: None, row: 0, num_rows })
+        Ok(Self {
+            path: path.to_path_buf(),
+            format,
+            columns,
+            ignored: Vec::new(),
+            batches,
+            batch: None,
+            row: 0,
+            num_rows,
+        })
+    }
+
+    /// Sets the columns that are left out.
+    pub(crate) fn ignoring(mut self, columns: &[String]) -> Self {
+        self.ignored = columns.to_vec();
+        self
     }
 
     /// Returns the names of the columns.
@@ -104,9 +125,18 @@ impl ArrowReader {
                 && *at < batch.len()
             {
                 let mut text = Vec::new();
-                write_struct(batch, *at, true, &mut text);
+                let written = write_row(batch, *at, &self.ignored, &mut text);
                 *at += 1;
                 self.row += 1;
+                let place = || Place { path: self.path.clone(), line: self.row };
+                written.map_err(|(column, NotFinite(number))| DataError::Type {
+                    place: place(),
+                    key: column,
+                    expected: "finite, or null where there is no number",
+                    found: format!(
+                        "{number}; write null there, or leave the column out with data.ignore_columns"
+                    ),
+                })?;
                 return Ok(Some(RawRow { line: self.row, text }));
             }
             self.batch = match self.batches.next() {
@@ -130,13 +160,47 @@ fn damaged(path: &Path, format: &str, error: impl std::fmt::Display) -> DataErro
     refuse(path, format!("cannot read the {format} file ({error}); {remedy}"))
 }
 
-fn write_struct(array: &StructArray, i: usize, with_nulls: bool, out: &mut Vec<u8>) {
+/// Number that JSON has not.
+struct NotFinite(f64);
+
+/// Writes a row. A number in an ignored column that is not finite is null.
+///
+/// # Errors
+/// The name of another column with such a number.
+fn write_row(
+    array: &StructArray,
+    i: usize,
+    ignored: &[String],
+    out: &mut Vec<u8>,
+) -> Result<(), (String, NotFinite)> {
+    out.push(b'{');
+    for (at, (field, column)) in array.fields().iter().zip(array.columns()).enumerate() {
+        if at > 0 {
+            out.push(b',');
+        }
+        write_text(field.name(), out);
+        out.push(b':');
+        let start = out.len();
+        match write_value(column, i, out) {
+            Ok(()) => {}
+            Err(_) if ignored.contains(field.name()) => {
+                out.truncate(start);
+                out.extend_from_slice(b"null");
+            }
+            Err(number) => return Err((field.name().clone(), number)),
+        }
+    }
+    out.push(b'}');
+    Ok(())
+}
+
+fn write_struct(array: &StructArray, i: usize, out: &mut Vec<u8>) -> Result<(), NotFinite> {
     out.push(b'{');
     let mut any = false;
     // A message that calls a tool has a content of null.
     let is_message = array.column_by_name("role").is_some();
     for (field, column) in array.fields().iter().zip(array.columns()) {
-        let is_kept = with_nulls || is_message && field.name() == "content";
+        let is_kept = is_message && field.name() == "content";
         if !is_kept && column.is_null(i) {
             continue;
         }
@@ -145,15 +209,16 @@ fn write_struct(array: &StructArray, i: usize, with_nulls: bool, out: &mut Vec<u
         }
         write_text(field.name(), out);
         out.push(b':');
-        write_value(column, i, out);
+        write_value(column, i, out)?;
     }
     out.push(b'}');
+    Ok(())
 }
 
-fn write_value(array: &dyn Array, i: usize, out: &mut Vec<u8>) {
+fn write_value(array: &dyn Array, i: usize, out: &mut Vec<u8>) -> Result<(), NotFinite> {
     if array.is_null(i) {
         out.extend_from_slice(b"null");
-        return;
+        return Ok(());
     }
     macro_rules! number {
         ($type:ty) => {
@@ -166,7 +231,7 @@ fn write_value(array: &dyn Array, i: usize, out: &mut Vec<u8>) {
                 DataType::Dictionary(key, _) => match **key {
                     $(DataType::$key => {
                         let array = array.as_dictionary::<$type>();
-                        write_value(array.values(), array.keys().value(i) as usize, out);
+                        return write_value(array.values(), array.keys().value(i) as usize, out);
                     })*
                     _ => write_opaque(array, out),
                 },
@@ -185,39 +250,67 @@ fn write_value(array: &dyn Array, i: usize, out: &mut Vec<u8>) {
         DataType::UInt16 => number!(UInt16Type),
         DataType::UInt32 => number!(UInt32Type),
         DataType::UInt64 => number!(UInt64Type),
-        DataType::Float32 => number!(Float32Type),
-        DataType::Float64 => number!(Float64Type),
+        DataType::Float32 => {
+            let value = array.as_primitive::<Float32Type>().value(i);
+            write_float(&value, value.into(), out)?;
+        }
+        DataType::Float64 => {
+            let value = array.as_primitive::<Float64Type>().value(i);
+            write_float(&value, value, out)?;
+        }
         DataType::Utf8 => write_text(array.as_string::<i32>().value(i), out),
         DataType::LargeUtf8 => write_text(array.as_string::<i64>().value(i), out),
         DataType::Utf8View => write_text(array.as_string_view().value(i), out),
-        DataType::Struct(_) => write_struct(array.as_struct(), i, false, out),
-        DataType::List(_) => write_list(&*array.as_list::<i32>().value(i), out),
-        DataType::LargeList(_) => write_list(&*array.as_list::<i64>().value(i), out),
-        DataType::FixedSizeList(..) => write_list(&*array.as_fixed_size_list().value(i), out),
-        DataType::Map(..) => write_list(&array.as_map().value(i), out),
+        DataType::Struct(_) => write_struct(array.as_struct(), i, out)?,
+        DataType::List(_) => write_list(&*array.as_list::<i32>().value(i), out)?,
+        DataType::LargeList(_) => write_list(&*array.as_list::<i64>().value(i), out)?,
+        DataType::FixedSizeList(..) => write_list(&*array.as_fixed_size_list().value(i), out)?,
+        DataType::Map(..) => write_list(&array.as_map().value(i), out)?,
         _ => dictionary!(
             Int8 => Int8Type, Int16 => Int16Type, Int32 => Int32Type, Int64 => Int64Type,
             UInt8 => UInt8Type, UInt16 => UInt16Type, UInt32 => UInt32Type, UInt64 => UInt64Type
         ),
     }
+    Ok(())
 }
 
-fn write_list(items: &dyn Array, out: &mut Vec<u8>) {
+fn write_list(items: &dyn Array, out: &mut Vec<u8>) -> Result<(), NotFinite> {
     out.push(b'[');
     for i in 0..items.len() {
         if i > 0 {
             out.push(b',');
         }
-        write_value(items, i, out);
+        write_value(items, i, out)?;
     }
     out.push(b']');
+    Ok(())
+}
+
+/// Writes `value`, which is `number`.
+fn write_float(value: &impl serde::Serialize, number: f64, out: &mut Vec<u8>) -> Result<(), NotFinite> {
+    if !number.is_finite() {
+        return Err(NotFinite(number));
+    }
+    write_json(value, out);
+    Ok(())
 }
 
 /// Writes a value that is no part of a row, such as a date or bytes: an object, which every key of a
 /// row refuses with its type.
 fn write_opaque(array: &dyn Array, out: &mut Vec<u8>) {
-    let _ = write!(out, "{{\"type\":");
-    write_text(&array.data_type().to_string(), out);
+    let remedy = match array.data_type() {
+        DataType::Float16
+        | DataType::Decimal32(..)
+        | DataType::Decimal64(..)
+        | DataType::Decimal128(..)
+        | DataType::Decimal256(..) => "float64",
+        DataType::RunEndEncoded(..) => "plain values, without run-end encoding",
+        _ => "text or numbers",
+    };
+    out.push(b'{');
+    write_text(ARROW_TYPE, out);
+    out.push(b':');
+    write_text(&format!("{}; write the column as {remedy}", array.data_type()), out);
     out.push(b'}');
 }
 
@@ -225,7 +318,7 @@ fn write_text(text: &str, out: &mut Vec<u8>) {
     write_json(&text, out);
 }
 
-/// Writes a number, a text or a truth value; a number that is not finite is null.
+/// Writes a finite number, a text or a truth value.
 fn write_json(value: &impl serde::Serialize, out: &mut Vec<u8>) {
     serde_json::to_writer(out, value).expect("memory takes every value");
 }

@@ -12,15 +12,65 @@ use crate::source::columns::Columns;
 use crate::source::files::refuse;
 use crate::source::reader::{MAX_ROW, RawRow, too_long};
 
-/// Input that ends with an error if one row takes more than [`MAX_ROW`].
-struct RowLimit<R> {
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// Input that ends with an error if one row takes more than [`MAX_ROW`], and finds a quote that is open at the
+/// end, where the reader makes a cell of all that follows it.
+struct RowInput<R> {
     input: R,
     left: u64,
+    separator: u8,
+    cell: Cell,
+    /// Line of the next byte.
+    line: u64,
+    is_at_end: bool,
 }
 
-impl<R: Read> Read for RowLimit<R> {
+/// Place of a byte in a cell.
+#[derive(Clone, Copy)]
+enum Cell {
+    Start,
+    Plain,
+    /// Within quotes, since this line.
+    Quoted(u64),
+    /// After a quote that closes the cell, unless another one follows.
+    Closed(u64),
+}
+
+impl<R> RowInput<R> {
+    fn new(input: R, separator: u8) -> Self {
+        Self { input, left: MAX_ROW, separator, cell: Cell::Start, line: 1, is_at_end: false }
+    }
+
+    /// Returns the line of a quote that nothing closes, once the input has ended.
+    fn open_quote(&self) -> Option<u64> {
+        match self.cell {
+            Cell::Quoted(line) if self.is_at_end => Some(line),
+            _ => None,
+        }
+    }
+
+    fn see(&mut self, byte: u8) {
+        self.cell = match (self.cell, byte) {
+            (Cell::Quoted(line), b'"') => Cell::Closed(line),
+            (Cell::Quoted(line), _) => Cell::Quoted(line),
+            (Cell::Closed(line), b'"') => Cell::Quoted(line),
+            (Cell::Start, b'"') => Cell::Quoted(self.line),
+            (_, b'\r' | b'\n') => Cell::Start,
+            (_, byte) if byte == self.separator => Cell::Start,
+            _ => Cell::Plain,
+        };
+        self.line += u64::from(byte == b'\n');
+    }
+}
+
+impl<R: Read> Read for RowInput<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.input.read(buffer)?;
+        self.is_at_end = count == 0 && !buffer.is_empty();
+        for &byte in &buffer[..count] {
+            self.see(byte);
+        }
         self.left = self
             .left
             .checked_sub(count as u64)
@@ -31,7 +81,7 @@ impl<R: Read> Read for RowLimit<R> {
 
 pub(crate) struct CsvReader<R> {
     path: PathBuf,
-    input: csv::Reader<RowLimit<R>>,
+    input: csv::Reader<RowInput<R>>,
     /// Names of the columns, and whether their cells are numbers.
     columns: Vec<(String, bool)>,
     record: ByteRecord,
@@ -47,10 +97,15 @@ impl<R: BufRead> CsvReader<R> {
         separator: u8,
         columns: &Columns,
     ) -> Result<Self, DataError> {
-        let start = input.fill_buf().map_err(DataError::io("reading", path))?;
+        let mut start = input.fill_buf().map_err(DataError::io("reading", path))?;
+        // The reader takes no notice of a byte order mark.
+        if start.starts_with(BYTE_ORDER_MARK) {
+            input.consume(BYTE_ORDER_MARK.len());
+            start = input.fill_buf().map_err(DataError::io("reading", path))?;
+        }
         let end = start.iter().position(|byte| *byte == b'\n');
         let uncounted = u64::from(end.is_some_and(|end| end > 0 && start[end - 1] == b'\r'));
-        let input = RowLimit { input, left: MAX_ROW };
+        let input = RowInput::new(input, separator);
         let mut input = ReaderBuilder::new().delimiter(separator).from_reader(input);
         let header = input.byte_headers().map_err(|e| broken(path, e, 0))?.clone();
         let mut names: Vec<(String, bool)> = Vec::new();
@@ -73,11 +128,16 @@ impl<R: BufRead> CsvReader<R> {
 
     pub(crate) fn next_row(&mut self) -> Result<Option<RawRow>, DataError> {
         self.input.get_mut().left = MAX_ROW;
-        if !self
-            .input
-            .read_byte_record(&mut self.record)
-            .map_err(|e| broken(&self.path, e, self.uncounted))?
-        {
+        let read = self.input.read_byte_record(&mut self.record);
+        if let Some(line) = self.input.get_ref().open_quote() {
+            return Err(DataError::Cells {
+                place: Place { path: self.path.clone(), line },
+                reason: "the quote that opens a cell on this line is never closed; close it, write \"\" for a quote within \
+                         quotes, or put a cell that begins with a quote in quotes"
+                    .into(),
+            });
+        }
+        if !read.map_err(|e| broken(&self.path, e, self.uncounted))? {
             return Ok(None);
         }
         let line = self.record.position().map_or(0, csv::Position::line) + self.uncounted;

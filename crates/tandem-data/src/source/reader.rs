@@ -53,7 +53,9 @@ impl RowReader {
         let rows = match format {
             Format::Json => Rows::Json(JsonReader::new(path, input)?),
             Format::Table(separator) => Rows::Csv(Box::new(CsvReader::new(path, input, separator, columns)?)),
-            Format::ArrowStream => Rows::Arrow(Box::new(ArrowReader::stream(path, input)?)),
+            Format::ArrowStream => {
+                Rows::Arrow(Box::new(ArrowReader::stream(path, input)?.ignoring(&columns.ignored)))
+            }
             Format::Parquet | Format::ArrowFile => {
                 // Both are read from their end.
                 if compression != Compression::None {
@@ -62,10 +64,11 @@ impl RowReader {
                     file.rewind().map_err(failed)?;
                 }
                 drop(input);
-                Rows::Arrow(Box::new(match format {
+                let rows = match format {
                     Format::Parquet => ArrowReader::parquet(path, file)?,
                     _ => ArrowReader::file(path, file)?,
-                }))
+                };
+                Rows::Arrow(Box::new(rows.ignoring(&columns.ignored)))
             }
         };
         Ok(Self { rows, bytes, size })

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 use crate::error::DataError;
 use crate::place::Place;
 use crate::report::Reason;
+use crate::source::arrow_rows::ARROW_TYPE;
 use crate::source::columns::{self, Columns};
 use crate::source::shapes;
 
@@ -619,6 +620,10 @@ fn media_part(part: &Value) -> Option<&str> {
 
 fn type_error(place: &Place, key: &str, expected: &'static str, found: &Value) -> DataError {
     let name = shapes::describe(found);
+    if let Some(kind) = found.get(ARROW_TYPE).and_then(Value::as_str) {
+        let found = format!("a value of Arrow's type {kind}");
+        return DataError::Type { place: place.clone(), key: key.into(), expected, found };
+    }
     let mut text = found.to_string();
     if let Some((end, _)) = text.char_indices().nth(60) {
         text.truncate(end);

@@ -1,6 +1,7 @@
 //! Text and token ids: tokenizers, chat templates as on Python, and incremental decoding.
 
 mod assistant_turns;
+pub(crate) mod byte_alphabet;
 pub mod chat_template;
 pub mod decode_stream;
 mod folder;

@@ -99,6 +99,12 @@ impl TokenFiles {
         self.tokenizer_config[name].as_bool()
     }
 
+    /// Returns the number of the model's token ids, if `config.json` says it.
+    pub(super) fn vocab_size(&self) -> Option<u64> {
+        let places = [&self.config, &self.config["text_config"]];
+        places.into_iter().find_map(|file| file["vocab_size"].as_u64())
+    }
+
     /// Returns ids under `name` in `generation_config.json`, else in `config.json` or its text model's
     /// part: one number or a list.
     pub(super) fn ids(&self, name: &str) -> Vec<u32> {

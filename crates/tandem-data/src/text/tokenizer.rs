@@ -3,12 +3,14 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
 use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{AddedToken, Encoding, ModelWrapper};
 
 use crate::contained::contained;
 use crate::error::DataError;
 use crate::source::record::Message;
+use crate::text::byte_alphabet::bytes_of;
 use crate::text::chat_template::{ChatTemplate, RenderOptions};
 use crate::text::folder::TokenizerFolder;
 use crate::text::special_tokens::TokenFiles;
@@ -31,8 +33,64 @@ impl Tokenizer {
     /// `special_tokens_map.json`, `generation_config.json`, `config.json` and
     /// `chat_template.jinja`. A GGUF file stands for the folder that it was made from.
     pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self, DataError> {
-        let folder = folder.as_ref().to_path_buf();
-        let source = TokenizerFolder::open(&folder)?;
+        Self::read(folder.as_ref(), &TokenizerFolder::open(folder.as_ref(), None)?)
+    }
+
+    /// Loads a model's folder with the tokenizer files of an adapter's folder, which come before the
+    /// model's: a `tokenizer.json` with all beside it, otherwise each file for itself. The template of
+    /// `chat_template.jinja` or `tokenizer_config.json` comes before the model's in either.
+    ///
+    /// # Errors
+    /// As [`from_folder`](Self::from_folder); if the adapter's tokenizer gives a token of the model's
+    /// another name, or has ids beyond the model's vocabulary.
+    pub fn from_model(folder: &Path, adapter: Option<&Path>) -> Result<Self, DataError> {
+        let source = TokenizerFolder::open(folder, adapter)?;
+        let tokenizer = Self::read(folder, &source)?;
+        if source.changes_tokens()? {
+            tokenizer.check_base(folder, &source)?;
+        }
+        Ok(tokenizer)
+    }
+
+    /// Compares the tokens of an adapter's tokenizer with its base's.
+    fn check_base(&self, base: &Path, source: &TokenizerFolder) -> Result<(), DataError> {
+        let broken = |reason| DataError::Tokenizer { path: source.place("tokenizer.json"), reason };
+        let base_source = TokenizerFolder::open(base, None)?;
+        let theirs = match base_source.read("tokenizer.json")? {
+            Some(_) => Some(Self::read(base, &base_source)?),
+            None => None,
+        };
+        // A GGUF file lists the model's tokens.
+        let listed = || theirs.as_ref().map(|theirs| theirs.vocab_size() as u64);
+        let limit = TokenFiles::read(&base_source)?.vocab_size().or_else(listed);
+        let mut tokens: Vec<(u32, String)> =
+            self.inner.get_vocab(true).into_iter().map(|(token, id)| (id, token)).collect();
+        tokens.sort_unstable();
+        for (id, token) in tokens {
+            match theirs.as_ref().and_then(|theirs| theirs.token(id)) {
+                Some(base_token) if base_token != token => {
+                    return Err(broken(format!(
+                        "token {id} is {token:?}, but {base_token:?} in the base model {}; an adapter's tokenizer \
+                         must name the base's tokens as the base does: remove the tokenizer's files from the adapter's \
+                         folder, or give the base model that it was trained on",
+                        base.display()
+                    )));
+                }
+                None if limit.is_some_and(|limit| u64::from(id) >= limit) => {
+                    return Err(broken(format!(
+                        "token {token:?} has the id {id}, beyond the vocab_size {} of the base model {}; remove the \
+                         tokenizer's files from the adapter's folder, or give the base model that it was trained on",
+                        limit.unwrap_or_default(),
+                        base.display()
+                    )));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn read(folder: &Path, source: &TokenizerFolder) -> Result<Self, DataError> {
         let path = source.place("tokenizer.json");
         let json = source.require("tokenizer.json")?;
         let broken = |reason: String| DataError::Tokenizer { path: path.clone(), reason };
@@ -45,7 +103,7 @@ impl Tokenizer {
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|e| broken(e.to_string()))?;
         remove_dropout(&mut inner);
-        let files = TokenFiles::read(&source)?;
+        let files = TokenFiles::read(source)?;
         let named = files.named();
         let config = source.place("tokenizer_config.json");
         files.check().map_err(|reason| DataError::Tokenizer { path: config, reason })?;
@@ -61,11 +119,13 @@ impl Tokenizer {
         let mut eos = files.ids("eos_token_id");
         eos.extend(id("eos_token").filter(|id| !eos.contains(id)));
         let pad = id("pad_token").or_else(|| files.ids("pad_token_id").first().copied());
-        let chat_template = ChatTemplate::from_folder(&folder, &files.tokenizer_config, named.clone())?;
+        let chat_template =
+            ChatTemplate::from_folder(source.template_folder(), &files.tokenizer_config, named.clone())?;
 
         let mut hasher = blake3::Hasher::new();
         let template = chat_template.as_ref().map(ChatTemplate::sources);
-        for part in [json, serde_json::to_vec(&(&named, files.extra(), template)).unwrap_or_default()] {
+        // The ends of turns decide which tokens are scored.
+        for part in [json, serde_json::to_vec(&(&named, files.extra(), template, &eos)).unwrap_or_default()] {
             hasher.update(&(part.len() as u64).to_le_bytes()).update(&part);
         }
         // The post-processor and the added tokens were just changed: their present state is hashed.
@@ -74,6 +134,7 @@ impl Tokenizer {
         hasher.update(&[u8::from(splits)]);
         let decoder = serde_json::to_string(&inner.get_decoder()).unwrap_or_default();
         let byte_level = decoder.contains("\"ByteLevel\"");
+        let folder = source.overriding("tokenizer.json").unwrap_or(folder).to_owned();
         Ok(Self { inner, folder, named, eos, pad, chat_template, byte_level, fingerprint: hasher.finalize() })
     }
 
@@ -119,6 +180,21 @@ impl Tokenizer {
         self.contained(|| self.inner.decode(ids, skip_special_tokens))
     }
 
+    /// Returns the bytes that an id stands for. A token that is a part of a character has its own bytes.
+    pub fn bytes(&self, id: u32) -> Result<Vec<u8>, DataError> {
+        let text = self.decode(&[id], false)?;
+        let own = || {
+            let token = self.token(id)?;
+            let hex = || token.strip_prefix("<0x")?.strip_suffix('>');
+            match self.byte_level {
+                true => bytes_of(&token),
+                false => u8::from_str_radix(hex()?, 16).ok().map(|byte| vec![byte]),
+            }
+        };
+        let is_part = text.contains('\u{fffd}');
+        Ok(is_part.then(own).flatten().unwrap_or_else(|| text.into_bytes()))
+    }
+
     /// Returns the vocabulary entry of an id, as in `tokenizer.json`.
     pub fn token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
@@ -138,6 +214,11 @@ impl Tokenizer {
     /// the tokenizer's EOS.
     pub fn eos_ids(&self) -> &[u32] {
         &self.eos
+    }
+
+    /// Returns the id of the tokenizer's EOS, which plain-text responses are trained to end in.
+    pub fn eos_id(&self) -> Option<u32> {
+        self.eos_token().ok().and_then(|token| self.id(token))
     }
 
     /// Returns the texts of [`eos_ids`](Self::eos_ids).
@@ -240,7 +321,7 @@ fn remove_dropout(inner: &mut tokenizers::Tokenizer) {
 
 /// Replaces the post-processor by a template of BOS and EOS if `tokenizer_config.json` has flags
 /// for them or `tokenizer.json` has no post-processor, as transformers 4; version 5 reads the flags only without
-/// `tokenizer.json`.
+/// `tokenizer.json`. Without the flag of a side, the tokens of that side stay.
 fn set_post_processor(
     inner: &mut tokenizers::Tokenizer,
     files: &TokenFiles,
@@ -250,21 +331,59 @@ fn set_post_processor(
     if flags == [None, None] && inner.get_post_processor().is_some() {
         return Ok(());
     }
-    let token = |name: &str, wanted: Option<bool>| {
-        let found = named.iter().find(|(n, _)| n == name).filter(|_| wanted == Some(true))?;
-        Some((found.1.clone(), inner.token_to_id(&found.1)?))
+    let old = serde_json::to_value(inner.get_post_processor()).map_err(|e| e.to_string())?;
+    let around = |side: usize, name: &str| -> Vec<(String, u32)> {
+        let tokens = match flags[side] {
+            Some(false) => Vec::new(),
+            Some(true) => named.iter().filter(|(n, _)| n == name).map(|(_, token)| token.clone()).collect(),
+            None => added_around(&old)[side].clone(),
+        };
+        let with_id = |token: String| inner.token_to_id(&token).map(|id| (token, id));
+        tokens.into_iter().filter_map(with_id).collect()
     };
-    let (bos, eos) = (token("bos_token", flags[0]), token("eos_token", flags[1]));
+    let (before, after) = (around(0, "bos_token"), around(1, "eos_token"));
     let mut pieces: Vec<String> = Vec::new();
-    pieces.extend(bos.iter().map(|(token, _)| token.clone()));
+    pieces.extend(before.iter().map(|(token, _)| token.clone()));
     pieces.push("$A".into());
-    pieces.extend(eos.iter().map(|(token, _)| token.clone()));
+    pieces.extend(after.iter().map(|(token, _)| token.clone()));
     let template = TemplateProcessing::builder()
         .try_single(pieces)
         .map_err(|e| e.to_string())?
-        .special_tokens(bos.into_iter().chain(eos).collect::<Vec<_>>())
+        .special_tokens(before.into_iter().chain(after).collect::<Vec<_>>())
         .build()
         .map_err(|e| e.to_string())?;
     inner.with_post_processor(Some(template));
     Ok(())
+}
+
+/// Returns the tokens that a post-processor puts before and after a text.
+fn added_around(processor: &Value) -> [Vec<String>; 2] {
+    let mut around = [Vec::new(), Vec::new()];
+    match processor["type"].as_str() {
+        Some("TemplateProcessing") => {
+            let mut side = 0;
+            for piece in processor["single"].as_array().into_iter().flatten() {
+                if piece.get("Sequence").is_some() {
+                    side = 1;
+                } else if let Some(name) = piece["SpecialToken"]["id"].as_str() {
+                    let tokens = processor["special_tokens"][name]["tokens"].as_array();
+                    let tokens = tokens.into_iter().flatten().filter_map(Value::as_str);
+                    around[side].extend(tokens.map(str::to_owned));
+                }
+            }
+        }
+        Some("BertProcessing" | "RobertaProcessing") => {
+            let token = |name: &str| processor[name][0].as_str().map(str::to_owned);
+            around = ["cls", "sep"].map(|name| token(name).into_iter().collect());
+        }
+        Some("Sequence") => {
+            for inner in processor["processors"].as_array().into_iter().flatten() {
+                let [before, after] = added_around(inner);
+                around[0].splice(0..0, before);
+                around[1].extend(after);
+            }
+        }
+        _ => {}
+    }
+    around
 }

@@ -193,6 +193,10 @@ fn everything_that_decides_the_tokens_is_part_of_the_key() {
         std::fs::write(path, config.replace("\"eos_token\": \"</s>\"", "\"eos_token\": \"<|end|>\""))
             .unwrap();
     });
+    // The ends of turns, which are scored.
+    with(&|folder| {
+        std::fs::write(folder.join("generation_config.json"), r#"{"eos_token_id": [2, 7]}"#).unwrap();
+    });
 }
 
 /// Observer that keeps its messages.

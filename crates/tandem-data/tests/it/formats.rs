@@ -5,6 +5,13 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow_array::types::Int32Type;
+use arrow_array::{
+    ArrayRef, Decimal128Array, Float32Array, Float64Array, Int32Array, RecordBatch, RunArray, StringArray,
+};
+use arrow_ipc::writer::StreamWriter;
 
 use crate::fixture::{data_path, tokenizer_with};
 use tandem_data::columns::Columns;
@@ -213,7 +220,8 @@ fn a_column_of_the_wrong_type_is_named_with_its_row() {
     let error = Bench { options, ..bench }.try_prepare(format_path("chat_large.parquet")).unwrap_err();
     assert!(
         error.contains(
-            "chat_large.parquet:1: `chosen` should be a string or a list of messages, found an object"
+            "chat_large.parquet:1: `chosen` should be a string or a list of messages, found a value of Arrow's type \
+             Timestamp(µs); write the column as text or numbers"
         ),
         "{error}"
     );
@@ -305,4 +313,70 @@ fn a_row_without_an_end_is_refused() {
     let endless = vec![b'{'; 257 << 20];
     let error = bench.refusal("bomb.jsonl.zst", &zstd::encode_all(&endless[..], 1).unwrap());
     assert!(error.contains("longer than 16 MiB"), "{error}");
+}
+
+#[test]
+fn a_quote_that_is_never_closed_is_an_error() {
+    let bench = Bench::new();
+    let table = "prompt,chosen,rejected\n1,\"two\n\"\"lines\"\"\",3\n4,5\" tall,6\n";
+    assert_eq!(bench.prepare(bench.write("a.csv", table.as_bytes())).num_rows(), 2);
+    let rest = "8,9\n10,11,12\n";
+    for (row, line) in [("7,\"", 5), ("\"7,", 5), ("7,8\r\n,\"\"\"", 6)] {
+        let row = row.replace("7,8\r\n", "a,b,c\r\n");
+        let error = bench.refusal("b.csv", format!("{table}{row}{rest}").as_bytes());
+        let expected = format!("b.csv:{line}: the quote that opens a cell on this line is never closed");
+        assert!(error.starts_with(&expected), "{row:?}: {error}");
+    }
+    let error = bench.refusal("c.csv", b"\xef\xbb\xbf\"prompt,chosen,rejected\n1,2,3\n");
+    assert!(error.starts_with("c.csv:1: the quote"), "{error}");
+}
+
+/// An Arrow stream of two rows of preferences with these columns more.
+fn arrow_stream(more: Vec<(&str, ArrayRef)>) -> Vec<u8> {
+    let texts = |texts: [&str; 2]| Arc::new(StringArray::from(texts.to_vec())) as ArrayRef;
+    let mut columns =
+        vec![("prompt", texts(["a", "b"])), ("chosen", texts(["c", "d"])), ("rejected", texts(["e", "f"]))];
+    columns.extend(more);
+    let batch = RecordBatch::try_from_iter_with_nullable(
+        columns.into_iter().map(|(name, column)| (name, column, true)),
+    );
+    let batch = batch.unwrap();
+    let mut writer = StreamWriter::try_new(Vec::new(), &batch.schema()).unwrap();
+    writer.write(&batch).unwrap();
+    writer.into_inner().unwrap()
+}
+
+#[test]
+fn numbers_that_are_not_finite_are_errors() {
+    let bench = Bench::new();
+    let margins = |second: Option<f64>| -> ArrayRef { Arc::new(Float64Array::from(vec![Some(0.5), second])) };
+    bench.prepare(bench.write("null.arrow", &arrow_stream(vec![("margin", margins(None))])));
+    for (number, shown) in [(f64::NAN, "NaN"), (f64::INFINITY, "inf"), (f64::NEG_INFINITY, "-inf")] {
+        let error = bench.refusal("a.arrow", &arrow_stream(vec![("margin", margins(Some(number)))]));
+        let expected =
+            format!("a.arrow:2: `margin` should be finite, or null where there is no number, found {shown};");
+        assert!(error.starts_with(&expected), "{error}");
+    }
+    let halves: ArrayRef = Arc::new(Float32Array::from(vec![f32::NAN, 1.0]));
+    let mut bench = bench;
+    let stream = arrow_stream(vec![("score", halves)]);
+    assert!(bench.refusal("b.arrow", &stream).starts_with("b.arrow:1: `score` should be finite"));
+    bench.options.columns.ignored = vec!["score".into()];
+    bench.prepare(bench.write("b.arrow", &stream));
+}
+
+#[test]
+fn values_that_rows_do_not_have_are_named_by_their_type() {
+    let mut bench = Bench::new();
+    bench.options = RowOptions::new(RowKind::Reward);
+    let decimals = Decimal128Array::from(vec![5, 6]).with_precision_and_scale(10, 2).unwrap();
+    let stream = arrow_stream(vec![("margin", Arc::new(decimals) as ArrayRef)]);
+    let error = bench.refusal("a.arrow", &stream);
+    let expected = "a.arrow:1: `margin` should be a number, found a value of Arrow's type Decimal128(10, 2); write the column \
+                    as float64";
+    assert_eq!(error, expected);
+    let ends = Int32Array::from(vec![1, 2]);
+    let runs: RunArray<Int32Type> = RunArray::try_new(&ends, &StringArray::from(vec!["x", "y"])).unwrap();
+    let error = bench.refusal("b.arrow", &arrow_stream(vec![("margin", Arc::new(runs) as ArrayRef)]));
+    assert!(error.ends_with("; write the column as plain values, without run-end encoding"), "{error}");
 }

@@ -48,6 +48,84 @@ fn special_tokens_come_from_all_the_files_that_name_them() {
 }
 
 #[test]
+fn an_absent_flag_leaves_the_tokens_of_its_side() {
+    let folder = tempfile::tempdir().unwrap();
+    let encoded = |bos: bool, eos: bool, flags: serde_json::Value| {
+        write_tokenizer(folder.path(), bos, None);
+        let path = folder.path().join("tokenizer.json");
+        let mut file: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        if eos {
+            file["post_processor"] = json!({"type": "TemplateProcessing", "pair": [], "single": [
+                {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}],
+                "special_tokens": {"</s>": {"id": "</s>", "ids": [2], "tokens": ["</s>"]}}});
+            std::fs::write(path, file.to_string()).unwrap();
+        }
+        let mut config = json!({"bos_token": "<s>", "eos_token": "</s>"});
+        config.as_object_mut().unwrap().extend(flags.as_object().unwrap().clone());
+        std::fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+        let tokens = Tokenizer::from_folder(folder.path()).unwrap().encode("the").unwrap();
+        (tokens.first() == Some(&1), tokens.last() == Some(&2))
+    };
+    assert_eq!(encoded(true, false, json!({"add_eos_token": false})), (true, false));
+    assert_eq!(encoded(true, false, json!({"add_eos_token": true})), (true, true));
+    assert_eq!(encoded(true, false, json!({"add_bos_token": false})), (false, false));
+    assert_eq!(encoded(false, true, json!({"add_bos_token": true})), (true, true));
+    assert_eq!(encoded(false, true, json!({"add_bos_token": false})), (false, true));
+    assert_eq!(encoded(false, true, json!({"add_bos_token": true, "add_eos_token": false})), (true, false));
+    assert_eq!(encoded(false, false, json!({"add_eos_token": true})), (false, true));
+}
+
+#[test]
+fn an_adapters_tokenizer_files_come_before_its_bases() {
+    let (base, adapter) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_tokenizer(base.path(), false, None);
+    std::fs::create_dir(base.path().join("additional_chat_templates")).unwrap();
+    std::fs::write(base.path().join("additional_chat_templates/tool_use.jinja"), "base's tools").unwrap();
+    std::fs::write(base.path().join("config.json"), json!({"vocab_size": 2049}).to_string()).unwrap();
+    let write = |name: &str, text: &str| std::fs::write(adapter.path().join(name), text).unwrap();
+    let open = || Tokenizer::from_model(base.path(), Some(adapter.path()));
+    let rendered = || {
+        let options =
+            tandem_data::chat_template::RenderOptions { tools: Some(&json!([1])), ..Default::default() };
+        let messages = [fixture::message_of(&json!({"role": "user", "content": "x"}))];
+        open().unwrap().chat_template().unwrap().render(&messages, options).unwrap()
+    };
+    assert_eq!(rendered(), "base's tools");
+    let before = open().unwrap().fingerprint();
+    assert_eq!(before, Tokenizer::from_folder(base.path()).unwrap().fingerprint());
+    // A template alone is enough, whichever file has it.
+    write(
+        "tokenizer_config.json",
+        r#"{"eos_token": "<|end|>", "chat_template": "config's {{ messages | length }}"}"#,
+    );
+    assert_eq!(rendered(), "config's 1");
+    assert_eq!(open().unwrap().eos_token().unwrap(), "<|end|>");
+    write("chat_template.jinja", "file's {{ messages | length }}");
+    assert_eq!(rendered(), "file's 1");
+    assert_ne!(open().unwrap().fingerprint(), before);
+    // With a tokenizer.json, no file of the base's is used.
+    let json = std::fs::read_to_string(base.path().join("tokenizer.json")).unwrap();
+    std::fs::remove_file(adapter.path().join("tokenizer_config.json")).unwrap();
+    write("tokenizer.json", &json);
+    assert!(open().unwrap().eos_token().is_err());
+    // One more token fits into the model's vocabulary, another name of a token and two more do not.
+    let tokens = |added: serde_json::Value| {
+        write("tokenizer_config.json", &json!({"added_tokens_decoder": added}).to_string());
+        open().map(|tokenizer| tokenizer.vocab_size()).map_err(|error| error.to_string())
+    };
+    let token = |text: &str| json!({"content": text, "special": true});
+    assert_eq!(tokens(json!({"2048": token("[X]")})).unwrap(), 2049);
+    let beyond = tokens(json!({"2048": token("[X]"), "2049": token("[Y]")})).unwrap_err();
+    let folders = [adapter.path(), base.path()].map(|path| path.display().to_string());
+    assert!(folders.iter().all(|folder| beyond.contains(folder)), "{beyond}");
+    assert!(beyond.contains("token \"[Y]\" has the id 2049, beyond the vocab_size 2049"), "{beyond}");
+    write("tokenizer.json", &json.replace("<|user|>", "<|human|>"));
+    let other = tokens(json!({})).unwrap_err();
+    assert!(folders.iter().all(|folder| other.contains(folder)), "{other}");
+    assert!(other.contains("token 4 is \"<|human|>\", but \"<|user|>\""), "{other}");
+}
+
+#[test]
 fn added_tokens_have_their_declared_ids_and_special_ones_may_be_split() {
     let folder = tempfile::tempdir().unwrap();
     write_tokenizer(folder.path(), false, None);
@@ -65,6 +143,28 @@ fn added_tokens_have_their_declared_ids_and_special_ones_may_be_split() {
     let tokens = split.encode("[X][Y]").unwrap();
     assert!(!tokens.contains(&2048) && tokens.ends_with(&[2049]), "{tokens:?}");
     assert_ne!(split.fingerprint(), whole.fingerprint());
+}
+
+#[test]
+fn a_token_that_is_part_of_a_character_has_its_own_bytes() {
+    let (folder, tokenizer) = tokenizer_with(false, None);
+    let text = "żółw 字𐍈<|end|>";
+    let joined = |tokenizer: &Tokenizer, tokens: &[u32]| -> Vec<u8> {
+        tokens.iter().flat_map(|&id| tokenizer.bytes(id).unwrap()).collect()
+    };
+    let tokens = tokenizer.encode(text).unwrap();
+    let is_part = |id: &u32| tokenizer.decode(&[*id], false).unwrap().contains('\u{fffd}');
+    assert!(tokens.iter().any(is_part), "some characters are several tokens");
+    assert_eq!(joined(&tokenizer, &tokens), text.as_bytes());
+    // SentencePiece's byte fallback.
+    let path = folder.path().join("tokenizer.json");
+    let mut file: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    file["decoder"] = json!({"type": "ByteFallback"});
+    file["model"]["vocab"]["<0xE6>"] = 3000.into();
+    std::fs::write(&path, file.to_string()).unwrap();
+    let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+    assert_eq!(tokenizer.decode(&[3000], false).unwrap(), "\u{fffd}");
+    assert_eq!(tokenizer.bytes(3000).unwrap(), [0xe6]);
 }
 
 #[test]

@@ -31,7 +31,11 @@ pub struct Merged {
 
 impl Merged {
     /// Opens the weights of both. `positions` is that of [`Decoder::new`].
+    ///
+    /// # Errors
+    /// A folder cannot be read, the adapter does not fit, or was trained on random weights.
     pub fn open(model: &ModelFolder, folder: &PeftFolder, positions: usize) -> Result<Self> {
+        folder.check_kept_base()?;
         let spec = model.spec();
         let adapter = Adapter::new(folder.config().clone(), spec)?;
         let parted = spec.head.tied

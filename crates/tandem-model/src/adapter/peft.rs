@@ -55,6 +55,21 @@ impl PeftFolder {
         &self.config.adapter
     }
 
+    /// Returns an error if the adapter was trained on random weights, which no folder holds.
+    ///
+    /// # Errors
+    /// It was.
+    pub fn check_kept_base(&self) -> Result<()> {
+        if !self.config.has_random_base {
+            return Ok(());
+        }
+        Err(ModelError::format(
+            &self.path.join(CONFIG),
+            "the adapter was trained on random weights (weights = \"random\"), which no model has; it is of no use beyond runs \
+             with the same ones",
+        ))
+    }
+
     /// Returns the name or path of the base model, as in the config.
     pub fn base_model(&self) -> Option<&str> {
         self.config.base.as_deref()
@@ -63,6 +78,7 @@ impl PeftFolder {
     /// Finds the folder of the base model: `base_model_name_or_path`, relative to the adapter's
     /// folder, to the one above if that holds an adapter, or as it stands.
     pub fn base_folder(&self) -> Result<PathBuf> {
+        self.check_kept_base()?;
         let Some(base) = self.base_model() else {
             return Err(ModelError::format(
                 &self.path.join(CONFIG),

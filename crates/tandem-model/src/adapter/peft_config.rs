@@ -11,7 +11,8 @@ use crate::spec::Config;
 use crate::spec::DecoderSpec;
 
 /// Options that are read.
-const READ: [&str; 11] = [
+const READ: [&str; 12] = [
+    BASE_WEIGHTS,
     "peft_type",
     "task_type",
     "base_model_name_or_path",
@@ -48,6 +49,10 @@ const HARMLESS: [&str; 14] = [
 const LANGUAGE: &str = "CAUSAL_LM";
 const SCORE: &str = "SEQ_CLS";
 
+/// Our own key, which `peft` ignores: the base's weights, if no folder has them.
+const BASE_WEIGHTS: &str = "base_weights";
+const RANDOM: &str = "random";
+
 /// Initialisations that leave the base unchanged.
 const PLAIN_BEGINNINGS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
 
@@ -58,6 +63,8 @@ pub(super) struct PeftConfig {
     pub(super) base: Option<String>,
     /// True for a reward model.
     pub(super) scores: bool,
+    /// True if the base had random weights.
+    pub(super) has_random_base: bool,
 }
 
 impl PeftConfig {
@@ -100,7 +107,12 @@ impl PeftConfig {
             file: Some(path.to_owned()),
         };
         let base = config.word("base_model_name_or_path", "")?;
-        Ok(Self { adapter, base: (!base.is_empty()).then(|| base.to_owned()), scores })
+        let weights = config.word(BASE_WEIGHTS, "")?;
+        let has_random_base = weights == RANDOM;
+        if !has_random_base && !weights.is_empty() {
+            return Err(config.error(format!("{BASE_WEIGHTS} is {weights:?}; only {RANDOM:?} is known")));
+        }
+        Ok(Self { adapter, base: (!base.is_empty()).then(|| base.to_owned()), scores, has_random_base })
     }
 }
 
@@ -160,7 +172,8 @@ fn names(config: &Config, key: &str) -> Result<Option<Vec<String>>> {
 
 /// Makes an `adapter_config.json` that `peft` reads as this adapter. Options that older versions do
 /// not know are left out: they have their defaults.
-pub(super) fn to_json(adapter: &Adapter, spec: &DecoderSpec, base: &str) -> Value {
+/// Without a `base`, it says that the base's weights were random.
+pub(super) fn to_json(adapter: &Adapter, spec: &DecoderSpec, base: Option<&str>) -> Value {
     let AdapterConfig { kind, rank, alpha, rank_stabilized, dropout, .. } = *adapter.config();
     let family = family_named(spec.family).expect("specs come from families");
     let (targets, saved) = peft_names(adapter, spec);
@@ -197,5 +210,7 @@ pub(super) fn to_json(adapter: &Adapter, spec: &DecoderSpec, base: &str) -> Valu
         ("use_dora", (kind == AdapterKind::Dora).into()),
         ("use_rslora", rank_stabilized.into()),
     ];
-    Value::Object(entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect::<Map<_, _>>())
+    let random = base.is_none().then(|| (BASE_WEIGHTS, RANDOM.into()));
+    let entries = entries.into_iter().chain(random);
+    Value::Object(entries.map(|(key, value)| (key.to_owned(), value)).collect::<Map<_, _>>())
 }

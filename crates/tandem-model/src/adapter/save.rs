@@ -16,7 +16,7 @@ use crate::layout::LayerId;
 use crate::{ModelError, Result};
 
 /// Writes the trained parameters of `decoder` in f32 to `destination`, replacing a folder of that
-/// name. The config names the `base` folder, whose tokenizer and chat template are copied. `read`
+/// name. The config names the `base` folder unless its weights are random, and its tokenizer and chat template are copied. `read`
 /// fills the flat buffer of a layer's trained parameters (`trained(layer).len` elements), for
 /// layers that have some, in order.
 ///
@@ -43,7 +43,8 @@ pub fn save_adapter(
     }
     // Absolute, because a loader resolves the path from its own folder.
     let place = std::path::absolute(base.path()).map_err(|e| ModelError::io(base.path(), e))?;
-    let config = peft_config::to_json(adapter, decoder.spec(), &place.to_string_lossy());
+    let place = (!base.has_random_weights()).then(|| place.to_string_lossy());
+    let config = peft_config::to_json(adapter, decoder.spec(), place.as_deref());
     write_folder(destination, &mut |folder| {
         write_json(&folder.join(CONFIG), &config)?;
         base.copy_tokenizer(folder)?;

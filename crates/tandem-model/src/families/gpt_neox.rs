@@ -37,7 +37,12 @@ fn read(config: &Config) -> Result<DecoderSpec> {
     if config.flag("use_parallel_residual", true)? {
         spec.residual = Residual::Parallel { shared_norm: false };
     }
-    spec.rotate_all(&config.rotary(spec.attention.head_dim, RotaryKeys::partial(0.25))?);
+    let keys = RotaryKeys {
+        theta_key: Some("rotary_emb_base"),
+        fraction_key: "rotary_pct",
+        ..RotaryKeys::partial(0.25)
+    };
+    spec.rotate_all(&config.rotary(spec.attention.head_dim, keys)?);
     let attention_bias = config.flag("attention_bias", true)?;
     (spec.attention.qkv_bias, spec.attention.out_bias) = (attention_bias, attention_bias);
     Ok(spec)

@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use tandem_files::{CHAT_TEMPLATE, TOKENIZER_FILES, TokenizerOverride};
 use tandem_gguf::{FolderFiles, Gguf};
 use tandem_kernels::{DType, Format};
 
 use super::archive::TensorArchive;
 use super::load::WeightFiles;
-use super::new_folder::{TOKENIZER_FILES, copy_files, write_file};
+use super::new_folder::{copy_files, copy_further_templates, write_file};
 use super::quantised::FP8_BLOCK;
 use super::torch;
 use crate::decoder::Decoder;
@@ -26,11 +27,17 @@ pub struct ModelFolder {
     family: &'static Family,
     spec: DecoderSpec,
     weights: Option<PathBuf>,
+    /// True if no folder holds the weights.
+    is_random: bool,
     gguf: Option<Gguf>,
     /// Seed of a score head that the weights lack.
     score_seed: Option<u64>,
     /// Chat template that saved models have instead of the folder's.
     chat_template: Option<String>,
+    /// Files of an adapter's folder, which saved models have instead of the folder's.
+    tokenizer: Option<TokenizerOverride>,
+    /// EOS of the tokenizer, which ends generation by saved models.
+    eos: Option<u32>,
 }
 
 /// Key of `config.json` that describes the quantisation of the weights.
@@ -132,9 +139,12 @@ impl ModelFolder {
             family,
             spec,
             weights: None,
+            is_random: false,
             gguf,
             score_seed: None,
             chat_template: None,
+            tokenizer: None,
+            eos: None,
         };
         // transformers ties the head of a vision–language model that says nothing, unless the files
         // hold one.
@@ -152,12 +162,43 @@ impl ModelFolder {
         self
     }
 
+    /// Sets the adapter's folder whose tokenizer files saved models have instead of this folder's.
+    ///
+    /// # Errors
+    /// The adapter's `tokenizer_config.json` cannot be read.
+    pub fn with_tokenizer_of(mut self, adapter: &Path) -> Result<Self> {
+        let opened = TokenizerOverride::open(adapter);
+        self.tokenizer = Some(opened.map_err(|e| ModelError::io(&adapter.join("tokenizer_config.json"), e))?);
+        Ok(self)
+    }
+
+    /// Sets the tokenizer's EOS, at which saved models end generation too.
+    #[must_use]
+    pub fn with_eos(mut self, eos: Option<u32>) -> Self {
+        self.eos = eos;
+        self
+    }
+
+    /// Returns the EOS that was set.
+    pub(crate) fn eos(&self) -> Option<u32> {
+        self.eos
+    }
+
     /// Copies the tokenizer's files, with the chat template that was set.
     pub(crate) fn copy_tokenizer(&self, folder: &Path) -> Result<()> {
-        self.copy_files(&TOKENIZER_FILES, folder)?;
+        let hidden = |name: &str| self.tokenizer.as_ref().is_some_and(|adapter| adapter.hides(name));
+        let own: Vec<_> = TOKENIZER_FILES.into_iter().filter(|name| !hidden(name)).collect();
+        self.copy_files(&own, folder)?;
+        let mut templates = self.path.as_path();
+        if let Some(adapter) = &self.tokenizer {
+            copy_files(adapter.folder(), adapter.names(), folder)?;
+            if adapter.replaces_template() {
+                templates = adapter.folder();
+            }
+        }
         match &self.chat_template {
-            Some(template) => write_file(&folder.join("chat_template.jinja"), template.as_bytes()),
-            None => Ok(()),
+            Some(template) => write_file(&folder.join(CHAT_TEMPLATE), template.as_bytes()),
+            None => copy_further_templates(templates, folder),
         }
     }
 
@@ -199,6 +240,17 @@ impl ModelFolder {
     pub fn with_weights(mut self, file: &Path) -> Self {
         self.weights = Some(file.to_owned());
         self
+    }
+
+    /// Says that the weights are drawn at random. An adapter on them then names no base.
+    #[must_use]
+    pub fn with_random_weights(mut self) -> Self {
+        self.is_random = true;
+        self
+    }
+
+    pub(crate) fn has_random_weights(&self) -> bool {
+        self.is_random
     }
 
     /// Returns the folder.

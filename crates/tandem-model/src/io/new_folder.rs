@@ -5,22 +5,9 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use tandem_files::{FURTHER_TEMPLATES, TOKENIZER_FILES};
 
 use crate::{ModelError, Result};
-
-/// Files of tokenizer and chat template, which are copied as they are.
-pub(crate) const TOKENIZER_FILES: [&str; 10] = [
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "chat_template.json",
-];
 
 /// Files beside tokenizer and weights that are copied: defaults of generation, and what turns images
 /// into the input of a vision–language model.
@@ -126,7 +113,8 @@ fn keep_others(old: &Path, new: &Path) -> Result<()> {
     for entry in fs::read_dir(old).map_err(|e| ModelError::io(old, e))? {
         let name = entry.map_err(|e| ModelError::io(old, e))?.file_name();
         let place = new.join(&name);
-        if !name.to_str().is_some_and(is_model_file) && !place.exists() {
+        let is_models = |name: &str| is_model_file(name) || name == FURTHER_TEMPLATES;
+        if !name.to_str().is_some_and(is_models) && !place.exists() {
             fs::rename(old.join(&name), &place).map_err(|e| ModelError::io(&place, e))?;
         }
     }
@@ -177,6 +165,23 @@ pub(crate) fn copy_files(from: &Path, names: &[&str], folder: &Path) -> Result<(
         }
     }
     Ok(())
+}
+
+/// Copies the chat templates beside the default one.
+pub(crate) fn copy_further_templates(from: &Path, folder: &Path) -> Result<()> {
+    let from = from.join(FURTHER_TEMPLATES);
+    let Ok(entries) = fs::read_dir(&from) else { return Ok(()) };
+    let names = entries.map(|entry| entry.map(|entry| entry.file_name()));
+    let mut names: Vec<_> = names.collect::<std::io::Result<_>>().map_err(|e| ModelError::io(&from, e))?;
+    names.retain(|name| Path::new(name).extension().is_some_and(|extension| extension == "jinja"));
+    let names: Vec<&str> = names.iter().filter_map(|name| name.to_str()).collect();
+    if names.is_empty() {
+        return Ok(());
+    }
+    let to = folder.join(FURTHER_TEMPLATES);
+    fs::create_dir(&to).map_err(|e| ModelError::io(&to, e))?;
+    copy_files(&from, &names, &to)?;
+    sync(&to)
 }
 
 pub(crate) fn write_json(path: &Path, value: &Value) -> Result<()> {

@@ -15,11 +15,16 @@ use super::tensor_file::{LayerReader, LayerTensor, Tensor, write_tensors};
 use crate::decoder::Decoder;
 use crate::families::{family_named, pieces};
 use crate::layout::LayerId;
+use crate::spec::Config;
 use crate::weights::FlatWeights;
 use crate::{ModelError, Result};
 
 /// Default size of one weight file in bytes; a larger model gets several and an index.
 pub const SHARD_BYTES: u64 = 5_000_000_000;
+
+const GENERATION_CONFIG: &str = "generation_config.json";
+/// Key of the ids that end generation.
+const EOS: &str = "eos_token_id";
 
 /// A model to write.
 #[derive(Clone, Copy)]
@@ -47,9 +52,9 @@ impl Save<'_> {
         read: &mut dyn FnMut(LayerId, &mut [f32]) -> Result<()>,
     ) -> Result<()> {
         write_folder(destination, &mut |folder| {
-            self.write_config(folder)?;
             self.template.copy_files(&FURTHER_FILES, folder)?;
             self.template.copy_tokenizer(folder)?;
+            self.write_config(folder)?;
             self.write_weights(folder, read)
         })
     }
@@ -65,6 +70,7 @@ impl Save<'_> {
 
     fn write_config(&self, folder: &Path) -> Result<()> {
         let mut config = self.template.config().as_map().clone();
+        self.add_eos(folder, &mut config)?;
         // Written weights are not quantised, even if the template's are.
         config.remove(QUANTISATION);
         let dtype = match self.dtype {
@@ -84,6 +90,38 @@ impl Save<'_> {
             self.name_classifier(&mut config);
         }
         write_json(&folder.join("config.json"), &Value::Object(config))
+    }
+
+    /// Adds the tokenizer's EOS to the ids that end generation, if it is none of them: before them in
+    /// `generation_config.json`, and alone in `config.json`, as transformers' `align_special_tokens`. Without a
+    /// `generation_config.json` all are in `config.json`.
+    fn add_eos(&self, folder: &Path, config: &mut Map<String, Value>) -> Result<()> {
+        let Some(eos) = self.template.eos().filter(|_| !self.decoder.spec().head.is_score()) else {
+            return Ok(());
+        };
+        let path = folder.join(GENERATION_CONFIG);
+        let generation = path.is_file().then(|| Config::read(&path)).transpose()?;
+        let mut ids = generation.as_ref().map(Config::eos_token_ids).transpose()?.unwrap_or_default();
+        for config in [self.template.config(), &self.template.config().text_config()?] {
+            if ids.is_empty() {
+                ids = config.eos_token_ids()?;
+            }
+        }
+        if ids.contains(&eos) {
+            return Ok(());
+        }
+        ids.insert(0, eos);
+        let all = if ids.len() == 1 { json!(eos) } else { json!(ids) };
+        match generation {
+            Some(generation) => {
+                let mut generation = generation.as_map().clone();
+                generation.insert(EOS.into(), all);
+                write_json(&path, &Value::Object(generation))?;
+                config.insert(EOS.into(), eos.into());
+            }
+            None => _ = config.insert(EOS.into(), all),
+        }
+        Ok(())
     }
 
     /// Declares a sequence classifier with one label and its padding token, without which

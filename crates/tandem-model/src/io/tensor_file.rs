@@ -96,6 +96,9 @@ impl Tensor<'_> {
 }
 
 /// Writes a file of these tensors, and syncs it. `heads` are the model's query heads.
+///
+/// # Errors
+/// The disk refuses, or a value is not finite.
 pub(crate) fn write_tensors(
     path: &Path,
     tensors: &[Tensor],
@@ -110,7 +113,16 @@ pub(crate) fn write_tensors(
         match tensor {
             Tensor::Layer(LayerTensor { layer, len, piece }) => {
                 let flat = layers.get(*layer, *len)?;
-                let values = order::to_hf(piece, heads, &flat[piece.range.clone()]);
+                let flat = &flat[piece.range.clone()];
+                if let Some(value) = flat.iter().find(|value| !value.is_finite()) {
+                    return Err(ModelError::Invalid(format!(
+                        "{}: a value of {} is {value}, so the model is of no use; training has diverged: a lower learning rate, \
+                         or an earlier checkpoint, may help",
+                        path.display(),
+                        piece.name
+                    )));
+                }
+                let values = order::to_hf(piece, heads, flat);
                 write_values(&mut file, &values, dtype).map_err(failed)?;
             }
             Tensor::Copied { bytes, .. } => file.write_all(bytes).map_err(failed)?,

@@ -449,7 +449,7 @@ impl Config {
             Some(key) => self.number(key, sliding.theta)?,
             None => sliding.theta,
         };
-        let sliding = RotaryKeys { theta, theta_beside: false, ..sliding };
+        let sliding = RotaryKeys { theta, theta_key: None, ..sliding };
         let sliding =
             RotaryTable { config: self, name, table: sliding_table, outer: table }.spec(head_dim, sliding)?;
         Ok([full, sliding])
@@ -481,8 +481,10 @@ impl Config {
 pub(crate) struct RotaryKeys {
     /// `rope_theta` where it is absent.
     pub(crate) theta: f64,
-    /// Whether `rope_theta` may lie beside the table, as in older folders.
-    pub(crate) theta_beside: bool,
+    /// Key of the base beside the table, as in older folders; `None` if it may lie in the table alone.
+    pub(crate) theta_key: Option<&'static str>,
+    /// Key of the rotating part beside the table.
+    pub(crate) fraction_key: &'static str,
     /// Part of a head that rotates where `partial_rotary_factor` is absent. `None` if the family's
     /// heads always rotate whole, as those of Llama in transformers 5.
     pub(crate) fraction: Option<f64>,
@@ -497,7 +499,8 @@ impl RotaryKeys {
     pub(crate) const fn whole(theta: f64) -> Self {
         Self {
             theta,
-            theta_beside: true,
+            theta_key: Some("rope_theta"),
+            fraction_key: "partial_rotary_factor",
             fraction: None,
             old_names_mean_longrope: false,
             alpha_stretches: false,
@@ -538,12 +541,12 @@ impl RotaryTable<'_> {
         }
     }
 
-    /// Returns a number that lies in the table, or beside it in older folders.
-    fn number_or_older(&self, key: &str, older: &[&str]) -> Result<Option<f64>> {
+    /// Returns a number that lies in the table, or beside it under the key `older` in older folders.
+    fn number_or_older(&self, key: &str, older: Option<&str>) -> Result<Option<f64>> {
         if let Some(number) = self.number(key)? {
             return Ok(Some(number));
         }
-        let Some((older, value)) = older.iter().find_map(|k| Some((k, self.config.value(k)?))) else {
+        let Some((older, value)) = older.and_then(|key| Some((key, self.config.value(key)?))) else {
             return Ok(None);
         };
         match as_positive(value) {
@@ -587,8 +590,7 @@ impl RotaryTable<'_> {
     }
 
     fn spec(&self, head_dim: usize, keys: RotaryKeys) -> Result<RotarySpec> {
-        let older: &[&str] = if keys.theta_beside { &["rope_theta", "rotary_emb_base"] } else { &[] };
-        let theta = self.number_or_older("rope_theta", older)?.unwrap_or(keys.theta);
+        let theta = self.number_or_older("rope_theta", keys.theta_key)?.unwrap_or(keys.theta);
         let kind = match self.value("rope_type").map(|v| ("rope_type", v)) {
             Some(found) => Some(found),
             None => self.value("type").map(|v| ("type", v)),
@@ -597,8 +599,7 @@ impl RotaryTable<'_> {
             None => "default",
             Some((key, value)) => value.as_str().ok_or_else(|| self.expected(key, "a string", value))?,
         };
-        let given =
-            self.number_or_older("partial_rotary_factor", &["partial_rotary_factor", "rotary_pct"])?;
+        let given = self.number_or_older("partial_rotary_factor", Some(keys.fraction_key))?;
         let fraction = match (keys.fraction, given) {
             (Some(default), given) => given.unwrap_or(default),
             (None, given) if kind == "proportional" => given.unwrap_or(1.0),

@@ -108,6 +108,99 @@ fn a_failed_save_leaves_the_old_folder_whole() {
 }
 
 #[test]
+fn values_that_are_not_finite_are_not_saved() {
+    let golden = Golden::new("llama");
+    let folder = golden.open();
+    let out = tempfile::tempdir().unwrap();
+    let destination = out.path().join("final");
+    let save =
+        Save { template: &folder, decoder: &golden.decoder, dtype: DType::F32, shard_bytes: SHARD_BYTES };
+    for value in [f32::NAN, f32::INFINITY] {
+        let failure = save.write(&destination, &mut |layer, flat| {
+            if layer == LayerId::Head {
+                flat[0] = value;
+            }
+            Ok(())
+        });
+        let message = failure.unwrap_err().to_string();
+        assert!(message.contains("a value of ") && message.contains(&format!(" is {value}, ")), "{message}");
+        assert_eq!(fs::read_dir(out.path()).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn the_tokenizers_end_is_added_to_those_of_the_model() {
+    let (golden, device, weights) = Golden::loaded("llama");
+    let generation = golden.folder.path().join("generation_config.json");
+    let out = tempfile::tempdir().unwrap();
+    let destination = out.path().join("final");
+    let saved = |eos: u32| {
+        let folder = golden.open().with_eos(Some(eos));
+        let save =
+            Save { template: &folder, decoder: &golden.decoder, dtype: DType::F32, shard_bytes: SHARD_BYTES };
+        save.write_resident(&destination, &device, &weights).unwrap();
+        ["config.json", "generation_config.json"].map(|name| {
+            let bytes = fs::read(destination.join(name)).ok()?;
+            let config: Map<String, Value> = serde_json::from_slice(&bytes).unwrap();
+            config.get("eos_token_id").cloned()
+        })
+    };
+    assert_eq!(saved(2), [Some(json!(2)), None]);
+    assert_eq!(saved(4), [Some(json!([4, 2])), None]);
+    fs::write(&generation, "{\"eos_token_id\": 2, \"top_k\": 5}").unwrap();
+    assert_eq!(saved(2), [Some(json!(2)), Some(json!(2))]);
+    assert_eq!(saved(4), [Some(json!(4)), Some(json!([4, 2]))]);
+    fs::write(&generation, "{\"eos_token_id\": [3, 4]}").unwrap();
+    assert_eq!(saved(4), [Some(json!(2)), Some(json!([3, 4]))]);
+    fs::write(&generation, "{}").unwrap();
+    assert_eq!(saved(4), [Some(json!(4)), Some(json!([4, 2]))]);
+}
+
+#[test]
+fn templates_beside_the_default_one_are_saved() {
+    let (golden, device, weights) = Golden::loaded("llama");
+    let write = |name: &str, text: &str| {
+        let path = golden.folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    write("chat_template.jinja", "default");
+    write("additional_chat_templates/tool_use.jinja", "tools");
+    write("additional_chat_templates/notes.txt", "no template");
+    let out = tempfile::tempdir().unwrap();
+    let destination = out.path().join("final");
+    let saved = |folder: ModelFolder| {
+        let save =
+            Save { template: &folder, decoder: &golden.decoder, dtype: DType::F32, shard_bytes: SHARD_BYTES };
+        save.write_resident(&destination, &device, &weights).unwrap();
+        assert!(!destination.join("additional_chat_templates/notes.txt").exists());
+        ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"]
+            .map(|name| fs::read_to_string(destination.join(name)).ok())
+    };
+    let texts = |texts: [Option<&str>; 2]| texts.map(|text| text.map(str::to_owned));
+    assert_eq!(saved(golden.open()), texts([Some("default"), Some("tools")]));
+    // A template in their place; the last save's do not stay.
+    assert_eq!(saved(golden.open().with_chat_template("own".into())), texts([Some("own"), None]));
+    // An adapter's template comes before the base's.
+    let adapter = tempfile::tempdir().unwrap();
+    let of_adapter = || golden.open().with_tokenizer_of(adapter.path()).unwrap();
+    assert_eq!(saved(of_adapter()), texts([Some("default"), Some("tools")]));
+    fs::write(adapter.path().join("tokenizer_config.json"), "{\"chat_template\": \"config's\"}").unwrap();
+    assert_eq!(saved(of_adapter()), texts([None, None]));
+    fs::write(adapter.path().join("chat_template.jinja"), "adapter's").unwrap();
+    assert_eq!(saved(of_adapter()), texts([Some("adapter's"), None]));
+    write("tokenizer.json", "base's");
+    write("special_tokens_map.json", "base's");
+    let tokenizer = || fs::read_to_string(destination.join("tokenizer.json")).unwrap();
+    saved(of_adapter());
+    assert_eq!(tokenizer(), "base's");
+    fs::write(adapter.path().join("tokenizer.json"), "adapter's").unwrap();
+    saved(of_adapter());
+    assert_eq!(tokenizer(), "adapter's");
+    assert!(!destination.join("special_tokens_map.json").exists(), "the base's belongs to its tokenizer");
+}
+
+#[test]
 fn half_precision_folders_are_widened() {
     let golden = Golden::new("gpt-neox");
     let shapes = tensor_shapes(&golden.decoder);
@@ -507,6 +600,24 @@ fn absent_keys_have_the_defaults_of_their_class_in_transformers() {
     set(&golden, "rope_parameters", Value::Null);
     set(&golden, "rope_theta", Value::Null);
     assert_eq!(golden.open().spec().rotary[0].as_ref().unwrap().theta, 500_000.0);
+    // GPT-NeoX has names of its own beside the table, and no others.
+    let golden = Golden::new("gpt-neox");
+    set(&golden, "rope_parameters", Value::Null);
+    set(&golden, "rope_scaling", Value::Null);
+    let rotary = |keys: &[(&str, f64)]| {
+        keys.iter().for_each(|(key, value)| set(&golden, key, json!(value)));
+        let spec = golden.open().spec().rotary[0].clone().unwrap();
+        keys.iter().for_each(|(key, _)| set(&golden, key, Value::Null));
+        (spec.theta, spec.dims)
+    };
+    for key in ["rope_theta", "rotary_emb_base", "partial_rotary_factor", "rotary_pct"] {
+        set(&golden, key, Value::Null);
+    }
+    let default = rotary(&[]);
+    assert_eq!(default.0, 10_000.0);
+    assert_eq!(rotary(&[("rope_theta", 100.0), ("partial_rotary_factor", 1.0)]), default);
+    let own = rotary(&[("rotary_emb_base", 100.0), ("rotary_pct", 1.0)]);
+    assert_eq!(own, (100.0, default.1 * 4));
     let golden = Golden::new("qwen2-5-vl");
     set_in_text(&golden, "rms_norm_eps", Value::Null);
     assert_eq!(golden.open().spec().norm.eps, 1e-5);

@@ -16,8 +16,8 @@ use super::reader::Entry;
 pub struct AdapterSection {
     /// Starting point.
     pub start: AdapterStart,
-    /// Dropout rate of its inputs in training.
-    pub dropout: f64,
+    /// Dropout rate of its inputs in training; `None` for that of the folder that it starts from.
+    pub dropout: Option<f64>,
 }
 
 /// Starting point of an adapter.
@@ -47,12 +47,13 @@ impl AdapterSection {
 
     pub(super) fn visit(now: Option<&Self>, keys: &mut Keys) -> Result<Self> {
         keys! { let keys, now;
-            /// Dropout rate of the terms' inputs in training. The reference, evaluation and
-            /// generation use no dropout.
-            dropout = number(0.0..1.0).or(0.0), now.dropout;
             /// A folder of the `peft` library to start from, or its [name of the hub](hub.md). It defines the adapter: of the other
             /// keys only `dropout` is allowed.
             start = path_or_name(HubPart::Adapter).optional(), now.folder().cloned();
+            /// Dropout rate of the terms' inputs in training. The reference, evaluation and
+            /// generation use no dropout.
+            dropout = number(0.0..1.0).maybe().or(start.is_none().then_some(0.0)).shown("0, or `lora_dropout` of `start`"),
+                now.dropout;
             /// `"lora"`: a low-rank term beside each matrix. `"dora"`: LoRA with a trained length
             /// for each row of the matrix.
             kind = choice(AdapterKind::NAMES).or(AdapterKind::Lora).only(start.is_none(), DEFINED),
@@ -80,7 +81,7 @@ impl AdapterSection {
             rank,
             alpha,
             rank_stabilized,
-            dropout,
+            dropout: dropout.unwrap_or(0.0),
             targets,
             modules_to_save,
             file: None,

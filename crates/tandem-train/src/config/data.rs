@@ -77,8 +77,8 @@ keys! {
         cache: Option<PathBuf> = path().optional().shown("the user's cache folder").free(),
         /// Compute the common prefix of a pair's completions once. The loss is the same.
         share_prefix: bool = boolean().or(true),
-        /// Chat template instead of the model's: a path, or the text itself (with `{{` or `{%`). The
-        /// saved model has it as `chat_template.jinja`.
+        /// Chat template instead of that of the model or of `adapter.start`: a path, or the text itself (with `{{` or
+        /// `{%`). The saved model has it as `chat_template.jinja`.
         chat_template: Option<TemplateSource> = template().optional(),
         /// Tokens that enter the loss. `"answer"`: the completion or the assistant's turns; all of a
         /// `text`. `"all"`: every token; for DPO, also the prompt's in the likelihood of its `sft` term,

@@ -194,6 +194,8 @@ impl Config {
         objective::check(&config, &places)?;
         distill::check(&config, &places)?;
         config.refuse_own_output(&places)?;
+        config.refuse_lost_base(&places)?;
+        config.refuse_rising_rate(&places)?;
         if config.method == Method::Distill {
             // A teacher is named even if it is the policy's own start.
             return Ok(config);
@@ -219,7 +221,7 @@ impl Config {
             /// first.
             model = path_or_name(HubPart::Model).required("an HF model folder"), now.model.clone();
             /// Initial weights. `"random"`: random weights from `seed`. A path: a `policy.pt` of the
-            /// original DPO code.
+            /// original DPO code, not for an adapter's base.
             weights = weights().or(Weights::Folder).shown("the folder's"), now.weights.clone();
             /// The run folder. A folder that holds a run is refused without `--resume` or
             /// `--overwrite`.
@@ -305,6 +307,34 @@ impl Config {
     /// Server that generates instead of this process.
     pub fn server(&self) -> Option<&ServerConfig> {
         self.online.as_ref()?.server.as_ref()
+    }
+
+    /// Refuses an adapter on weights that the folder of its base does not have.
+    fn refuse_lost_base(&self, places: &Places) -> Result<()> {
+        if self.adapter.is_none() || !matches!(self.weights, Weights::File(_)) {
+            return Ok(());
+        }
+        let reason = format!(
+            "the adapter's folder would name the base model {}, which has other weights; make a folder of its config.json, its \
+             tokenizer's files and this file as policy.pt, give it as `model`, and remove `weights`",
+            self.model.display()
+        );
+        Err(places.conflict("weights", reason))
+    }
+
+    /// Refuses a polynomial schedule that does not fall, `lr_end` being the default.
+    fn refuse_rising_rate(&self, places: &Places) -> Result<()> {
+        let rate = self.train.learning_rate;
+        match self.train.schedule {
+            Shape::Polynomial { lr_end, .. } if rate <= lr_end => {
+                let reason = format!(
+                    "\"polynomial\" falls to train.lr_end = {lr_end:e}, which is not below train.learning_rate = {rate:e}; lower \
+                     train.lr_end (0 ends at 0), or raise train.learning_rate"
+                );
+                Err(places.conflict("train.schedule", reason))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Refuses to read a model from a folder that the run will write.

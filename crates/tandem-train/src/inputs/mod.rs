@@ -1,6 +1,7 @@
 //! Inputs of a run: model description, tokenizer and tokens.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tandem_data::columns::Columns;
@@ -82,8 +83,15 @@ impl ModelSpecs {
         let adapted = |adapter: AdapterConfig| -> Result<_> {
             Ok(Arc::new(plain.clone().with_adapter(Adapter::new(adapter, plain.spec())?)))
         };
+        let open = |path| -> Result<_> {
+            let folder = PeftFolder::open(path)?;
+            if config.weights != Weights::Random {
+                folder.check_kept_base()?;
+            }
+            Ok(folder.config().clone())
+        };
         let reference = match &config.reference.adapter {
-            Some(path) => Some(adapted(PeftFolder::open(path)?.config().clone())?),
+            Some(path) => Some(adapted(open(path)?)?),
             None => None,
         };
         let policy = match &config.adapter {
@@ -97,7 +105,8 @@ impl ModelSpecs {
                 adapted(adapter)?
             }
             Some(AdapterSection { start: AdapterStart::Folder(path), dropout }) => {
-                adapted(AdapterConfig { dropout: *dropout, ..PeftFolder::open(path)?.config().clone() })?
+                let adapter = open(path)?;
+                adapted(AdapterConfig { dropout: dropout.unwrap_or(adapter.dropout), ..adapter })?
             }
         };
         let trains_head = |adapter: &Adapter| adapter.saved().contains(&ParamKind::ScoreWeight);
@@ -149,12 +158,15 @@ fn warn_of_length(folder: &ModelFolder, longest: usize, observer: &mut dyn Obser
     }
 }
 
-/// Opens the policy's folder and its tokenizer, with the chat template of the config.
+/// Opens the policy's folder and its tokenizer, with the chat template of the config. The tokenizer's files in
+/// the folder of `adapter.start` come before the model's.
 pub(crate) fn open_policy(config: &Config, observer: &mut dyn Observer) -> Result<(ModelFolder, Tokenizer)> {
     let recipe = recipe::for_method(config.method);
     let mut folder = recipe.open_folder(config)?;
-    if let Weights::File(path) = &config.weights {
-        folder = folder.with_weights(path);
+    match &config.weights {
+        Weights::Folder => {}
+        Weights::File(path) => folder = folder.with_weights(path),
+        Weights::Random => folder = folder.with_random_weights(),
     }
     if let (Some(format), None, false) =
         (folder.quantisation(), &config.adapter, config.weights == Weights::Random)
@@ -165,7 +177,11 @@ pub(crate) fn open_policy(config: &Config, observer: &mut dyn Observer) -> Resul
                 config.model.display(),
             )));
     }
-    let mut tokenizer = Tokenizer::from_folder(&config.model)?;
+    let start = config.adapter.as_ref().and_then(AdapterSection::folder);
+    let mut tokenizer = Tokenizer::from_model(&config.model, start.map(PathBuf::as_path))?;
+    if let Some(start) = start {
+        folder = folder.with_tokenizer_of(start)?;
+    }
     if let Some(source) = &config.data.chat_template {
         let text = match source {
             TemplateSource::Path(path) => tandem_files::read_text(path, tandem_files::MAX_CONFIG)
@@ -175,7 +191,7 @@ pub(crate) fn open_policy(config: &Config, observer: &mut dyn Observer) -> Resul
         tokenizer = tokenizer.with_chat_template(&text)?;
         folder = folder.with_chat_template(text);
     }
-    folder = recipe.with_tokenizer(folder, &tokenizer);
+    folder = recipe.with_tokenizer(folder.with_eos(tokenizer.eos_id()), &tokenizer);
     Ok((folder, tokenizer))
 }
 
@@ -190,6 +206,12 @@ impl RunInputs {
                 config.model.display(),
                 config.seed,
             )));
+        }
+        if config.adapter.is_some() && config.weights == Weights::Random {
+            observer.event(&Event::Warning(
+                "the adapter trains on random weights (weights = \"random\"), which are not kept: only runs with the same ones can \
+                 use it",
+            ));
         }
         warn_of_dropout(config, &folder, observer);
         let spec = folder.spec().clone();

@@ -24,8 +24,7 @@ impl Recipe for Reward {
     /// Sets the pad token as TRL does: the tokenizer's, else its end token. Nothing is padded here,
     /// but a text ends before such tokens, also for whoever reads the model later.
     fn with_tokenizer(&self, folder: ModelFolder, tokenizer: &Tokenizer) -> ModelFolder {
-        let end = || tokenizer.eos_token().ok().and_then(|token| tokenizer.id(token));
-        match tokenizer.pad_id().or_else(end) {
+        match tokenizer.pad_id().or_else(|| tokenizer.eos_id()) {
             Some(pad) => folder.with_pad(pad),
             None => folder,
         }

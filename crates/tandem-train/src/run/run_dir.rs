@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use tandem_files::FURTHER_TEMPLATES;
 use tandem_model::io::{is_model_file, recover_folder};
 
 use crate::checkpoint::{Checkpoints, STATES};
@@ -226,6 +227,7 @@ impl RunDir {
         if fs::read_to_string(&card).is_ok_and(|text| model_card::is_ours(&text)) {
             remove_file(&card)?;
         }
+        clear_folder(&self.final_path().join(FURTHER_TEMPLATES), |name| name.ends_with(".jinja"))?;
         clear_folder(&self.final_path(), is_model_file)
     }
 
@@ -347,6 +349,9 @@ mod tests {
         for name in ["config.json", "model-00001-of-00002.safetensors", "tokenizer.json", "README.md"] {
             fs::write(run.final_path().join(name), "x").expect("written");
         }
+        let templates = run.final_path().join(FURTHER_TEMPLATES);
+        fs::create_dir(&templates).expect("created");
+        fs::write(templates.join("tool_use.jinja"), "x").expect("written");
         fs::write(path.join("notes.txt"), "mine").expect("written");
         for name in [trackers::STATE, trackers::OUTPUT, "tensorboard/events.out.tfevents.0000000001.tandem.1"]
         {

@@ -9,7 +9,7 @@ use tandem_model::decode::Flow;
 
 use crate::args::{ComputeArguments, WeightArguments};
 use crate::exit::mistake;
-use crate::generation::loaded::positions_of;
+use crate::generation::loaded::{positions_of, tokenizer_of};
 use crate::generation::{CompletionText, Wanted, answers};
 
 pub(crate) enum Side {
@@ -26,7 +26,7 @@ impl Side {
     /// A prompt is empty, or leaves no room in the model's context.
     pub(crate) fn model(weights: WeightArguments, rows: &[PromptRow]) -> anyhow::Result<Self> {
         let positions = positions_of(&weights.model, usize::MAX).map_err(tandem_train::TrainError::from)?;
-        let tokenizer = Tokenizer::from_folder(&weights.model).map_err(tandem_train::TrainError::from)?;
+        let tokenizer = tokenizer_of(&weights)?;
         let folder = weights.model.display();
         let mut prompts = Vec::with_capacity(rows.len());
         for row in rows {

@@ -90,8 +90,8 @@ impl Kind {
                 let content: Vec<Value> = tokens
                     .iter()
                     .map(|(id, log_prob)| {
-                        let text = text(*id);
-                        json!({ "token": text, "logprob": log_prob, "bytes": text.as_bytes(), "top_logprobs": [] })
+                        let bytes = tokenizer.bytes(*id).unwrap_or_default();
+                        json!({ "token": text(*id), "logprob": log_prob, "bytes": bytes, "top_logprobs": [] })
                     })
                     .collect();
                 json!({ "content": content, "refusal": null })

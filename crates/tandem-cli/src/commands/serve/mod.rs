@@ -28,7 +28,6 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use tandem_data::tokenizer::Tokenizer;
 use tokio::sync::oneshot;
 
 use self::connections::Connections;
@@ -36,7 +35,7 @@ pub use self::requests::Requests;
 use self::state::{PREPARED_AT_ONCE, State};
 use crate::args::ServeArguments;
 use crate::exit::{Exit, mistake};
-use crate::generation::loaded::positions_of;
+use crate::generation::loaded::{positions_of, tokenizer_of};
 use crate::generation::{GenerationLimits, Loaded, engine};
 use crate::hub;
 use crate::signals;
@@ -90,7 +89,7 @@ fn key(arguments: &ServeArguments) -> anyhow::Result<Option<String>> {
 /// Loads the model, and returns it with its name in requests.
 fn open(arguments: &ServeArguments) -> anyhow::Result<(Arc<Loaded>, String)> {
     let weights = &hub::weights(&arguments.weights)?;
-    let tokenizer = Tokenizer::from_folder(&weights.model)?;
+    let tokenizer = tokenizer_of(weights)?;
     let positions = positions_of(&weights.model, arguments.context)?;
     let cache_tokens = arguments.cache_tokens.unwrap_or(4 * positions);
     if cache_tokens < positions {

@@ -576,7 +576,7 @@ pub(super) const NAMES: &[Name] = &[
     part(
         &["disable_dropout"],
         Part::DisableDropout,
-        "it is not needed: the only dropout is `adapter.dropout`, which is 0 unless given",
+        "it is not needed: the only dropout is `adapter.dropout`, which is 0, or the `lora_dropout` of `adapter.start`, unless given",
     ),
     // Objectives.
     part(

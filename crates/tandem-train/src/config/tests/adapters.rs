@@ -61,6 +61,8 @@ fn every_key_arrives_and_is_written_out_again() {
         let text = config.to_toml();
         assert_eq!(load(&text), *config, "{text}");
     }
+    let start = set(&["adapter.start=/adapters/sft"]).adapter;
+    assert_eq!(start.unwrap().dropout, None, "the folder's own");
     let dora = new(&configs[0]);
     assert_eq!(
         (dora.kind, dora.rank, dora.alpha, dora.rank_stabilized, dora.dropout),
@@ -73,7 +75,7 @@ fn every_key_arrives_and_is_written_out_again() {
     );
     assert_eq!(new(&configs[2]).targets, Targets::Pattern(".*_proj".to_owned()));
     assert_eq!(configs[2].compute.format, Some(Format::Nf4));
-    let started = AdapterSection { start: AdapterStart::Folder("/adapters/sft".into()), dropout: 0.1 };
+    let started = AdapterSection { start: AdapterStart::Folder("/adapters/sft".into()), dropout: Some(0.1) };
     assert_eq!(configs[3].adapter, Some(started));
     assert_eq!(configs[4].reference.adapter.as_deref().and_then(Path::file_name), Some("ref".as_ref()));
     assert_eq!(configs[5].reference.sync, Sync { steps: 7, alpha: 1.0 });
@@ -162,4 +164,11 @@ fn references_that_share_the_base_are_accepted() {
         let config = load(&format!("{}\n{adapter}", with_reference(reference)));
         assert_eq!(config.reference.kind, kind);
     }
+}
+
+#[test]
+fn weights_that_the_bases_folder_does_not_have_are_refused() {
+    let error = refusal(EXAMPLE, &["adapter.rank=4", "weights=policy.pt"]);
+    assert!(error.contains("`weights`"), "{error}");
+    assert!(error.contains("would name the base model") && error.contains("as policy.pt"), "{error}");
 }

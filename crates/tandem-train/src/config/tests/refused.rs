@@ -351,7 +351,7 @@ fn what_is_not_there_yet_is_refused_and_never_ignored() {
 fn contradictions_are_refused() {
     let both = refusal(&changed("steps = 20 ", "epochs = 1\nsteps = 20 "), &[]);
     assert_eq!(both, "run.toml:19: `train.epochs`: `train.steps` is given too; remove one of the two");
-    let cases: [(&[&str], &str); 33] = [
+    let cases: [(&[&str], &str); 35] = [
         (
             &["compute.devices=cpu:4", "compute.engine=nccl"],
             "the ranks of devices = \"cpu:4\" are threads, but NCCL connects processes",
@@ -382,6 +382,8 @@ fn contradictions_are_refused() {
         (&["train.schedule=cosine_with_min_lr"], "`train.min_lr_rate` is missing"),
         (&["train.schedule=warmup_stable_decay"], "`train.decay_steps` is missing"),
         (&["train.schedule=polynomial", "train.lr_end=1"], "it is not below train.learning_rate"),
+        (&["train.schedule=polynomial", "train.learning_rate=0"], "falls to train.lr_end = 1e-7"),
+        (&["train.schedule=polynomial", "train.learning_rate=1e-8"], "not below train.learning_rate = 1e-8"),
         (&["train.schedule=polynomial", "train.num_cycles=2"], "the key belongs to \"cosine_with_restarts\""),
         (&["train.alpha=0.9"], "it belongs to \"rmsprop\"; remove it"),
         (&["train.optimizer=rmsprop", "train.betas=[0.9, 0.99]"], "it belongs to \"adamw\", \"lion\""),

@@ -164,7 +164,7 @@ impl Trainer {
             observer.event(&Event::StartingGap { per_token: log_ratio / tokens.max(1) as f64 });
             return Ok(());
         }
-        let drops = self.config.adapter.as_ref().is_some_and(|adapter| adapter.dropout > 0.0);
+        let drops = self.prepared.decoder.adapter().is_some_and(|adapter| adapter.config().dropout > 0.0);
         if drops || self.config.train.neftune_noise_alpha.is_some() {
             // The policy alone has noise, and drops inputs.
             return Ok(());

@@ -160,7 +160,9 @@ fn a_run_goes_on_with_another_number_of_stages() {
             let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
             let (heard, outcome) = small.run("parts", start, until, &settings);
             outcome.unwrap_or_else(|e| panic!("{e}"));
-            assert!(heard.warnings.is_empty(), "{:?}", heard.warnings);
+            // The model's weights are random.
+            let warned = heard.warnings.iter().any(|text| !text.contains("trains on random weights"));
+            assert!(!warned, "{:?}", heard.warnings);
             start = RunDirPolicy::Resume;
         }
         assert_eq!(log(&small, "parts"), whole.0, "{family}");

@@ -148,7 +148,9 @@ fn goes_on_with_another_number_of_slices(kind: &[&str]) {
         let settings: Vec<_> = settings.iter().map(String::as_str).collect();
         let (heard, outcome) = small.run("stopped", start, until, &settings);
         outcome.unwrap_or_else(|e| panic!("{e}"));
-        assert!(heard.warnings.is_empty(), "{:?}", heard.warnings);
+        // The model's weights are random.
+        let warned = heard.warnings.iter().any(|text| !text.contains("trains on random weights"));
+        assert!(!warned, "{:?}", heard.warnings);
     };
     go(RunDirPolicy::Fresh, Some(2), &on(2, 2, "zero3"));
     go(RunDirPolicy::Resume, Some(4), &on(4, 4, "ddp"));
