@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::workshop::{Workshop, entries, skip};
@@ -28,6 +29,12 @@ pub fn wait_for(path: &Path, child: &mut Child) {
 fn signal(child: &Child, name: &str) {
     let status = Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
     assert!(status.success(), "kill {name}");
+}
+
+/// Makes programs that this process starts hear SIGHUP, though the tests run under `nohup`: a handler of one's own is not
+/// inherited, where ignoring is.
+pub fn hear_hangups() {
+    signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::default()).unwrap();
 }
 
 fn newest_step(shop: &Workshop, run: &str) -> u64 {
@@ -243,6 +250,7 @@ fn sigterm_saves_and_exits_with_143() {
 
 #[test]
 fn a_closed_terminal_saves_and_exits_with_129() {
+    hear_hangups();
     let shop = Workshop::new();
     let status = stopped_by(&shop, "-HUP");
     assert_eq!(status.code(), Some(129), "{status}");

@@ -17,6 +17,9 @@ const BATCH: i64 = 16;
 /// Tokens of prompt and completion, if the model is made for as many.
 const MAX_LENGTH: usize = 1024;
 
+/// Tokens of a completion, if prompts have as much room.
+const MAX_NEW_TOKENS: usize = 256;
+
 /// Writes the answers into a draft.
 ///
 /// # Errors
@@ -44,18 +47,19 @@ pub(super) fn draft(told: &Told, arguments: &InitArguments) -> anyhow::Result<Dr
     let longer = if method.generates() { "longer prompts are dropped" } else { "the rest is cut" };
     let context =
         ModelFolder::open(Path::new(&told.model)).map_or(MAX_LENGTH, |folder| folder.spec().context());
-    draft.set(
-        "data.max_length",
-        MAX_LENGTH.min(context) as i64,
-        format!("tokens of prompt and completion; {longer}"),
-    );
+    let length = MAX_LENGTH.min(context);
+    draft.set("data.max_length", length as i64, format!("tokens of prompt and completion; {longer}"));
     set_trained(&mut draft, told.train);
     if matches!(told.method, InitMethod::Dpo | InitMethod::Kto | InitMethod::Online) {
         draft.set("objective.beta", 0.1, "larger keeps the policy closer to the reference");
     }
     if method.generates() {
         draft.set("online.answers", answers(told.method), "completions of a prompt");
-        draft.set("online.max_new_tokens", 256, "most tokens of a completion");
+        draft.set(
+            "online.max_new_tokens",
+            MAX_NEW_TOKENS.min(length / 2) as i64,
+            "most tokens of a completion",
+        );
         draft.judges = judges::keys(&told.judges, &facts)?;
     }
     if let Some(teacher) = &told.teacher {

@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 
 use super::configure;
 use super::job::{await_beats, await_checkpoint, end_of, newest_step, ranks_of, signal, start};
-use crate::interruption::{PROGRAMS, resume_online_and_compare, run_with_program, wait_for};
+use crate::interruption::{PROGRAMS, hear_hangups, resume_online_and_compare, run_with_program, wait_for};
 use crate::workshop::Workshop;
 
 /// The launcher of torchrun shows the file in its summary.
@@ -81,6 +81,7 @@ fn sigterm_to_the_launcher_saves_and_exits_with_143_on_all_ranks() {
 
 #[test]
 fn sighup_to_the_launcher_saves_and_exits_with_129_though_it_comes_twice() {
+    hear_hangups();
     let shop = Workshop::new();
     let config = configure(&shop, "run", 100_000);
     let mut launcher = start(&shop, &["launch", "-n", "3", "train", &config]);

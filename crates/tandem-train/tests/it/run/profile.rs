@@ -198,8 +198,9 @@ fn what_goes_on_beside_training_has_threads_of_its_own() {
 fn a_long_run_is_recorded_no_longer_than_a_short_one_and_a_shorter_one_as_far_as_it_goes() {
     let small = Small::new("sft");
     let recorded = |steps: u64| {
-        let shown =
-            profiled(&small.config("run", &[&format!("train.steps={steps}"), "train.save_every=1000"]));
+        let steps = format!("train.steps={steps}");
+        let settings = [&steps, "train.warmup_steps=0", "train.save_every=1000"];
+        let shown = profiled(&small.config("run", &settings));
         assert_eq!((shown.tables.len(), shown.warnings.len()), (1, 0));
         let spans = spans(&json(&small, "rank-0.trace.json"));
         assert_nested(&spans);
