@@ -9,7 +9,7 @@ use crate::cpu::prefetch::{LINE, prefetch_far};
 use crate::cpu::vector::Vector;
 
 /// 32-bit words of a cache line.
-const WORDS: usize = LINE / size_of::<f32>();
+pub(super) const WORDS: usize = LINE / size_of::<f32>();
 
 /// Computes `out = add + bias + Σ a · b` as [`Kernel::multiply`](super::kernel::Kernel::multiply), of a panel
 /// of the second factor that is not packed, and returns whether it did: of rows that run along k.
@@ -43,7 +43,7 @@ unsafe fn multiply_as<M: Multiply, P: Packing, const MR: usize, const NV: usize>
 ) -> bool {
     let width = M::Vector::LANES;
     let (source, rows) = (panels.source, &panels.rows);
-    let elements = panels.lanes.start * P::DEPTH..source.depth().min(panels.lanes.end * P::DEPTH);
+    let elements = panels.elements(P::DEPTH);
     if source.is_transposed() || rows.len() != NV * width {
         return false;
     }

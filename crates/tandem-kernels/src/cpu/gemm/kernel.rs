@@ -26,6 +26,13 @@ pub(super) struct Panels<'a> {
     pub is_in_cache: bool,
 }
 
+impl Panels<'_> {
+    /// Returns the elements along k of the lanes, of `depth` elements each.
+    pub(super) fn elements(&self, depth: usize) -> Range<usize> {
+        self.lanes.start * depth..self.source.depth().min(self.lanes.end * depth)
+    }
+}
+
 /// Packing of factors and computation of a tile. Functions are inlined into the code of a level.
 pub(super) trait Kernel {
     const ROWS: usize;

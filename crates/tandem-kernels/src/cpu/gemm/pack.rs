@@ -27,8 +27,8 @@ pub(super) unsafe fn pack<V: Lanes, const W: usize>(panels: Panels, depth: usize
 
 #[inline(always)]
 unsafe fn pack_as<V: Lanes, const W: usize, P: Packing>(panels: Panels) {
-    let Panels { source, rows, lanes, to, stride, is_in_cache } = panels;
-    let elements = lanes.start * P::DEPTH..source.depth().min(lanes.end * P::DEPTH);
+    let elements = panels.elements(P::DEPTH);
+    let Panels { source, rows, to, stride, is_in_cache, .. } = panels;
     // SAFETY: rows and elements lie inside the operand; the caller promises the room.
     unsafe {
         if source.is_transposed() {

@@ -3,22 +3,16 @@
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
-use std::ops::Range;
 
-use super::codes;
 use super::few::TURNED_TILES;
+use super::in_place::WORDS;
 use super::kernel::{Ahead, Kernel, MOST_COLUMNS, Multiply, Panels, Tile};
 use super::pack::{Packing, Paired, Whole, Widened, pack};
-use super::packed::Part;
 use crate::DType;
-use crate::cpu::prefetch::{LINE, prefetch_far};
+use crate::cpu::prefetch::prefetch_far;
 use crate::cpu::vector::Vector;
-use crate::ops::PackedWeight;
 
-/// 32-bit words of a cache line.
-const WORDS: usize = LINE / size_of::<f32>();
-
-/// Kernel of `MR` rows in `NT` registers, with the sums of `NC` of `NR` columns at a time.
+/// Kernel of `MR` rows in `NT` registers, with the sums of `NC` of `NR` columns at a time. It takes no packed weights.
 pub(super) struct Turned<M, const MR: usize, const NT: usize, const NC: usize, const NR: usize>(
     PhantomData<M>,
 );
@@ -48,21 +42,6 @@ impl<M: Multiply, const MR: usize, const NT: usize, const NC: usize, const NR: u
         unsafe { pack::<M::Vector, NR>(panels, M::DEPTH) };
     }
 
-    fn packed_body(weight: &PackedWeight, elements: &Range<usize>) -> Range<usize> {
-        codes::body(weight, elements, M::DEPTH)
-    }
-
-    #[inline(always)]
-    unsafe fn pack_codes(
-        weight: &PackedWeight,
-        part: &Part,
-        ahead: &[*const u8; MOST_COLUMNS],
-        to: *mut f32,
-    ) {
-        // SAFETY: the caller's promise.
-        unsafe { codes::pack::<M, NR>(weight, part, ahead, to) };
-    }
-
     unsafe fn begin() {}
 
     unsafe fn end((): ()) {}
@@ -72,7 +51,7 @@ impl<M: Multiply, const MR: usize, const NT: usize, const NC: usize, const NR: u
         ahead.prefetch(0..ahead.length);
         let columns = Columns { first: b, stride: size_of::<f32>(), step: NR, elements: lanes, ahead: None };
         // SAFETY: the caller's promise: a packed panel holds the lanes of a column NR words apart.
-        unsafe { multiply::<M, Whole, MR, NT, NC, NR>(a, &columns, tile) };
+        unsafe { Self::compute::<Whole>(a, &columns, tile) };
     }
 
     #[inline(always)]
@@ -80,9 +59,9 @@ impl<M: Multiply, const MR: usize, const NT: usize, const NC: usize, const NR: u
         // SAFETY: the caller's promise.
         unsafe {
             match (columns.source.dtype(), M::DEPTH) {
-                (DType::F32, _) => in_place::<M, Whole, MR, NT, NC, NR>(columns, a, tile, ahead),
-                (DType::Bf16, 1) => in_place::<M, Widened, MR, NT, NC, NR>(columns, a, tile, ahead),
-                (DType::Bf16, _) => in_place::<M, Paired, MR, NT, NC, NR>(columns, a, tile, ahead),
+                (DType::F32, _) => Self::in_place::<Whole>(columns, a, tile, ahead),
+                (DType::Bf16, 1) => Self::in_place::<Widened>(columns, a, tile, ahead),
+                (DType::Bf16, _) => Self::in_place::<Paired>(columns, a, tile, ahead),
             }
         }
     }
@@ -98,124 +77,104 @@ struct Columns {
     ahead: Option<usize>,
 }
 
-#[inline(always)]
-unsafe fn in_place<
-    M: Multiply,
-    P: Packing,
-    const MR: usize,
-    const NT: usize,
-    const NC: usize,
-    const NR: usize,
->(
-    panels: &Panels,
-    a: *const f32,
-    tile: &Tile,
-    ahead: *const u8,
-) -> bool {
-    let source = panels.source;
-    let elements = panels.lanes.start * P::DEPTH..source.depth().min(panels.lanes.end * P::DEPTH);
-    if source.is_transposed() || panels.rows.len() != NR {
-        return false;
-    }
-    // SAFETY: all rows and elements lie inside the operand; `a` holds MR numbers for each lane.
-    unsafe {
-        let first = source.pointer::<P::Element>().add(panels.rows.start * source.stride() + elements.start);
-        let columns = Columns {
-            first: first.cast(),
-            stride: source.stride() * size_of::<P::Element>(),
-            step: 1,
-            elements: elements.len(),
-            ahead: Some(ahead.addr().wrapping_sub(first.addr())),
-        };
-        multiply::<M, P, MR, NT, NC, NR>(a, &columns, tile);
-    }
-    true
-}
-
-/// Computes a tile.
-#[inline(always)]
-unsafe fn multiply<
-    M: Multiply,
-    P: Packing,
-    const MR: usize,
-    const NT: usize,
-    const NC: usize,
-    const NR: usize,
->(
-    a: *const f32,
-    columns: &Columns,
-    tile: &Tile,
-) {
-    let width = M::Vector::LANES;
-    debug_assert!(MR == NT * width && NC <= width && NR.is_multiple_of(NC));
-    let mut values = [const { MaybeUninit::<[f32; MOST_COLUMNS]>::uninit() }; MR];
-    // SAFETY: the caller's promise; a row of values has room for NR columns.
-    unsafe {
-        for column in (0..NR).step_by(NC) {
-            let first = columns.first.byte_add(column * columns.stride);
-            let sums = add::<M, P, MR, NT, NC>(a, &Columns { first, ..*columns });
-            for t in 0..NT {
-                let mut square = [M::Vector::splat(0.0); 16];
-                for c in 0..NC {
-                    square[c] = sums[c][t];
-                }
-                M::Vector::transpose(&mut square);
-                for i in 0..width {
-                    square[i].store(values[t * width + i].as_mut_ptr().cast::<f32>().add(column), NC);
-                }
-            }
+impl<M: Multiply, const MR: usize, const NT: usize, const NC: usize, const NR: usize>
+    Turned<M, MR, NT, NC, NR>
+{
+    #[inline(always)]
+    unsafe fn in_place<P: Packing>(panels: &Panels, a: *const f32, tile: &Tile, ahead: *const u8) -> bool {
+        let source = panels.source;
+        let elements = panels.elements(P::DEPTH);
+        if source.is_transposed() || panels.rows.len() != NR {
+            return false;
         }
-        tile.store::<M::Vector>(values.as_ptr().cast());
+        // SAFETY: all rows and elements lie inside the operand; `a` holds MR numbers for each lane.
+        unsafe {
+            let first =
+                source.pointer::<P::Element>().add(panels.rows.start * source.stride() + elements.start);
+            let columns = Columns {
+                first: first.cast(),
+                stride: source.stride() * size_of::<P::Element>(),
+                step: 1,
+                elements: elements.len(),
+                ahead: Some(ahead.addr().wrapping_sub(first.addr())),
+            };
+            Self::compute::<P>(a, &columns, tile);
+        }
+        true
     }
-}
 
-/// Returns the sums of `NC` columns.
-#[inline(always)]
-unsafe fn add<M: Multiply, P: Packing, const MR: usize, const NT: usize, const NC: usize>(
-    mut a: *const f32,
-    columns: &Columns,
-) -> [[M::Vector; NT]; NC] {
-    let width = M::Vector::LANES;
-    let Columns { first, stride, step, elements, ahead } = *columns;
-    let words = elements / P::READ;
-    // SAFETY: the caller's promise.
-    unsafe {
-        let mut sums = [[M::Vector::splat(0.0); NT]; NC];
-        for line in (0..words).step_by(WORDS) {
-            if let Some(ahead) = ahead {
-                for c in 0..NC {
-                    prefetch_far(first.add(line).wrapping_byte_add(c * stride + ahead).cast());
-                }
-            }
-            for word in line..words.min(line + WORDS) {
-                let from = first.add(word * step);
-                let mut rows = [[M::Vector::splat(0.0); NT]; 2];
-                for lane in 0..P::LANES {
-                    for t in 0..NT {
-                        rows[lane][t] = M::Vector::load(a.add(lane * MR + t * width), width);
+    /// Computes a tile.
+    #[inline(always)]
+    unsafe fn compute<P: Packing>(a: *const f32, columns: &Columns, tile: &Tile) {
+        let width = M::Vector::LANES;
+        debug_assert!(MR == NT * width && NC <= width && NR.is_multiple_of(NC));
+        let mut values = [const { MaybeUninit::<[f32; MOST_COLUMNS]>::uninit() }; MR];
+        // SAFETY: the caller's promise; a row of values has room for NR columns.
+        unsafe {
+            for column in (0..NR).step_by(NC) {
+                let first = columns.first.byte_add(column * columns.stride);
+                let sums = Self::add::<P>(a, &Columns { first, ..*columns });
+                for t in 0..NT {
+                    let mut square = [M::Vector::splat(0.0); 16];
+                    for c in 0..NC {
+                        square[c] = sums[c][t];
+                    }
+                    M::Vector::transpose(&mut square);
+                    for i in 0..width {
+                        square[i].store(values[t * width + i].as_mut_ptr().cast::<f32>().add(column), NC);
                     }
                 }
-                for c in 0..NC {
-                    let lanes = P::lanes_of(M::Vector::splat(*from.byte_add(c * stride)));
+            }
+            tile.store::<M::Vector>(values.as_ptr().cast());
+        }
+    }
+
+    /// Returns the sums of `NC` columns.
+    #[inline(always)]
+    unsafe fn add<P: Packing>(mut a: *const f32, columns: &Columns) -> [[M::Vector; NT]; NC] {
+        let width = M::Vector::LANES;
+        let Columns { first, stride, step, elements, ahead } = *columns;
+        let words = elements / P::READ;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut sums = [[M::Vector::splat(0.0); NT]; NC];
+            for line in (0..words).step_by(WORDS) {
+                if let Some(ahead) = ahead {
+                    for c in 0..NC {
+                        prefetch_far(first.add(line).wrapping_byte_add(c * stride + ahead).cast());
+                    }
+                }
+                for word in line..words.min(line + WORDS) {
+                    let from = first.add(word * step);
+                    let mut rows = [[M::Vector::splat(0.0); NT]; 2];
                     for lane in 0..P::LANES {
                         for t in 0..NT {
-                            sums[c][t] = M::multiply_add(rows[lane][t], lanes[lane], sums[c][t]);
+                            rows[lane][t] = M::Vector::load(a.add(lane * MR + t * width), width);
                         }
                     }
-                }
-                a = a.add(P::LANES * MR);
-            }
-        }
-        // Half of a word.
-        for element in words * P::READ..elements {
-            for c in 0..NC {
-                let from = first.byte_add(c * stride).cast::<P::Element>().add(element);
-                let lane = M::Vector::splat(P::lane(from, 1, 1));
-                for t in 0..NT {
-                    sums[c][t] = M::multiply_add(M::Vector::load(a.add(t * width), width), lane, sums[c][t]);
+                    for c in 0..NC {
+                        let lanes = P::lanes_of(M::Vector::splat(*from.byte_add(c * stride)));
+                        for lane in 0..P::LANES {
+                            for t in 0..NT {
+                                sums[c][t] = M::multiply_add(rows[lane][t], lanes[lane], sums[c][t]);
+                            }
+                        }
+                    }
+                    a = a.add(P::LANES * MR);
                 }
             }
+            // Half of a word.
+            for element in words * P::READ..elements {
+                for c in 0..NC {
+                    let from = first.byte_add(c * stride).cast::<P::Element>().add(element);
+                    let lane = M::Vector::splat(P::lane(from, 1, 1));
+                    for t in 0..NT {
+                        sums[c][t] =
+                            M::multiply_add(M::Vector::load(a.add(t * width), width), lane, sums[c][t]);
+                    }
+                }
+            }
+            sums
         }
-        sums
     }
 }

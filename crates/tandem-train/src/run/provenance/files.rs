@@ -95,8 +95,21 @@ fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Says which files of a key are others than the record's.
+/// Says which files are others than the record's, of the keys that are wanted.
 pub(in crate::run) fn different_files(
+    recorded: &[HashedInput],
+    files: &[InputFile],
+    hashed: &[HashedInput],
+    is_wanted: impl Fn(&str) -> bool,
+) -> Vec<String> {
+    let mut names: Vec<&str> = recorded.iter().map(|file| file.name.as_str()).collect();
+    names.dedup();
+    names.retain(|name| is_wanted(name));
+    names.into_iter().flat_map(|name| different_files_of(name, recorded, files, hashed)).collect()
+}
+
+/// Says which files of a key are others than the record's.
+fn different_files_of(
     name: &str,
     recorded: &[HashedInput],
     files: &[InputFile],

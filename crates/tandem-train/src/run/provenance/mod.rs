@@ -262,10 +262,7 @@ impl Provenance {
     fn changed_files(&self, step: u64, files: &[InputFile], hashed: &[HashedInput]) -> Vec<String> {
         let known = self.starts.iter().rfind(|earlier| earlier.step < step && earlier.files.is_some());
         let recorded = known.and_then(|start| start.files.as_deref()).unwrap_or_default();
-        let mut names: Vec<&str> = recorded.iter().map(|file| file.name.as_str()).collect();
-        names.dedup();
-        names.retain(|name| *name != "data.train");
-        names.into_iter().flat_map(|name| different_files(name, recorded, files, hashed)).collect()
+        different_files(recorded, files, hashed, |name| name != "data.train")
     }
 
     /// Adds a start. Those of steps that it repeats are forgotten; one that changes nothing fills in what

@@ -206,14 +206,10 @@ pub(super) fn inputs(config: &Config, start: &Start, observer: &mut dyn Observer
         }
         found.push(format!("{name}: {}", hashes_in_words(&recorded, &own)));
         if is_rows(&name) {
-            found.extend(different_files(&name, recorded_files, &files, &hashed));
+            found.extend(different_files(recorded_files, &files, &hashed, |other| other == name));
         }
     }
-    let mut names: Vec<&str> = recorded_files.iter().map(|file| file.name.as_str()).collect();
-    names.dedup();
-    for name in names.into_iter().filter(|name| !is_rows(name)) {
-        found.extend(different_files(name, recorded_files, &files, &hashed));
-    }
+    found.extend(different_files(recorded_files, &files, &hashed, |name| !is_rows(name)));
     if !found.is_empty() {
         return Err(mismatch(format!(
             "other inputs than the run had, so that it cannot be compared:\n  {}\nthe place of the right ones can be given \
