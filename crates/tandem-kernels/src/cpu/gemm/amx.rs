@@ -27,13 +27,13 @@ use crate::cpu::vector::{Avx512, Vector};
 use crate::{DType, bf16};
 
 /// Rows of a tile, columns of a tile, and lanes in its rows.
-const SIDE: usize = amx::SIDE;
+pub(super) const SIDE: usize = amx::SIDE;
 
 /// Words in a tile.
-const WORDS: usize = SIDE * SIDE;
+pub(super) const WORDS: usize = SIDE * SIDE;
 
 /// Elements along k per row of a tile.
-const REACH: usize = 2 * SIDE;
+pub(super) const REACH: usize = 2 * SIDE;
 
 /// Kernel of four tiles of sums, for factors split into 1 part (bf16) or 3 parts (f32).
 pub(super) struct Tiles<const PARTS: usize>;
@@ -118,7 +118,7 @@ impl<const PARTS: usize> Kernel for Tiles<PARTS> {
                 pending.store(rows);
             }
             pending.store(row..Self::ROWS);
-            amx::store(pending.values.as_mut_ptr().cast(), MOST_COLUMNS);
+            amx::store(pending.values(), MOST_COLUMNS);
             pending.tile = Some(*tile);
         }
     }
@@ -133,11 +133,23 @@ pub(super) struct Pending {
 }
 
 impl Pending {
+    /// Creates the sums of a tile, which are not yet [there](Self::values).
+    #[inline(always)]
+    pub(super) fn of(tile: &Tile) -> Self {
+        Self { values: MaybeUninit::uninit(), tile: Some(*tile) }
+    }
+
+    /// Returns the sums, rows of 32.
+    #[inline(always)]
+    pub(super) fn values(&mut self) -> *mut f32 {
+        self.values.as_mut_ptr().cast()
+    }
+
     /// Stores some rows of the tile, if there is one. All tiles, whole or partial, use this path,
     /// so the bits do not depend on tile positions: each number is `values + add + bias`, and a row
     /// of 32 is rounded at once as in [`amx::round`].
     #[inline(always)]
-    unsafe fn store(&self, rows: Range<usize>) {
+    pub(super) unsafe fn store(&self, rows: Range<usize>) {
         const { assert!(MOST_COLUMNS == 2 * SIDE) };
         let Some(tile) = &self.tile else { return };
         let cols = u32::MAX >> (2 * SIDE - tile.cols);
@@ -250,23 +262,23 @@ unsafe fn multiply_parts(a: *const f32, b: *const f32) {
 
 /// Position of a square of 16 rows and 16 lanes of a part, in words from the panel's start.
 #[derive(Clone, Copy)]
-struct Place {
+pub(super) struct Place {
     /// Distance between groups of 16 lanes.
-    group: usize,
+    pub group: usize,
     /// Distance between the panel's halves of 16 rows.
-    half: usize,
+    pub half: usize,
     /// Distance between parts.
-    part: usize,
+    pub part: usize,
     /// Distance between lines of the square.
-    line: usize,
+    pub line: usize,
     /// True if a line is a lane of 16 rows; else it is a row of 16 lanes.
-    by_lane: bool,
+    pub by_lane: bool,
 }
 
 /// Packs square by square. Rows beyond the last are unspecified; elements beyond the end of k are
 /// zero.
 #[inline(always)]
-unsafe fn pack<const PARTS: usize>(panels: Panels, place: Place) {
+pub(super) unsafe fn pack<const PARTS: usize>(panels: Panels, place: Place) {
     // SAFETY: the caller's promise.
     unsafe {
         match panels.source.dtype() {

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::blocked::{Address, Depth};
-use super::kernel::{Ahead, Kernel, MOST_COLUMNS, Panels, Place, tile};
+use super::kernel::{Ahead, Kernel, MOST_COLUMNS, Panels, Place, Tail, tile};
 use super::level::Level;
 use super::packed::{Part, address, unpack_part};
 use super::{Operand, Product, Term};
@@ -29,6 +29,9 @@ pub(super) const TURNED_TILES: usize = 2;
 
 /// Rows for each lane that a turned kernel may leave without a row.
 const SPARE: usize = 4;
+
+/// Multiply-adds that one thread does sooner than others wake up.
+const ALONE: usize = 1 << 18;
 
 /// Tasks per thread, if there are panels enough.
 const TASKS: usize = 2;
@@ -52,7 +55,8 @@ pub(super) fn run<L: Level>(cpu: &Cpu, product: &Product) -> bool {
     let words = m.next_multiple_of(rows) * depth.length() * L::Kernel::WORDS;
     // With few panels, tasks divide the rows, too. Columns that are neighbours in memory are packed four
     // panels at a time.
-    let is_large = words > MOST_WORDS || panels < 2 * cpu.threads();
+    let is_small = m * n * product.a.depth() <= ALONE;
+    let is_large = words > MOST_WORDS || (panels < 2 * cpu.threads() && !is_small);
     if product.b.packed().is_none() && (is_large || product.b.is_transposed()) {
         return false;
     }
@@ -60,7 +64,8 @@ pub(super) fn run<L: Level>(cpu: &Cpu, product: &Product) -> bool {
         let few = Few { product, isa: cpu.isa(), depth, rows, packed: Address::new(packed.cast().as_ptr()) };
         few.pack::<L>(cpu);
         let len = few.buffer_len::<L::Kernel>();
-        cpu.parallel_ranges(panels, (panels / (TASKS * cpu.threads())).max(1), |_, panels| {
+        let step = if is_small { panels } else { (panels / (TASKS * cpu.threads())).max(1) };
+        cpu.parallel_ranges(panels, step, |_, panels| {
             scratch::with_bytes(len * size_of::<f32>(), |buffer| {
                 // SAFETY: the level was chosen for this CPU; tasks are disjoint columns of the result.
                 unsafe { L::few_rows(rows, &few, panels, buffer.cast().as_ptr()) };
@@ -78,7 +83,7 @@ fn height<L: Level>(product: &Product) -> usize {
         tiles <= TURNED_TILES && SPARE * (tiles * height - m) <= m
     });
     // A panel that is packed anyway takes less time with columns as lanes.
-    let turned = turned.filter(|_| product.b.packed().is_none() && product.term.is_none());
+    let turned = turned.filter(|_| product.b.packed().is_none());
     // The smallest height that takes as few panels as the largest.
     let even = m.div_ceil(m.div_ceil(L::Kernel::ROWS));
     let least = || L::HEIGHTS.iter().copied().filter(|height| *height >= even).min();
@@ -174,8 +179,12 @@ impl Few<'_> {
                     let rows = columns.clone();
                     Panels { source, rows, lanes, to, stride: 0, is_in_cache }
                 };
+                let tail = Tail { lanes: tail, columns: buffer.wrapping_add(count * K::COLUMNS * K::WORDS) };
                 // SAFETY: the caller's promise.
                 unsafe {
+                    if let Some(Term { b, .. }) = product.term.as_ref().filter(|_| tail.lanes > 0) {
+                        K::pack_columns(panel_of(b, 0..tail.lanes, tail.columns.cast_mut()));
+                    }
                     match &weight {
                         Some(weight) => self.order::<K>(weight, (panel, index), next, buffer, unpacked),
                         None => {
@@ -186,8 +195,7 @@ impl Few<'_> {
                             let mut done = 0;
                             while done < m
                                 && tiles <= K::TILES_IN_PLACE
-                                && tail == 0
-                                && K::multiply_in_place(&b, rows_from(done), &tile_of(done), ahead)
+                                && K::multiply_in_place(&b, tail, rows_from(done), &tile_of(done), ahead)
                             {
                                 done += K::ROWS;
                             }
@@ -197,12 +205,10 @@ impl Few<'_> {
                             K::pack_columns(b);
                         }
                     }
-                    if let Some(Term { b, .. }) = product.term.as_ref().filter(|_| tail > 0) {
-                        K::pack_columns(panel_of(b, 0..tail, buffer.add(count * K::COLUMNS * K::WORDS)));
-                    }
                     for (number, row) in (0..m).step_by(K::ROWS).enumerate() {
                         let ahead = self.ahead::<K>(next, number, tiles);
-                        K::multiply(count + tail, rows_from(row), buffer, &tile_of(row), ahead, &mut pending);
+                        let lanes = count + tail.lanes;
+                        K::multiply(lanes, rows_from(row), buffer, &tile_of(row), ahead, &mut pending);
                     }
                 }
             }

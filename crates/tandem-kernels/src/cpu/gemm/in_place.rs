@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use super::kernel::{MOST_COLUMNS, Multiply, Panels, Sums, Tile};
+use super::kernel::{MOST_COLUMNS, Multiply, Panels, Sums, Tail, Tile};
 use super::pack::{Packing, Paired, Whole, Widened};
 use crate::DType;
 use crate::cpu::prefetch::{LINE, prefetch_far};
@@ -12,7 +12,7 @@ use crate::cpu::vector::Vector;
 pub(super) const WORDS: usize = LINE / size_of::<f32>();
 
 /// Computes `out = add + bias + Σ a · b` as [`Kernel::multiply`](super::kernel::Kernel::multiply), of a panel
-/// of the second factor that is not packed, and returns whether it did: of rows that run along k.
+/// of the second factor of which the tail alone is packed, and returns whether it did: of rows that run along k.
 /// Lines from `ahead` on, of as many rows, are prefetched.
 ///
 /// # Safety
@@ -20,6 +20,7 @@ pub(super) const WORDS: usize = LINE / size_of::<f32>();
 #[inline(always)]
 pub(super) unsafe fn multiply<M: Multiply, const MR: usize, const NV: usize>(
     panels: &Panels,
+    tail: Tail,
     a: *const f32,
     tile: &Tile,
     ahead: *const u8,
@@ -27,9 +28,9 @@ pub(super) unsafe fn multiply<M: Multiply, const MR: usize, const NV: usize>(
     // SAFETY: the caller's promise.
     unsafe {
         match (panels.source.dtype(), M::DEPTH) {
-            (DType::F32, _) => multiply_as::<M, Whole, MR, NV>(panels, a, tile, ahead),
-            (DType::Bf16, 1) => multiply_as::<M, Widened, MR, NV>(panels, a, tile, ahead),
-            (DType::Bf16, _) => multiply_as::<M, Paired, MR, NV>(panels, a, tile, ahead),
+            (DType::F32, _) => multiply_as::<M, Whole, MR, NV>(panels, tail, a, tile, ahead),
+            (DType::Bf16, 1) => multiply_as::<M, Widened, MR, NV>(panels, tail, a, tile, ahead),
+            (DType::Bf16, _) => multiply_as::<M, Paired, MR, NV>(panels, tail, a, tile, ahead),
         }
     }
 }
@@ -37,6 +38,7 @@ pub(super) unsafe fn multiply<M: Multiply, const MR: usize, const NV: usize>(
 #[inline(always)]
 unsafe fn multiply_as<M: Multiply, P: Packing, const MR: usize, const NV: usize>(
     panels: &Panels,
+    tail: Tail,
     a: *const f32,
     tile: &Tile,
     ahead: *const u8,
@@ -63,6 +65,21 @@ unsafe fn multiply_as<M: Multiply, P: Packing, const MR: usize, const NV: usize>
             }
         } else {
             sums = add::<M, P, MR, NV>(first, stride, elements.len(), a, ahead);
+        }
+        let mut a = a.add(elements.len().div_ceil(P::DEPTH) * MR);
+        for lane in 0..tail.lanes {
+            let from = tail.columns.add(lane * NV * width);
+            let mut columns = [M::Vector::splat(0.0); NV];
+            for j in 0..NV {
+                columns[j] = M::Vector::load(from.add(j * width), width);
+            }
+            for i in 0..MR {
+                let row = M::Vector::splat(*a.add(i));
+                for j in 0..NV {
+                    sums[i][j] = M::multiply_add(row, columns[j], sums[i][j]);
+                }
+            }
+            a = a.add(MR);
         }
         Sums(sums).store(tile);
     }

@@ -26,6 +26,13 @@ pub(super) struct Panels<'a> {
     pub is_in_cache: bool,
 }
 
+/// Lanes of a panel of the second factor that are packed, behind others that are not.
+#[derive(Clone, Copy)]
+pub(super) struct Tail {
+    pub lanes: usize,
+    pub columns: *const f32,
+}
+
 impl Panels<'_> {
     /// Returns the elements along k of the lanes, of `depth` elements each.
     pub(super) fn elements(&self, depth: usize) -> Range<usize> {
@@ -115,13 +122,19 @@ pub(super) trait Kernel {
         pending: &mut Self::Pending,
     );
 
-    /// Computes a tile with a panel of columns that is not packed, as [`Self::multiply`], if that pays; else
-    /// does nothing. Returns whether it did. Lines from `ahead` on, of as many rows, are prefetched.
+    /// Computes a tile with a panel of columns that is not packed but for its tail, as [`Self::multiply`], if that
+    /// pays; else does nothing. Returns whether it did. Lines from `ahead` on, of as many rows, are prefetched.
     ///
     /// # Safety
     /// As [`Self::multiply`] and [`Self::pack_columns`].
     #[inline(always)]
-    unsafe fn multiply_in_place(_columns: &Panels, _a: *const f32, _tile: &Tile, _ahead: *const u8) -> bool {
+    unsafe fn multiply_in_place(
+        _columns: &Panels,
+        _tail: Tail,
+        _a: *const f32,
+        _tile: &Tile,
+        _ahead: *const u8,
+    ) -> bool {
         false
     }
 }
@@ -221,10 +234,16 @@ impl<M: Multiply, const MR: usize, const NV: usize, const NR: usize> Kernel for 
     }
 
     #[inline(always)]
-    unsafe fn multiply_in_place(columns: &Panels, a: *const f32, tile: &Tile, ahead: *const u8) -> bool {
+    unsafe fn multiply_in_place(
+        columns: &Panels,
+        tail: Tail,
+        a: *const f32,
+        tile: &Tile,
+        ahead: *const u8,
+    ) -> bool {
         // More rows take longer than memory, and would wait for it.
         // SAFETY: the caller's promise.
-        MR <= 6 && unsafe { in_place::multiply::<M, MR, NV>(columns, a, tile, ahead) }
+        MR <= 6 && unsafe { in_place::multiply::<M, MR, NV>(columns, tail, a, tile, ahead) }
     }
 }
 

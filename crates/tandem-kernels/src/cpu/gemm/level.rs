@@ -114,6 +114,7 @@ mod x86 {
     use crate::cpu::gemm::amx::Tiles;
     use crate::cpu::gemm::kernel::Pairs;
     use crate::cpu::gemm::turned::Turned;
+    use crate::cpu::gemm::turned_tiles::TurnedTiles;
     use crate::cpu::vector::{Avx2, Avx512};
 
     type OfAvx2<const MR: usize> = OfSingles<Avx2, MR, 2, 16>;
@@ -140,10 +141,12 @@ mod x86 {
     );
     level!(
         /// bf16 factors.
-        AmxLevel, Tiles<1>, {}, {}, "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
+        AmxLevel, Tiles<1>, {16: TurnedTiles<1, 1>, 32: TurnedTiles<1, 2>}, {},
+        "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
     );
     level!(
         /// f32 factors.
-        AmxSplitLevel, Tiles<3>, {}, {}, "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
+        AmxSplitLevel, Tiles<3>, {16: TurnedTiles<3, 1>, 32: TurnedTiles<3, 2>}, {},
+        "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
     );
 }

@@ -1,6 +1,6 @@
 //! GEMM on the CPU: three algorithms.
 //!
-//! [`few`] takes few rows, as in generation, limited by reading the matrix. [`skinny`] takes GEMMs with a
+//! [`few`] takes few rows, as in generation, limited by reading the matrix: where it lies, if it can. [`skinny`] takes GEMMs with a
 //! dimension as short as an adapter's rank. [`blocked`] takes the rest, limited by arithmetic. The bits of a
 //! row do not depend on the number of rows. [`few`] also takes every product whose second factor is [`packed`].
 //! [`tree`] cuts a sum into blocks of k that ranks can divide.
@@ -21,6 +21,8 @@ mod skinny;
 mod skinny_tiles;
 mod tree;
 mod turned;
+#[cfg(target_arch = "x86_64")]
+mod turned_tiles;
 
 use super::convert::accumulate;
 use super::rows::RowsMut;

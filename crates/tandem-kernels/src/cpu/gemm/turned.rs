@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 
 use super::few::TURNED_TILES;
 use super::in_place::WORDS;
-use super::kernel::{Ahead, Kernel, MOST_COLUMNS, Multiply, Panels, Tile};
+use super::kernel::{Ahead, Kernel, MOST_COLUMNS, Multiply, Panels, Tail, Tile};
 use super::pack::{Packing, Paired, Whole, Widened, pack};
 use crate::DType;
 use crate::cpu::prefetch::prefetch_far;
@@ -49,19 +49,25 @@ impl<M: Multiply, const MR: usize, const NT: usize, const NC: usize, const NR: u
     #[inline(always)]
     unsafe fn multiply(lanes: usize, a: *const f32, b: *const f32, tile: &Tile, ahead: Ahead, (): &mut ()) {
         ahead.prefetch(0..ahead.length);
-        let columns = Columns { first: b, stride: size_of::<f32>(), step: NR, elements: lanes, ahead: None };
+        let tail = Tail { lanes: 0, columns: b };
         // SAFETY: the caller's promise: a packed panel holds the lanes of a column NR words apart.
-        unsafe { Self::compute::<Whole>(a, &columns, tile) };
+        unsafe { Self::compute::<Whole>(a, &Columns::packed(b, lanes, NR), tail, tile) };
     }
 
     #[inline(always)]
-    unsafe fn multiply_in_place(columns: &Panels, a: *const f32, tile: &Tile, ahead: *const u8) -> bool {
+    unsafe fn multiply_in_place(
+        columns: &Panels,
+        tail: Tail,
+        a: *const f32,
+        tile: &Tile,
+        ahead: *const u8,
+    ) -> bool {
         // SAFETY: the caller's promise.
         unsafe {
             match (columns.source.dtype(), M::DEPTH) {
-                (DType::F32, _) => Self::in_place::<Whole>(columns, a, tile, ahead),
-                (DType::Bf16, 1) => Self::in_place::<Widened>(columns, a, tile, ahead),
-                (DType::Bf16, _) => Self::in_place::<Paired>(columns, a, tile, ahead),
+                (DType::F32, _) => Self::in_place::<Whole>(columns, tail, a, tile, ahead),
+                (DType::Bf16, 1) => Self::in_place::<Widened>(columns, tail, a, tile, ahead),
+                (DType::Bf16, _) => Self::in_place::<Paired>(columns, tail, a, tile, ahead),
             }
         }
     }
@@ -77,11 +83,29 @@ struct Columns {
     ahead: Option<usize>,
 }
 
+impl Columns {
+    /// Creates the columns of a packed panel of `width` columns.
+    fn packed(first: *const f32, lanes: usize, width: usize) -> Self {
+        Self { first, stride: size_of::<f32>(), step: width, elements: lanes, ahead: None }
+    }
+
+    /// Returns the columns from `column` on.
+    fn from(&self, column: usize) -> Self {
+        Self { first: self.first.wrapping_byte_add(column * self.stride), ..*self }
+    }
+}
+
 impl<M: Multiply, const MR: usize, const NT: usize, const NC: usize, const NR: usize>
     Turned<M, MR, NT, NC, NR>
 {
     #[inline(always)]
-    unsafe fn in_place<P: Packing>(panels: &Panels, a: *const f32, tile: &Tile, ahead: *const u8) -> bool {
+    unsafe fn in_place<P: Packing>(
+        panels: &Panels,
+        tail: Tail,
+        a: *const f32,
+        tile: &Tile,
+        ahead: *const u8,
+    ) -> bool {
         let source = panels.source;
         let elements = panels.elements(P::DEPTH);
         if source.is_transposed() || panels.rows.len() != NR {
@@ -98,22 +122,25 @@ impl<M: Multiply, const MR: usize, const NT: usize, const NC: usize, const NR: u
                 elements: elements.len(),
                 ahead: Some(ahead.addr().wrapping_sub(first.addr())),
             };
-            Self::compute::<P>(a, &columns, tile);
+            Self::compute::<P>(a, &columns, tail, tile);
         }
         true
     }
 
     /// Computes a tile.
     #[inline(always)]
-    unsafe fn compute<P: Packing>(a: *const f32, columns: &Columns, tile: &Tile) {
+    unsafe fn compute<P: Packing>(a: *const f32, columns: &Columns, tail: Tail, tile: &Tile) {
         let width = M::Vector::LANES;
+        let behind = a.wrapping_add(columns.elements.div_ceil(P::DEPTH) * MR);
+        let tail = Columns::packed(tail.columns, tail.lanes, NR);
         debug_assert!(MR == NT * width && NC <= width && NR.is_multiple_of(NC));
         let mut values = [const { MaybeUninit::<[f32; MOST_COLUMNS]>::uninit() }; MR];
         // SAFETY: the caller's promise; a row of values has room for NR columns.
         unsafe {
             for column in (0..NR).step_by(NC) {
-                let first = columns.first.byte_add(column * columns.stride);
-                let sums = Self::add::<P>(a, &Columns { first, ..*columns });
+                let mut sums = [[M::Vector::splat(0.0); NT]; NC];
+                Self::add::<P>(a, &columns.from(column), &mut sums);
+                Self::add::<Whole>(behind, &tail.from(column), &mut sums);
                 for t in 0..NT {
                     let mut square = [M::Vector::splat(0.0); 16];
                     for c in 0..NC {
@@ -129,15 +156,15 @@ impl<M: Multiply, const MR: usize, const NT: usize, const NC: usize, const NR: u
         }
     }
 
-    /// Returns the sums of `NC` columns.
+    /// Adds the products of `NC` columns.
     #[inline(always)]
-    unsafe fn add<P: Packing>(mut a: *const f32, columns: &Columns) -> [[M::Vector; NT]; NC] {
+    unsafe fn add<P: Packing>(mut a: *const f32, columns: &Columns, to: &mut [[M::Vector; NT]; NC]) {
         let width = M::Vector::LANES;
         let Columns { first, stride, step, elements, ahead } = *columns;
         let words = elements / P::READ;
         // SAFETY: the caller's promise.
         unsafe {
-            let mut sums = [[M::Vector::splat(0.0); NT]; NC];
+            let mut sums = *to;
             for line in (0..words).step_by(WORDS) {
                 if let Some(ahead) = ahead {
                     for c in 0..NC {
@@ -174,7 +201,7 @@ impl<M: Multiply, const MR: usize, const NT: usize, const NC: usize, const NR: u
                     }
                 }
             }
-            sums
+            *to = sums;
         }
     }
 }
