@@ -12,7 +12,7 @@ pub struct Sampling {
     /// Divides positive logits, and multiplies negative ones, of tokens in prompt or completion; 1
     /// leaves them.
     pub repetition_penalty: f32,
-    /// Divides the logits; 0 takes the most likely token (the smallest id of equals).
+    /// Divides the logits; 0, or less than a normal f32, takes the most likely token (the smallest id of equals).
     pub temperature: f32,
     /// Samples from this many most likely tokens.
     pub top_k: Option<usize>,
@@ -72,13 +72,13 @@ impl Sampling {
         }
         let is_penalised = self.repetition_penalty != 1.0;
         // Scale and softcap grow with the logit: they do not change which is largest.
-        if is_penalised || self.temperature != 0.0 {
+        if is_penalised || !self.is_greedy() {
             ops::shape_logits(device, logits, head)?;
         }
         if is_penalised {
             self.penalise(logits, seen);
         }
-        if self.temperature == 0.0 {
+        if self.is_greedy() {
             return Ok(argmax(logits));
         }
         ops::relative_weights(device, logits, self.temperature)?;
@@ -94,9 +94,15 @@ impl Sampling {
     /// Returns the draw from all tokens that a GPU can make, as [`Sampling::draw`] would, if the options ask for
     /// one. Sums of weights may differ in their last bits, and with them a token at a border.
     pub(super) fn whole_draw(&self, vocabulary: usize, place: [u64; 3]) -> Option<Draw> {
-        let is_greedy = self.temperature == 0.0;
+        let is_greedy = self.is_greedy();
         let is_whole = self.repetition_penalty == 1.0 && (is_greedy || self.draws_from_all(vocabulary));
-        is_whole.then(|| Draw { temperature: self.temperature, uniform: uniform(self.seed, place) })
+        let temperature = if is_greedy { 0.0 } else { self.temperature };
+        is_whole.then(|| Draw { temperature, uniform: uniform(self.seed, place) })
+    }
+
+    /// Returns whether the most likely token is taken. The inverse of a smaller temperature is infinite.
+    fn is_greedy(&self) -> bool {
+        self.temperature < f32::MIN_POSITIVE
     }
 
     /// Returns whether no option leaves a token out.
@@ -110,11 +116,12 @@ impl Sampling {
         seen.dedup();
         for token in seen {
             let logit = &mut logits[token as usize];
-            *logit = if *logit < 0.0 {
+            let penalised = if *logit < 0.0 {
                 *logit * self.repetition_penalty
             } else {
                 *logit / self.repetition_penalty
             };
+            *logit = penalised.clamp(f32::MIN, f32::MAX);
         }
     }
 
@@ -309,6 +316,22 @@ mod tests {
     #[test]
     fn greedy_takes_the_first_of_equals() {
         assert_eq!(draw(Sampling::GREEDY, &[0.0, 2.0, 2.0, 1.0], &HEAD, 0), 1);
+    }
+
+    #[test]
+    fn options_as_small_as_can_be_are_no_error() {
+        for temperature in [f32::from_bits(1), 1e-40, 1e-38, f32::MIN_POSITIVE, 1e-30] {
+            let sampling = Sampling { temperature, ..Sampling::default() };
+            assert_eq!(draw(sampling, &[0.0, 2.0, 1.0], &HEAD, 0), 1, "{temperature:e}");
+            let whole = sampling.whole_draw(3, [0; 3]).unwrap();
+            assert!(whole.temperature == 0.0 || (1.0 / whole.temperature).is_finite());
+        }
+        let device = Device::meta();
+        for (repetition_penalty, expected) in [(1e-40, 0), (1e38, 1)] {
+            let sampling = Sampling { repetition_penalty, seed: 3, ..Sampling::default() };
+            let drawn = sampling.draw(&device, &mut [9.0, 8.0, -9.0], &HEAD, [&[0, 2], &[]], [0; 3]);
+            assert_eq!(drawn.unwrap(), expected);
+        }
     }
 
     #[test]

@@ -36,6 +36,8 @@ pub(crate) struct Completion {
     log_probs: bool,
     /// Number of tokens per prompt.
     prompts: Vec<usize>,
+    /// Characters of each completion before its next token.
+    offsets: Vec<usize>,
     /// Receiver of all prompts' messages, with the prompt's index.
     messages: Receiver<(usize, Message)>,
 }
@@ -63,7 +65,8 @@ impl Completion {
             let listener = Listener::new(sender.clone(), index);
             state.ask(Job { client: client.0, request, stop: asked.stop.clone(), listener })?;
         }
-        Ok(Self { state, ticket, heading, asked, log_probs, prompts: lengths, messages })
+        let offsets = vec![0; lengths.len() * asked.num_answers];
+        Ok(Self { state, ticket, heading, asked, log_probs, prompts: lengths, offsets, messages })
     }
 
     /// Responds when all is done, or streams.
@@ -112,12 +115,12 @@ impl Completion {
             }
         }
         let ends: Vec<Ended> = ends.into_iter().flatten().collect();
-        let choices = texts.into_iter().zip(tokens).zip(&ends).enumerate();
-        let choices = choices.map(|(index, ((text, tokens), end))| {
-            let text = text + &end.rest;
-            self.heading.kind.choice(index, &text, self.log_probs_of(&tokens), reason(end))
-        });
-        let choices = choices.collect();
+        let completions = texts.into_iter().zip(tokens).zip(&ends).enumerate();
+        let mut choices = Vec::new();
+        for (index, ((text, tokens), end)) in completions {
+            let (text, log_probs) = (text + &end.rest, self.log_probs_of(index, &tokens));
+            choices.push(self.heading.kind.choice(index, &text, log_probs, reason(end)));
+        }
         let tokens = ends.iter().map(|end| end.num_tokens).sum();
         Ok(self.heading.whole(choices, self.usage(tokens)))
     }
@@ -169,12 +172,12 @@ impl Completion {
     }
 
     /// Response chunks of one engine message.
-    fn choices_of(&self, (prompt, message): (usize, Message)) -> Vec<Value> {
+    fn choices_of(&mut self, (prompt, message): (usize, Message)) -> Vec<Value> {
         let (kind, first) = (self.heading.kind, prompt * self.asked.num_answers);
         match message {
             Message::Piece(piece) if piece.text.is_empty() && !self.log_probs => Vec::new(),
             Message::Piece(piece) => {
-                let log_probs = self.log_probs_of(&[piece.token]);
+                let log_probs = self.log_probs_of(first + piece.answer, &[piece.token]);
                 vec![kind.delta(first + piece.answer, &piece.text, log_probs, None)]
             }
             Message::Done(ends) => {
@@ -187,9 +190,10 @@ impl Completion {
         }
     }
 
-    fn log_probs_of(&self, tokens: &[(u32, f32)]) -> Value {
+    fn log_probs_of(&mut self, completion: usize, tokens: &[(u32, f32)]) -> Value {
         if self.log_probs {
-            self.heading.kind.log_probs(self.state.model().tokenizer(), tokens)
+            let offset = &mut self.offsets[completion];
+            self.heading.kind.log_probs(self.state.model().tokenizer(), tokens, offset)
         } else {
             Value::Null
         }

@@ -83,7 +83,9 @@ impl Kind {
         }
     }
 
-    pub(crate) fn log_probs(self, tokenizer: &Tokenizer, tokens: &[(u32, f32)]) -> Value {
+    /// Log-probabilities of tokens that begin `offset` characters behind the start of a completion, which is moved
+    /// behind them.
+    pub(crate) fn log_probs(self, tokenizer: &Tokenizer, tokens: &[(u32, f32)], offset: &mut usize) -> Value {
         let text = |id: u32| tokenizer.decode(&[id], false).unwrap_or_default();
         match self {
             Self::Chat => {
@@ -97,12 +99,16 @@ impl Kind {
                 json!({ "content": content, "refusal": null })
             }
             Self::Text => {
-                let (mut texts, mut offsets, mut offset) = (Vec::new(), Vec::new(), 0);
+                let (mut texts, mut offsets) = (Vec::new(), Vec::new());
                 for (id, _) in tokens {
-                    let token = text(*id);
-                    offsets.push(offset);
-                    offset += token.chars().count();
-                    texts.push(token);
+                    offsets.push(*offset);
+                    // The text leaves special tokens out. Of the tokens of a character the first counts it.
+                    let is_shown = tokenizer.decode(&[*id], true).is_ok_and(|text| !text.is_empty());
+                    if is_shown {
+                        let bytes = tokenizer.bytes(*id).unwrap_or_default();
+                        *offset += bytes.iter().filter(|byte| *byte & 0xc0 != 0x80).count();
+                    }
+                    texts.push(text(*id));
                 }
                 let log_probs: Vec<f32> = tokens.iter().map(|(_, log_prob)| *log_prob).collect();
                 json!({ "tokens": texts, "token_logprobs": log_probs, "top_logprobs": null, "text_offset": offsets })

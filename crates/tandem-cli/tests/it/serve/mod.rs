@@ -84,6 +84,28 @@ fn a_text_is_continued_up_to_a_stop_string() {
 }
 
 #[test]
+fn tokens_lie_at_the_same_places_whole_or_in_parts() {
+    let shop = Workshop::new();
+    let server = Server::start(&shop, &[]);
+    let body = |is_stream: bool| {
+        json!({
+            "prompt": ["the quick", "over the"], "max_tokens": 12, "n": 2, "seed": 5, "logprobs": 1, "stream": is_stream
+        })
+    };
+    let offsets = |choice: &Value| choice["logprobs"]["text_offset"].as_array().cloned().unwrap_or_default();
+    let (_, whole) = server.post("/v1/completions", &body(false));
+    let parts = server.stream("/v1/completions", &body(true));
+    for choice in whole["choices"].as_array().unwrap() {
+        let of_parts = parts.iter().map(|part| &part["choices"][0]).filter(|c| c["index"] == choice["index"]);
+        assert_eq!(of_parts.flat_map(offsets).collect::<Vec<_>>(), offsets(choice));
+        let text = choice["text"].as_str().unwrap().chars().count() as u64;
+        let places: Vec<u64> = offsets(choice).iter().filter_map(Value::as_u64).collect();
+        assert!(places[0] == 0 && places.is_sorted(), "{places:?}");
+        assert!(places.last().is_some_and(|last| (1..=text).contains(last)), "{places:?} of {text}");
+    }
+}
+
+#[test]
 fn requests_that_cannot_be_answered_are_refused() {
     let shop = Workshop::new();
     let server = Server::start(&shop, &["--context", "64"]);
@@ -112,6 +134,8 @@ fn requests_that_cannot_be_answered_are_refused() {
     );
     refused(options(json!(true)), 400, "`stream_options` is true, expected an object");
     refused(json!([]), 400, "the request body is not a JSON object");
+    // No inverse of such a temperature is finite.
+    assert_eq!(server.post(CHAT, &chat(json!({ "temperature": 1e-40 }))).0, 200);
     // What is the default may be said.
     let polite =
         json!({ "frequency_penalty": 0, "user": "me", "response_format": { "type": "text" }, "tools": [] });
