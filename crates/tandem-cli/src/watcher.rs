@@ -311,7 +311,7 @@ impl Observer for Watcher {
                 ));
             }
             Event::StoppedEarly { step, evaluations } => self.say(&format!(
-                "ended after step {step}: the last {evaluations} evaluations did not improve on the best one"
+                "ended after step {step}: the last {evaluations} evaluations did not improve enough on the best before them"
             )),
             Event::Skipped { step, reason, rows, in_a_row } => {
                 self.warn(&format!("step {step} left out ({in_a_row} in a row): {reason}: {rows}"));

@@ -3,6 +3,9 @@
 use crate::error::DataError;
 use crate::text::tokenizer::Tokenizer;
 
+/// Most ids without text, in a row. A character has four bytes at most, so these are no character's.
+const MOST_PENDING: usize = 16;
+
 /// Decoder that receives ids one by one.
 ///
 /// A character may span several tokens, and some decoders treat the first token of a text
@@ -26,7 +29,8 @@ impl<'a> DecodeStream<'a> {
     pub fn push(&mut self, id: u32) -> Result<String, DataError> {
         self.window.push(id);
         let text = self.pending()?;
-        if text.is_empty() || text.ends_with('\u{fffd}') {
+        let is_unfinished = text.is_empty() || text.ends_with('\u{fffd}');
+        if is_unfinished && self.window.len() - self.given < MOST_PENDING {
             return Ok(String::new());
         }
         // The ids just returned are the context of the next token.
@@ -46,6 +50,8 @@ impl<'a> DecodeStream<'a> {
     fn pending(&self) -> Result<String, DataError> {
         let before = self.tokenizer.decode(&self.window[..self.given], self.skip_special_tokens)?;
         let after = self.tokenizer.decode(&self.window, self.skip_special_tokens)?;
-        Ok(after.strip_prefix(&before).unwrap_or(&after).to_string())
+        let same = before.chars().zip(after.chars()).take_while(|(before, after)| before == after);
+        let given: usize = same.map(|(both, _)| both.len_utf8()).sum();
+        Ok(after[given..].to_string())
     }
 }

@@ -9,18 +9,27 @@ use crate::text::tokenizer::Tokenizer;
 pub struct TextStream<'a> {
     decode: DecodeStream<'a>,
     stop: StopStrings,
+    /// Stop strings that are special tokens, which the text leaves out.
+    stop_tokens: Vec<u32>,
     is_ended: bool,
 }
 
 impl<'a> TextStream<'a> {
     /// Creates an empty text.
     pub fn new(tokenizer: &'a Tokenizer, stop: &[String]) -> Self {
+        let is_special = |id: &u32| tokenizer.decode(&[*id], true).is_ok_and(|text| text.is_empty());
+        let stop_tokens = stop.iter().filter_map(|stop| tokenizer.id(stop)).filter(is_special).collect();
         let stop = StopStrings::new(stop.iter().cloned());
-        Self { decode: DecodeStream::new(tokenizer, true), stop, is_ended: false }
+        Self { decode: DecodeStream::new(tokenizer, true), stop, stop_tokens, is_ended: false }
     }
 
     /// Adds a token and returns the new text; empty after a stop string.
     pub fn push(&mut self, token: u32) -> Result<String> {
+        if self.stop_tokens.contains(&token) {
+            let rest = self.finish()?;
+            self.is_ended = true;
+            return Ok(rest);
+        }
         let piece = self.decode.push(token)?;
         Ok(self.show(&piece))
     }

@@ -8,6 +8,7 @@ use tandem_data::forest::{PairTokens, ScoredTokens};
 use tandem_data::record::{Record, RowKind};
 use tandem_data::row::{RowOptions, TokenRow, tokenise};
 use tandem_data::show::{ShowOptions, show_pair, show_prompt, show_scored};
+use tandem_data::text_stream::TextStream;
 use tandem_data::tokenizer::Tokenizer;
 use tandem_data::tokenizer_train::TokenizerRecipe;
 
@@ -258,6 +259,40 @@ fn streaming_gives_the_text_without_splitting_characters() {
     assert_eq!(ids.len(), 2);
     assert_eq!(stream.push(ids[0]).unwrap(), "");
     assert_eq!(stream.finish().unwrap(), "\u{fffd}");
+}
+
+/// Bytes that begin no character come out before the end, so that what is decoded again stays short.
+#[test]
+fn bytes_of_no_character_are_given_out() {
+    let (_folder, tokenizer) = tokenizer_with(false, None);
+    let last = tokenizer.encode("é").unwrap()[1];
+    let letter = tokenizer.encode("x").unwrap()[0];
+    let ids = [vec![last; 100], vec![letter]].concat();
+    let mut stream = DecodeStream::new(&tokenizer, true);
+    let pieces: Vec<_> = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
+    assert!(!pieces[20].is_empty() || pieces[..20].iter().any(|piece| !piece.is_empty()), "{pieces:?}");
+    assert_eq!(pieces.concat(), tokenizer.decode(&ids, true).unwrap());
+}
+
+#[test]
+fn a_stop_string_that_is_a_special_token_ends_the_text() {
+    let (_folder, tokenizer) = tokenizer_with(false, None);
+    let ids = tokenizer.encode("Explain 日本<|end|> number").unwrap();
+    let text_of = |stop: &[String]| {
+        let mut stream = TextStream::new(&tokenizer, stop);
+        let mut text = String::new();
+        for &id in &ids {
+            text += &stream.push(id).unwrap();
+            if stream.is_ended() {
+                return (text, true);
+            }
+        }
+        (text + &stream.finish().unwrap(), false)
+    };
+    assert_eq!(text_of(&["<|end|>".to_owned()]), ("Explain 日本".to_owned(), true));
+    // What may begin another stop string is no longer held back.
+    assert_eq!(text_of(&["<|end|>".to_owned(), "本 number".to_owned()]), ("Explain 日本".to_owned(), true));
+    assert_eq!(text_of(&[]), ("Explain 日本 number".to_owned(), false));
 }
 
 #[test]

@@ -401,5 +401,11 @@ fn read_config(path: &Path) -> Result<(Config, Option<Gguf>)> {
     if !path.is_dir() {
         return Err(ModelError::format(path, "no such model folder"));
     }
-    Ok((Config::read(&path.join("config.json"))?, None))
+    let config = path.join("config.json");
+    if !config.exists() && path.join("adapter_config.json").exists() {
+        let problem = "a folder of an adapter, where a whole model is needed: \
+                       `tandem merge` makes one of a language model's adapter";
+        return Err(ModelError::format(path, problem));
+    }
+    Ok((Config::read(&config)?, None))
 }

@@ -61,6 +61,6 @@ pub struct BestEvaluation {
     pub value: f64,
     /// Steps done when it was evaluated.
     pub step: u64,
-    /// Evaluations since then.
+    /// Evaluations since one that differed from the best before by more than `train.early_stopping_threshold`.
     pub evaluations_since: u64,
 }

@@ -50,7 +50,7 @@ keys! {
             .zero_is_none()
             .or(None)
             .only(keep_best.is_some(), "it follows the metric of `train.keep_best`, which is missing"),
-        /// With `early_stopping_patience`: smallest difference from the best value that is an improvement.
+        /// With `early_stopping_patience`: the run goes on while values differ by more than this from the best before.
         early_stopping_threshold: f64 = number(0.0..)
             .or(0.0)
             .only(early_stopping_patience.is_some(), "it belongs to `train.early_stopping_patience`, which is missing"),
@@ -81,7 +81,7 @@ pub struct BestMetric {
 const WITH_ACCURACY: &[Method] = &[Method::Sft, Method::Dpo, Method::Distill];
 
 impl BestMetric {
-    const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self {
             key: "eval/loss",
             is_lowest: true,

@@ -6,7 +6,7 @@ use tandem_comm::Phase;
 
 use super::{Files, Trainer};
 use crate::checkpoint::{BestEvaluation, Checkpoint};
-use crate::config::EvaluationConfig;
+use crate::config::{BestMetric, EvaluationConfig};
 use crate::events::{Event, Observer};
 use crate::metrics::Record;
 use crate::run::resume;
@@ -85,27 +85,17 @@ impl Trainer {
             return Ok(false);
         };
         let value = record.get(metric.name()).unwrap_or(f64::NAN);
-        let best = self.cursor.best.take().filter(|best| best.metric == metric.key);
-        let improves = |best: &BestEvaluation| metric.improves(value, best.value, early_stopping_threshold);
-        let is_best = best.as_ref().map_or(!value.is_nan(), improves);
-        self.cursor.best = match best {
-            _ if is_best => Some(BestEvaluation {
-                metric: metric.key.to_owned(),
-                value,
-                step: self.cursor.step,
-                evaluations_since: 0,
-            }),
-            Some(best) => Some(BestEvaluation { evaluations_since: best.evaluations_since + 1, ..best }),
-            None => {
-                let reason = format!(
-                    "train.keep_best = \"{}\" was asked for, but the evaluation after step {} has no such number; \
-                     metrics.jsonl in the run's folder names those it has",
-                    metric.key, self.cursor.step
-                );
-                return Err(TrainError::Mismatch { reason });
-            }
+        let (best, step) = (self.cursor.best.take(), self.cursor.step);
+        let Some((best, is_new)) = best_of(best, &metric, (step, value), early_stopping_threshold) else {
+            let reason = format!(
+                "train.keep_best = \"{}\" was asked for, but the evaluation after step {step} has no such number; \
+                 metrics.jsonl in the run's folder names those it has",
+                metric.key
+            );
+            return Err(TrainError::Mismatch { reason });
         };
-        Ok(is_best)
+        self.cursor.best = Some(best);
+        Ok(is_new)
     }
 
     /// Returns the evaluations since the best one, if they are so many that the run ends.
@@ -130,5 +120,60 @@ impl Trainer {
         resume::restore_evaluated(&checkpoint, self.config.train.evaluation_weights(), &mut self.scorer)?;
         observer.event(&Event::Best { step: best.step, metric: &best.metric, value: best.value });
         Ok(())
+    }
+}
+
+/// Returns the best evaluation after one more, whose step and value are given, and whether it is that. Improvements that are no larger than
+/// `threshold` make it the best, too, but use up patience. Nothing if there was none and the value is not a number.
+fn best_of(
+    best: Option<BestEvaluation>,
+    metric: &BestMetric,
+    (step, value): (u64, f64),
+    threshold: f64,
+) -> Option<(BestEvaluation, bool)> {
+    let before = best.filter(|best| best.metric == metric.key);
+    let improves_by = |threshold| match &before {
+        Some(best) => metric.improves(value, best.value, threshold),
+        None => !value.is_nan(),
+    };
+    let (is_best, goes_on) = (improves_by(0.0), improves_by(threshold));
+    let waited = before.as_ref().map_or(0, |best| best.evaluations_since);
+    let evaluations_since = if goes_on { 0 } else { waited + 1 };
+    let best = match before {
+        _ if is_best => BestEvaluation { metric: metric.key.to_owned(), value, step, evaluations_since },
+        Some(best) => BestEvaluation { evaluations_since, ..best },
+        None => return None,
+    };
+    Some((best, is_best))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Steps of the best evaluation and evaluations since, by values after steps 0, 1 and so on.
+    fn history(key: &str, threshold: f64, values: &[f64]) -> Vec<(u64, u64)> {
+        let metric = BestMetric::ALL.into_iter().find(|metric| metric.key == key).unwrap();
+        let mut best = None;
+        let next = |evaluation| {
+            let (new, is_best) = best_of(best.take(), &metric, evaluation, threshold).unwrap();
+            assert_eq!(is_best, new.step == evaluation.0);
+            let at = (new.step, new.evaluations_since);
+            best = Some(new);
+            at
+        };
+        (0..).zip(values.iter().copied()).map(next).collect()
+    }
+
+    /// As `EarlyStoppingCallback` and `load_best_model_at_end` of transformers.
+    #[test]
+    fn a_small_improvement_is_the_best_and_uses_up_patience() {
+        let losses = [6.96, 5.68, 5.23, 4.866, 4.9, 4.2];
+        assert_eq!(history("eval/loss", 0.5, &losses), [(0, 0), (1, 0), (2, 1), (3, 2), (3, 3), (5, 0)]);
+        assert_eq!(history("eval/loss", 0.0, &losses), [(0, 0), (1, 0), (2, 0), (3, 0), (3, 1), (5, 0)]);
+        assert_eq!(
+            history("eval/accuracy", 0.1, &[0.5, 0.55, f64::NAN, 0.7]),
+            [(0, 0), (1, 1), (1, 2), (3, 0)]
+        );
     }
 }
