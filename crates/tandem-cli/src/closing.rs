@@ -87,6 +87,10 @@ pub(crate) fn places(method: Option<Method>, model: &Path) -> Vec<String> {
     ];
     let next = match method {
         None => return lines,
+        Some(Method::Reward) if model.join("adapter_config.json").is_file() => format!(
+            "next: tandem merge {} MERGED, then name MERGED in a [[judges]] table of an online run, with kind = \"reward\"",
+            model.display()
+        ),
         Some(Method::Reward) => format!(
             "next: name it in a [[judges]] table of an online run, with kind = \"reward\" and model = \"{}\"",
             model.display()

@@ -37,10 +37,18 @@ pub(crate) fn run(arguments: &MergeArguments) -> anyhow::Result<Exit> {
 /// Writes `output` and returns the number of parameters.
 fn merge(adapter: &Path, output: &Path, base: &Path, dtype: Option<DType>) -> tandem_train::Result<usize> {
     let folder = PeftFolder::open(adapter)?;
-    let mut template = ModelFolder::open(base)?.with_tokenizer_of(adapter)?;
+    let is_scorer = folder.is_of_reward_model();
+    // The adapter holds the head that scores, whole.
+    let template = if is_scorer { ModelFolder::open_reward(base, 0) } else { ModelFolder::open(base) };
+    let mut template = template?.with_tokenizer_of(adapter)?;
     // A model without a tokenizer is merged too.
     if [adapter, base].iter().any(|folder| folder.join("tokenizer.json").is_file()) {
-        template = template.with_eos(Tokenizer::from_model(base, Some(adapter))?.eos_id());
+        let tokenizer = Tokenizer::from_model(base, Some(adapter))?;
+        template = template.with_eos(tokenizer.eos_id());
+        // As in training.
+        if let Some(pad) = tokenizer.pad_id().or_else(|| tokenizer.eos_id()).filter(|_| is_scorer) {
+            template = template.with_pad(pad);
+        }
     }
     let merged = Merged::open(&template, &folder, 1)?;
     let (decoder, dtype) = (merged.decoder(), dtype.unwrap_or(template.stored_type()));

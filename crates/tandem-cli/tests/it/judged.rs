@@ -142,6 +142,30 @@ fn a_reward_model_judges_and_long_texts_have_no_score() {
     }
 }
 
+/// The head that scores comes from the adapter's folder, and the padding token from its tokenizer, as in training.
+#[test]
+fn a_reward_models_adapter_is_merged_and_judges() {
+    let shop = shop();
+    let train = ["train", "dpo.toml", "--set", "method=reward", "--set", "adapter.rank=4"];
+    let evaluated = ["--set", "data.eval=preferences.jsonl", "--set", "train.learning_rate=1e-2"];
+    shop.run(&[&train[..], &evaluated].concat()).expect(0).says(&["tandem merge", "run/final"]);
+    shop.run(&["merge", "run/final", "merged"]).expect(0);
+    let last = shop.metrics("run").into_iter().rev().find(|record| record["split"] == "eval").unwrap();
+    let evaluate = ["eval", "dpo.toml", "--set", "method=reward", "--set", "model=merged"];
+    let found = shop.run(&[&evaluate[..], &evaluated[..2]].concat()).expect(0);
+    let found: Value = serde_json::from_str(&found.stdout).unwrap();
+    for key in ["loss", "mean_reward", "max_reward"] {
+        let (merged, trained) = (found[key].as_f64().unwrap(), last[key].as_f64().unwrap());
+        assert!((merged - trained).abs() < 1e-4, "{key}: {merged} and {trained}");
+    }
+    shop.write("judges.toml", "[[judges]]\nkind = \"reward\"\nmodel = \"merged\"\n");
+    json_of(eval(&shop, &["--against", "other", "--json"]));
+    shop.write("judges.toml", "[[judges]]\nkind = \"reward\"\nmodel = \"run/final\"\n");
+    eval(&shop, &["--against", "other"])
+        .expect(2)
+        .says(&["run/final", "a whole model is needed: `tandem merge`"]);
+}
+
 const COMMAND: &str = "[[judges]]\nkind = \"command\"\ntimeout_s = 30\nrestarts = 1\nfirst_pause_s = 0.01\n";
 
 #[test]

@@ -55,6 +55,11 @@ impl PeftFolder {
         &self.config.adapter
     }
 
+    /// Returns whether it is a reward model's adapter, whose base is read by [`ModelFolder::open_reward`].
+    pub fn is_of_reward_model(&self) -> bool {
+        self.config.scores
+    }
+
     /// Returns an error if the adapter was trained on random weights, which no folder holds.
     ///
     /// # Errors

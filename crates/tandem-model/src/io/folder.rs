@@ -403,8 +403,7 @@ fn read_config(path: &Path) -> Result<(Config, Option<Gguf>)> {
     }
     let config = path.join("config.json");
     if !config.exists() && path.join("adapter_config.json").exists() {
-        let problem = "a folder of an adapter, where a whole model is needed: \
-                       `tandem merge` makes one of a language model's adapter";
+        let problem = "a folder of an adapter, where a whole model is needed: `tandem merge` makes one";
         return Err(ModelError::format(path, problem));
     }
     Ok((Config::read(&config)?, None))
