@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::{JudgeError, Result};
 
 /// Interval at which a waiting thread checks `stop`.
-pub(crate) const LOOK: Duration = Duration::from_millis(20);
+pub const LOOK: Duration = Duration::from_millis(20);
 
 /// Pauses that double.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +41,10 @@ impl Backoff {
 }
 
 /// Sleeps, unless `stop` is set.
-pub(crate) fn sleep(pause: Duration, stop: &AtomicBool) -> Result<()> {
+///
+/// # Errors
+/// It is, or was meanwhile.
+pub fn sleep(pause: Duration, stop: &AtomicBool) -> Result<()> {
     let until = Instant::now() + pause;
     loop {
         if stop.load(Ordering::Relaxed) {

@@ -1,10 +1,13 @@
 //! HTTP client common to all generation servers: completion requests and adapter loading.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tandem_judge::http::{Backoff, Http, Key, Reply};
+use tandem_judge::http::{Backoff, Http, Key, LOOK, Reply, sleep};
 
 use super::protocol::{self, Protocol, ServerMessages};
 use crate::config::ServerConfig;
@@ -13,12 +16,22 @@ use crate::{Result, TrainError};
 /// A longer reply is not read: 64 answers of many thousand tokens.
 const LONGEST_REPLY: u64 = 1 << 28;
 
+/// Path that unloads an adapter.
+const UNLOAD: &str = "unload_lora_adapter";
+
 /// Pauses before a request is sent again.
 const PAUSES: Backoff = Backoff { first: Duration::from_millis(500), longest: Duration::from_secs(60) };
 
-/// Sends requests to a server, again and again if need be.
+/// Time that an unloading at a stop may take.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Reason of a request that was given up, which nobody reads: a stop is no error.
+const STOPPED: &str = "stopped";
+
+/// Sends requests to a server, again and again if need be. Each waits on a thread of its own, so that a stop is heard
+/// whatever the server does.
 pub(crate) struct Client {
-    http: Http,
+    http: Arc<Http>,
     server: ServerConfig,
     protocol: &'static dyn Protocol,
 }
@@ -33,7 +46,7 @@ impl Client {
         let key = server.api_key_env.as_deref().map(Key::read).transpose().map_err(error)?;
         let time = Duration::from_secs_f64(server.timeout_s);
         let http = Http::new(&server.base_url, key, time, server.concurrency, LONGEST_REPLY);
-        Ok(Self { http, server: server.clone(), protocol: protocol::for_kind(server.kind) })
+        Ok(Self { http: Arc::new(http), server: server.clone(), protocol: protocol::for_kind(server.kind) })
     }
 
     pub(crate) fn concurrency(&self) -> usize {
@@ -46,9 +59,9 @@ impl Client {
     }
 
     /// Has the adapter in a folder loaded under a name, and makes sure that the server has it.
-    pub(crate) fn load(&self, name: &str, folder: &Path) -> Result<()> {
+    pub(crate) fn load(&self, name: &str, folder: &Path, stop: &AtomicBool) -> Result<()> {
         let ServerConfig { model, .. } = &self.server;
-        let models = self.models()?;
+        let models = self.models(stop)?;
         if !models.iter().any(|id| id == model) {
             return Err(self.error(format!(
                 "it serves {}, not {model:?}; set online.server.model to the name of the base",
@@ -57,15 +70,15 @@ impl Client {
         }
         if models.iter().any(|id| id == name) {
             // A run that was killed left it, and its folder may be gone.
-            self.unload(name)?;
+            self.unload(name, stop)?;
         }
-        self.refuse_unproven(name)?;
+        self.refuse_unproven(name, stop)?;
         let body = json!({ "lora_name": name, "lora_path": folder }).to_string();
         let ServerMessages { needs, switches, already, .. } = self.protocol.words();
         let refused = |why: String| {
             self.error(format!("it does not load the adapter {}: {why}. {needs}", folder.display()))
         };
-        let reply = self.send("load_lora_adapter", Some(&body)).map_err(refused)?;
+        let reply = self.send("load_lora_adapter", Some(&body), stop).map_err(refused)?;
         if is_good(&reply) {
             let wrong = |why| refused(format!("{why} ({})", self.said(&reply)));
             self.protocol.loaded(name, &reply).map_err(wrong)?;
@@ -79,7 +92,7 @@ impl Client {
                 false => refused(self.said(&reply)),
             });
         }
-        let models = self.models()?;
+        let models = self.models(stop)?;
         if models.iter().any(|id| id == name) {
             return Ok(());
         }
@@ -92,10 +105,10 @@ impl Client {
 
     /// Refuses a server that does not say which adapter answers, and answers for one that does not
     /// exist.
-    fn refuse_unproven(&self, name: &str) -> Result<()> {
+    fn refuse_unproven(&self, name: &str, stop: &AtomicBool) -> Result<()> {
         let Some((name, body)) = self.protocol.impossible(name) else { return Ok(()) };
         let ServerMessages { answers, switches, .. } = self.protocol.words();
-        let reply = self.send(answers, Some(&body.to_string())).map_err(|reason| self.error(reason))?;
+        let reply = self.send(answers, Some(&body.to_string()), stop).map_err(|reason| self.error(reason))?;
         if is_good(&reply) {
             return Err(self.error(format!(
                 "it completes prompts with the adapter {name:?}, which does not exist: weights of another round would go \
@@ -116,9 +129,9 @@ impl Client {
     }
 
     /// Has the adapter of that name unloaded.
-    pub(crate) fn unload(&self, name: &str) -> Result<()> {
+    pub(crate) fn unload(&self, name: &str, stop: &AtomicBool) -> Result<()> {
         let body = json!({ "lora_name": name }).to_string();
-        let reply = self.send("unload_lora_adapter", Some(&body)).map_err(|reason| self.error(reason))?;
+        let reply = self.send(UNLOAD, Some(&body), stop).map_err(|reason| self.error(reason))?;
         // A missing adapter was unloaded by a request whose reply was lost.
         if is_good(&reply) || self.protocol.is_gone(name, &reply) {
             return Ok(());
@@ -126,18 +139,25 @@ impl Client {
         Err(self.error(format!("it does not unload the adapter {name:?}: {}", self.said(&reply))))
     }
 
+    /// Has the adapter unloaded if the server is quick about it; else the next run does.
+    pub(crate) fn leave(&self, name: &str) {
+        let body = json!({ "lora_name": name }).to_string();
+        // Without an answer nothing is to be done.
+        let _ = self.begin(UNLOAD, Some(&body)).recv_timeout(FAREWELL);
+    }
+
     /// Parsed completion reply, or its defect.
-    pub(crate) fn complete(&self, body: &str) -> Result<Value, String> {
-        let reply = self.send(self.protocol.words().answers, Some(body))?;
+    pub(crate) fn complete(&self, body: &str, stop: &AtomicBool) -> Result<Value, String> {
+        let reply = self.send(self.protocol.words().answers, Some(body), stop)?;
         if !is_good(&reply) {
             return Err(format!("it refuses a completion request: {}", self.said(&reply)));
         }
         serde_json::from_str(&reply.text).map_err(|_| self.not_json(&reply))
     }
 
-    fn models(&self) -> Result<Vec<String>> {
+    fn models(&self, stop: &AtomicBool) -> Result<Vec<String>> {
         let models = || {
-            let reply = self.send(self.protocol.words().models, None)?;
+            let reply = self.send(self.protocol.words().models, None, stop)?;
             if !is_good(&reply) {
                 return Err(format!("it does not list its models: {}", self.said(&reply)));
             }
@@ -148,14 +168,12 @@ impl Client {
         models().map_err(|reason| self.error(reason))
     }
 
-    /// Any reply but one that may be better another time, or why there is none after all tries.
-    fn send(&self, path: &str, body: Option<&str>) -> Result<Reply, String> {
-        let ServerConfig { base_url, timeout_s, retries, .. } = &self.server;
-        let url = format!("{base_url}/{path}");
+    /// Any reply but one that may be better another time, or why there is none after all tries. A stop ends it.
+    fn send(&self, path: &str, body: Option<&str>, stop: &AtomicBool) -> Result<Reply, String> {
+        let ServerConfig { timeout_s, retries, .. } = &self.server;
         let mut failures = 0;
         loop {
-            let found = body.map_or_else(|| self.http.get(&url), |body| self.http.post(&url, body));
-            let (reason, after) = match found {
+            let (reason, after) = match received(&self.begin(path, body), stop)? {
                 Ok(reply) if !reply.may_pass() => return Ok(reply),
                 Ok(reply) => (self.said(&reply), reply.after.unwrap_or_default()),
                 Err(reason) => (reason, Duration::ZERO),
@@ -167,8 +185,20 @@ impl Client {
                      online.server.timeout_s): {reason}"
                 ));
             }
-            std::thread::sleep(PAUSES.jittered(failures).max(after));
+            sleep(PAUSES.jittered(failures).max(after), stop).map_err(|_| STOPPED)?;
         }
+    }
+
+    /// Sends a request on a thread of its own.
+    fn begin(&self, path: &str, body: Option<&str>) -> Receiver<Result<Reply, String>> {
+        let (http, url) = (Arc::clone(&self.http), format!("{}/{path}", self.server.base_url));
+        let (body, (send, receiver)) = (body.map(str::to_owned), channel());
+        std::thread::spawn(move || {
+            let found = body.map_or_else(|| http.get(&url), |body| http.post(&url, &body));
+            // After a stop nobody receives.
+            let _ = send.send(found);
+        });
+        receiver
     }
 
     fn said(&self, reply: &Reply) -> String {
@@ -182,6 +212,26 @@ impl Client {
             self.protocol.words().name,
             self.http.beginning(&reply.text)
         )
+    }
+}
+
+/// Waits for what a request finds.
+///
+/// # Errors
+/// A stop.
+fn received(
+    receiver: &Receiver<Result<Reply, String>>,
+    stop: &AtomicBool,
+) -> Result<Result<Reply, String>, &'static str> {
+    loop {
+        if stop.load(Ordering::Relaxed) {
+            return Err(STOPPED);
+        }
+        match receiver.recv_timeout(LOOK) {
+            Ok(found) => return Ok(found),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => unreachable!("the thread sends what it finds"),
+        }
     }
 }
 

@@ -135,15 +135,24 @@ impl First {
         let name = name_of(&folder)?;
         let Asked { split, num_answers, ref requests } = *asked;
         let form = CompletionRequest { name: &name, options, seed, prepared, split, num_answers };
-        client.load(&name, &folder)?;
-        let answers = ask(client, &form, requests, progress, stop)?;
-        client.unload(&name)?;
+        let round = || -> Result<_> {
+            client.load(&name, &folder, stop)?;
+            let answers = ask(client, &form, requests, progress, stop)?;
+            client.unload(&name, stop)?;
+            Ok(answers)
+        };
+        let answers = round();
+        if stop.load(Ordering::Relaxed) {
+            client.leave(&name);
+            return Ok(None);
+        }
+        let answers = answers?;
         let before = before.replace(folder.clone()).filter(|before| *before != folder);
         if let Some(before) = before.filter(|before| before.exists()) {
             let io = |source| TrainError::Io { action: "remove", path: before.clone(), source };
             fs::remove_dir_all(&before).map_err(io)?;
         }
-        Ok(answers)
+        Ok(Some(answers))
     }
 }
 
@@ -162,15 +171,15 @@ fn name_of(folder: &Path) -> Result<String> {
     Ok(format!("tandem-{}", &hash.finalize().to_hex()[..16]))
 }
 
-/// Requests completions of all prompts concurrently, in order. The first error or `stop` ends it
-/// once running requests have ended.
+/// Requests completions of all prompts concurrently, in order. The first error ends it once running requests have
+/// ended; a stop ends those, and is an error that nobody reads.
 fn ask(
     client: &Client,
     form: &CompletionRequest<'_>,
     asked: &[GenerationRequest],
     progress: &Progress,
     stop: &AtomicBool,
-) -> Result<Option<Vec<Vec<Answer>>>> {
+) -> Result<Vec<Vec<Answer>>> {
     let next = AtomicUsize::new(0);
     let (send, received) = mpsc::channel();
     let mut answers = vec![Vec::new(); asked.len()];
@@ -178,9 +187,10 @@ fn ask(
         while let Some((index, asked)) =
             Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, asked.get(i)?)))
         {
-            let answers = client.complete(&form.body(asked)).and_then(|reply| form.answers(asked, &reply));
+            let answers =
+                client.complete(&form.body(asked), stop).and_then(|reply| form.answers(asked, &reply));
             let answers = answers.map_err(|reason| client.error(reason));
-            if answers.is_err() || stop.load(Ordering::Relaxed) {
+            if answers.is_err() {
                 next.store(usize::MAX / 2, Ordering::Relaxed);
             }
             // After a failure nothing receives.
@@ -197,6 +207,6 @@ fn ask(
             progress.begin_phase(Phase::Generate);
             answers[index] = found?;
         }
-        Ok((!stop.load(Ordering::Relaxed)).then_some(answers))
+        Ok(answers)
     })
 }

@@ -3,13 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use tandem_train::TrainError;
 use tandem_train::checkpoint::export;
+use tandem_train::events::Silent;
 use tandem_train::run::run_dir::RunDirPolicy;
+use tandem_train::run::spawn;
+use tandem_train::{Outcome, TrainError};
 
 use super::fake::{Fake, Reply, Request};
 use super::ranks::log;
@@ -171,6 +174,42 @@ fn a_stopped_run_goes_on_as_if_it_had_not_been() {
     small.run("parts", RunDirPolicy::Resume, None, &settings).1.unwrap();
     assert_eq!(log(&small, "parts"), whole.0);
     assert!(small.weights("parts") == whole.2, "the final weights");
+}
+
+/// While a request has no answer, or is repeated: the step before is kept, and the run goes on later.
+#[test]
+fn a_stop_is_heard_whatever_the_server_does() {
+    let replies: [fn() -> Reply; 2] = [|| Reply::Nothing, || error(500, "a", "b").into()];
+    for (path, reply) in
+        [("completions", replies[0]), ("completions", replies[1]), ("load_lora_adapter", replies[0])]
+    {
+        let small = Small::new("online");
+        let whole = run(&small, "whole", &usual(), &[]);
+        // From the second round on.
+        let server = vllm::start(move |request, before| match request.path == path && before >= 5 {
+            true => reply(),
+            false => Reply::Usual,
+        });
+        let more = ["online.server.timeout_s=300", "online.server.retries=1000"];
+        let settings = settings(&server, &more);
+        let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+        let (config, stop) = (small.config("parts", &settings), AtomicBool::new(false));
+        let outcome = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while server.requests(path).len() <= 5 {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                stop.store(true, Ordering::Relaxed);
+            });
+            spawn::train(&config, RunDirPolicy::Overwrite, &mut Silent, &stop)
+        });
+        let outcome = outcome.unwrap_or_else(|e| panic!("{e}"));
+        assert!(matches!(outcome, Outcome::Stopped(Some(_))), "{path}: {outcome:?}");
+        let again = self::settings(&usual(), &[]);
+        let again: Vec<&str> = again.iter().map(String::as_str).collect();
+        small.finish("parts", RunDirPolicy::Resume, &again);
+        assert!(small.weights("parts") == whole.2, "{path}: the final weights");
+    }
 }
 
 /// With policy gradients: the ratios of later steps are to the trainer's own log-probabilities, which a checkpoint keeps.
