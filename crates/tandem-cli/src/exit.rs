@@ -14,7 +14,9 @@ use std::process::ExitCode;
 use std::{fmt, io};
 
 use tandem_comm::LaunchError;
+use tandem_data::DataError;
 use tandem_hub::HubError;
+use tandem_model::ModelError;
 use tandem_train::config::ConfigError;
 use tandem_train::{Fault, TrainError};
 
@@ -54,6 +56,10 @@ impl Exit {
             Some(if error.is_mistake() { Self::UserMistake } else { Self::OwnFault })
         } else if let Some(error) = cause.downcast_ref::<HubError>() {
             Some(if error.is_mistake() { Self::UserMistake } else { Self::OwnFault })
+        } else if let Some(error) = cause.downcast_ref::<ModelError>() {
+            Some(Fault::of_model(error).into())
+        } else if let Some(error) = cause.downcast_ref::<DataError>() {
+            Some(Fault::of_data(error).into())
         } else {
             cause.downcast_ref::<io::Error>().map(|error| Fault::of_io(error).into())
         }

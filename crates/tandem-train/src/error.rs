@@ -255,6 +255,24 @@ impl Fault {
         }
     }
 
+    /// Returns whose fault an error of a model's files is.
+    pub fn of_model(error: &ModelError) -> Self {
+        match error {
+            ModelError::Io { source, .. } => Self::of_io(source),
+            ModelError::Kernel(_) | ModelError::Store(_) => Self::Own,
+            _ => Self::User,
+        }
+    }
+
+    /// Returns whose fault an error of rows or a tokenizer is.
+    pub fn of_data(error: &DataError) -> Self {
+        match error {
+            DataError::Io { source, .. } => Self::of_io(source),
+            DataError::Forest(_) => Self::Own,
+            _ => Self::User,
+        }
+    }
+
     /// The process exit code.
     pub const fn exit_code(self) -> u8 {
         match self {
@@ -285,21 +303,16 @@ impl TrainError {
             | Self::TooLarge { .. }
             | Self::WrongStart { .. }
             | Self::NotFinite { .. } => Fault::User,
-            Self::Io { source, .. }
-            | Self::Model(ModelError::Io { source, .. })
-            | Self::Data(DataError::Io { source, .. }) => Fault::of_io(source),
+            Self::Io { source, .. } => Fault::of_io(source),
             Self::Comm(error) => Self::comm_fault(error),
             Self::OnRank { error, .. } | Self::OutOfMemory { error, .. } => error.fault(),
             Self::Model(ModelError::Store(error)) if error.is::<CommError>() => {
                 error.downcast_ref().map_or(Fault::Own, Self::comm_fault)
             }
-            Self::NoRoom { .. }
-            | Self::NothingLearned { .. }
-            | Self::Model(ModelError::Kernel(_) | ModelError::Store(_))
-            | Self::Data(DataError::Forest(_))
-            | Self::Kernel(_) => Fault::Own,
+            Self::NoRoom { .. } | Self::NothingLearned { .. } | Self::Kernel(_) => Fault::Own,
             Self::Judge(error) => Self::judge_fault(error),
-            Self::Model(_) | Self::Data(_) => Fault::User,
+            Self::Model(error) => Fault::of_model(error),
+            Self::Data(error) => Fault::of_data(error),
         }
     }
 

@@ -158,8 +158,13 @@ fn a_checkpoint_of_another_model_is_told_by_the_key_that_has_changed() {
 #[test]
 fn options_that_cannot_be_meant_are_named() {
     let shop = Workshop::new();
+    fs::create_dir(shop.path("plain")).unwrap();
+    for name in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(shop.path(&format!("model/{name}")), shop.path(&format!("plain/{name}"))).unwrap();
+    }
     for (command, option) in [
-        (&["serve", "model", "--context", "0"][..], "--context"),
+        (&["chat", "plain"][..], "no chat template"),
+        (&["serve", "model", "--context", "0"], "--context"),
         (&["serve", "model", "--max-batch", "0"], "--max-batch"),
         (&["serve", "model", "--max-queue", "0"], "expected a number of at least 1"),
         (&["serve", "model", "--key-env", "TANDEM_TEST_EMPTY"], "the variable TANDEM_TEST_EMPTY is empty"),

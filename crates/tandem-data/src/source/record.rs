@@ -342,11 +342,17 @@ impl Row<'_> {
             (Text::Chat(mut chosen), Text::Chat(mut rejected)) => {
                 let at = common_messages(&chosen, &rejected);
                 if at == 0 {
+                    let hint = match *prompt_ignored {
+                        true => {
+                            "`prompt` is a text: make it a list of messages, as `chosen` and `rejected` are"
+                        }
+                        false => "add a `prompt` key, or begin both with the same messages",
+                    };
                     return Err(DataError::Keys {
                         place: self.place.clone(),
-                        expected: "a prompt",
+                        expected: "of a prompt",
                         found: "`chosen` and `rejected` that have no message in common".into(),
-                        hint: Some("add a `prompt` key, or begin both with the same messages".into()),
+                        hint: Some(hint.into()),
                     });
                 }
                 let answer = chosen.split_off(at);
@@ -373,7 +379,7 @@ impl Row<'_> {
 
     /// Takes `label`: a boolean, 0 or 1, or such a text of a table.
     fn label(&mut self) -> Result<bool, DataError> {
-        let found = self.row.remove("label").unwrap_or_default();
+        let Some(found) = self.row.remove("label") else { return Err(self.missing(RowKind::Unpaired)) };
         let label = match &found {
             Value::Null => {
                 self.row.insert("label".into(), Value::Null);

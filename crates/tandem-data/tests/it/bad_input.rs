@@ -62,6 +62,21 @@ fn a_missing_column_is_named_with_the_nearest_key() {
     let error = preference(r#"{"prompt": "a", "completion": "b", "label": true}"#);
     assert!(error.contains("these are labelled completions, which method = \"kto\" trains on"), "{error}");
     assert!(preference("{}").contains("found none"));
+
+    let labelled = |row| error_of("data.jsonl", row, &RowOptions::new(RowKind::Unpaired));
+    let error = labelled(r#"{"prompt": "a", "completion": "b"}"#);
+    assert!(error.contains("found `prompt`, `completion`;"), "{error}");
+    let error = labelled(r#"{"prompt": "a", "completion": "b", "label": null}"#);
+    assert!(error.contains("`label` (null)"), "{error}");
+}
+
+#[test]
+fn messages_that_share_no_prompt_are_told_from_a_prompt_of_another_kind() {
+    let chosen = r#""chosen": [{"role": "assistant", "content": "b"}], "rejected": [{"role": "assistant", "content": "c"}]"#;
+    let error = preference(&format!("{{{chosen}}}"));
+    assert!(error.ends_with("; add a `prompt` key, or begin both with the same messages"), "{error}");
+    let error = preference(&format!("{{\"prompt\": \"a\", {chosen}}}"));
+    assert!(error.contains("; `prompt` is a text: make it a list of messages"), "{error}");
 }
 
 #[test]

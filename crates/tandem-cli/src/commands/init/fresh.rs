@@ -44,7 +44,11 @@ pub(super) fn draft(told: &Told, arguments: &InitArguments) -> anyhow::Result<Dr
     if !told.eval.is_empty() {
         draft.set("data.eval", rows(&told.eval), "held-out rows");
     }
-    let longer = if method.generates() { "longer prompts are dropped" } else { "the rest is cut" };
+    let longer = match method {
+        Method::Reward => "longer pairs are dropped",
+        _ if method.generates() => "longer prompts are dropped",
+        _ => "the rest is cut",
+    };
     let context =
         ModelFolder::open(Path::new(&told.model)).map_or(MAX_LENGTH, |folder| folder.spec().context());
     let length = MAX_LENGTH.min(context);

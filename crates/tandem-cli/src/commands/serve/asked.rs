@@ -44,11 +44,12 @@ impl CompletionRequest {
         };
         let sampling = Sampling {
             temperature: fields.number("temperature", 0.0, 100.0)?.unwrap_or(1.0) as f32,
-            top_p: fields.number("top_p", 1e-6, 1.0)?.unwrap_or(1.0) as f32,
+            // 0 is the most likely token, as the least number above is.
+            top_p: (fields.number("top_p", 0.0, 1.0)?.unwrap_or(1.0) as f32).max(f32::MIN_POSITIVE),
             top_k: fields.count("top_k", 1, 1 << 32)?.map(|k| k as usize),
             min_p: fields.number("min_p", 0.0, 1.0)?.unwrap_or(0.0) as f32,
             repetition_penalty: fields.number("repetition_penalty", 1e-3, 1e3)?.unwrap_or(1.0) as f32,
-            seed: fields.count("seed", 0, u64::MAX)?.unwrap_or_else(new_seed),
+            seed: fields.seed("seed")?.unwrap_or_else(new_seed),
         };
         let stream = fields.switch("stream")?;
         let include_usage = include_usage(fields.take("stream_options"))?;

@@ -48,6 +48,15 @@ impl Fields {
         }
     }
 
+    /// Takes a whole number of 64 bits, with a sign or without.
+    pub(crate) fn seed(&mut self, name: &str) -> Result<Option<u64>, ApiError> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        match value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned)) {
+            Some(seed) => Ok(Some(seed)),
+            None => Err(wrong(name, &value, "a whole number of 64 bits")),
+        }
+    }
+
     /// Takes a boolean, false if missing.
     pub(crate) fn switch(&mut self, name: &str) -> Result<bool, ApiError> {
         match self.take(name) {

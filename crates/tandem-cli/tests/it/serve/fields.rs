@@ -41,7 +41,7 @@ fn every_field_of_a_wrong_type_or_range_is_named() {
     only(&server, "min_p", &[json!(0.5)]);
     only(&server, "top_k", &[]);
     only(&server, "repetition_penalty", &[json!(0.5)]);
-    only(&server, "seed", &[json!(u64::MAX)]);
+    only(&server, "seed", &[json!(-1), json!(u64::MAX), json!(i64::MIN)]);
     only(&server, "stop", &[json!([]), json!("1")]);
     only(&server, "stream", &[json!(true)]);
     only(&server, "logprobs", &[json!(true)]);

@@ -134,6 +134,10 @@ fn requests_that_cannot_be_answered_are_refused() {
     );
     refused(options(json!(true)), 400, "`stream_options` is true, expected an object");
     refused(json!([]), 400, "the request body is not a JSON object");
+    // The least number takes the likeliest token.
+    let [likeliest, greedy] = [json!({ "top_p": 0 }), json!({ "temperature": 0 })]
+        .map(|extra| server.post(CHAT, &chat(extra)).1["choices"][0]["message"]["content"].clone());
+    assert!(likeliest.is_string() && likeliest == greedy, "{likeliest} and {greedy}");
     // No inverse of such a temperature is finite.
     assert_eq!(server.post(CHAT, &chat(json!({ "temperature": 1e-40 }))).0, 200);
     // What is the default may be said.
