@@ -76,9 +76,15 @@ fn on_a_processor(bench: &Bench) {
         }
     }
     for dtype in [DType::F32, DType::Bf16] {
-        let name = format!("attention_decode 16 rows over 1024, 16/4 of 128 {dtype}");
-        if bench.wants(&name) {
-            decode(bench, &name, dtype);
+        for (shape, heads, kv_heads, head_dim) in [("16/4 of 128", 16, 4, 128), ("9/3 of 64", 9, 3, 64)] {
+            let name = format!("attention_decode 16 rows over 1024, {shape} {dtype}");
+            if bench.wants(&name) {
+                decode(bench, &name, [heads, kv_heads, head_dim], dtype, 0);
+            }
+            let name = format!("attention_decode 2 x 8 rows over 512 + 512, {shape} {dtype}");
+            if bench.wants(&name) {
+                decode(bench, &name, [heads, kv_heads, head_dim], dtype, 512);
+            }
         }
     }
 }
@@ -132,14 +138,18 @@ fn one(
     });
 }
 
-fn decode(bench: &Bench, name: &str, dtype: DType) {
-    let (rows, keys, heads, kv_heads, head_dim) = (16, 1024, 16, 4, 128);
+/// Times 16 queries over 1024 keys each, of which eight share the first. Rated by the bytes of all the keys that are seen.
+fn decode(bench: &Bench, name: &str, [heads, kv_heads, head_dim]: [usize; 3], dtype: DType, shared: u32) {
+    const ROWS: u32 = 16;
+    const KEYS: u32 = 1024;
+    let (rows, keys) = (ROWS as usize, KEYS as usize);
     let shape = AttentionShape { heads, kv_heads, head_dim, scale: 0.1, window: None, softcap: None };
     let [q, mut out] = [(); 2].map(|()| bench.matrix(rows, heads * head_dim, dtype));
     let [k, v] = [(); 2].map(|()| bench.matrix(rows * keys, kv_heads * head_dim, dtype));
+    let ranges = |r: u32| [r / 8 * 8 * KEYS..r / 8 * 8 * KEYS + shared, r * KEYS + shared..(r + 1) * KEYS];
     let visible = Visible {
-        offsets: (0..=rows as u32).collect(),
-        ranges: (0..rows as u32).map(|r| r * keys as u32..(r + 1) * keys as u32).collect(),
+        offsets: (0..=ROWS).map(|r| 2 * r).collect(),
+        ranges: (0..ROWS).flat_map(ranges).collect(),
     };
     let bytes = (2 * k.view().len() * dtype.size()) as f64;
     bench.line(name, Work::Bytes(bytes), || {

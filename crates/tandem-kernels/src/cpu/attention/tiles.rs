@@ -211,18 +211,15 @@ pub(super) fn decode_len(layout: &Layout) -> usize {
     pass_len(decoded_rows(layout), layout.width)
 }
 
-/// Computes a query's heads of one key/value head as decoding's function of that name, on tiles: each row
+/// Computes a task of one query as decoding's function of that name, on tiles: each row
 /// meets the same keys in the same squares as in [`forward_block`], so the bits are the same.
 ///
 /// # Safety
 /// As there; the CPU has [`crate::Isa::Amx`], E is bf16, and the layout is one for tiles.
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-pub(super) unsafe fn decode_group<E: Element>(
-    call: &Decode<'_, E>,
-    query: usize,
-    kv_head: usize,
-    memory: &mut [f32],
-) {
+pub(super) unsafe fn decode_group<E: Element>(call: &Decode<'_, E>, task: usize, memory: &mut [f32]) {
+    let (queries, kv_head) = call.of_task(task);
+    let query = queries.start;
     let (layout, rows) = (&call.layout, decoded_rows(&call.layout));
     let hidden = call.hidden(query);
     // SAFETY: the caller's promise.
@@ -233,7 +230,7 @@ pub(super) unsafe fn decode_group<E: Element>(
         let mut tokens = [0; KEYS];
         let mut strips = call.strips(query).peekable();
         while let Some(strip) = strips.next() {
-            call.prefetch_after(query, kv_head, strips.peek());
+            call.prefetch_after(task, query, strips.peek());
             let tokens = &mut tokens[..strip.len()];
             call.cache_rows(query, &strip, tokens);
             pass.add::<E>([call.k, call.v], tokens, kv_head, 0, |scores| {
