@@ -558,12 +558,17 @@ impl Gguf {
                 self.error("tensor rope_freqs.weight holds other factors than Llama 3's rotary scaling, which is not supported")
             });
         }
-        let factor = self.number(&key("factor"))?;
-        // Older files have the factor of linear scaling alone.
-        let linear = self.number(&format!("{name}.rope.scale_linear"))?.filter(|&factor| factor != 1.0);
-        let kind = self.text(&key("type"))?.unwrap_or(if linear.is_some() { "linear" } else { "none" });
+        // Older files have the factor of linear scaling under another key. A missing type is linear, as in llama.cpp.
+        let factor = match self.number(&key("factor"))? {
+            None => self.number(&format!("{name}.rope.scale_linear"))?,
+            factor => factor,
+        };
+        let is_scaled = factor.is_some_and(|factor| factor != 0.0 && factor != 1.0);
+        let kind = self.text(&key("type"))?.unwrap_or(if is_scaled { "linear" } else { "none" });
+        if let Some(ext) = self.number(&key("yarn_ext_factor"))?.filter(|&ext| kind == "yarn" && ext != 1.0) {
+            return Err(self.error(format!("{} is {ext}; only 1 is supported", key("yarn_ext_factor"))));
+        }
         let factor = || {
-            let factor = factor.or(linear);
             factor.ok_or_else(|| {
                 self.error(format!("{} is missing, which {kind} scaling needs", key("factor")))
             })
@@ -571,6 +576,7 @@ impl Gguf {
         let mut scaling = Map::new();
         match kind {
             "none" => return Ok(None),
+            "linear" if !is_scaled => return Ok(None),
             "linear" => {}
             "yarn" => {
                 let original = original.ok_or_else(|| {

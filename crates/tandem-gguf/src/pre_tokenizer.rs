@@ -46,7 +46,15 @@ pub(crate) fn named(pre: &str) -> Option<PreTokenizer> {
         adds_bos: false,
     };
     Some(match pre {
-        "default" | "gpt-2" | "phi-2" | "exaone4" => plain(byte_level(true)),
+        // llama.cpp's own: one list of patterns after another.
+        "default" => plain(json!({"type": "Sequence", "pretokenizers": [
+            isolated(&[r"[\p{P}\$\+<=>\^~\|]+"]),
+            isolated(&[r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"]),
+            isolated(&[r"\p{N}+"]),
+            isolated(&[r"[0-9][0-9][0-9]"]),
+            byte_level(false),
+        ]})),
+        "gpt-2" | "phi-2" | "exaone4" => plain(byte_level(true)),
         "smollm" | "starcoder" | "refact" => {
             plain(sequence(json!({"type": "Digits", "individual_digits": true}), byte_level(true)))
         }

@@ -206,7 +206,12 @@ impl Gguf {
             }
             None => return Err(self.error("tokenizer.ggml.model is missing: the file has no tokenizer")),
         }
-        let pre = self.text("tokenizer.ggml.pre")?.unwrap_or("default");
+        let pre = self.text("tokenizer.ggml.pre")?.ok_or_else(|| {
+            self.error(
+                "tokenizer.ggml.pre is missing, which says how texts are divided before byte-level BPE: the file was written before \
+                 April 2024; take a newer one, or the model's HF folder",
+            )
+        })?;
         named(pre).ok_or_else(|| {
             self.error(format!(
                 "tokenizer.ggml.pre is \"{pre}\", which is not supported; known: {}. Use the model's HF folder",

@@ -176,6 +176,18 @@ impl ChatTemplate {
         if tool_use { TOOL_USE } else { DEFAULT }
     }
 
+    /// Returns the template that a row's `chat_template_kwargs` name.
+    fn named(&self, chosen: &serde_json::Value) -> Result<&str, DataError> {
+        let names = || self.sources.iter().map(|(name, _)| name.as_str());
+        names().find(|name| chosen.as_str() == Some(name)).ok_or_else(|| {
+            let all = names().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ");
+            let reason = format!(
+                "`chat_template` of chat_template_kwargs is {chosen}, expected the name of a template: {all}"
+            );
+            DataError::Template { reason }
+        })
+    }
+
     fn run(&self, messages: &[Message], options: RenderOptions, marked: bool) -> Result<String, DataError> {
         let mut variables = serde_json::Map::new();
         for (name, token) in &self.special_tokens {
@@ -189,7 +201,10 @@ impl ChatTemplate {
         variables.entry("add_generation_prompt").or_insert(options.add_generation_prompt.into());
         let messages: Vec<_> = messages.iter().map(with_reasoning_aliases).collect();
         variables.insert("messages".into(), messages.into());
-        let name = self.name(options.tools.is_some());
+        let name = match options.kwargs.and_then(|kwargs| kwargs.get("chat_template")) {
+            None | Some(serde_json::Value::Null) => self.name(options.tools.is_some()),
+            Some(chosen) => self.named(chosen)?,
+        };
         let name = if marked { format!("{name}{MARKED}") } else { name.to_string() };
         self.environment
             .get_template(&name)

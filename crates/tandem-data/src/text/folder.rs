@@ -126,7 +126,17 @@ impl Base {
         match self {
             Self::Disk(folder) => {
                 let path = folder.join(name);
-                tandem_files::read(&path, limit(name)).map_err(DataError::io("reading", &path))
+                let others = ["tokenizer.model", "vocab.json"].map(|other| folder.join(other));
+                match others.into_iter().find(|other| name == TOKENIZER && !path.exists() && other.exists()) {
+                    Some(other) => Err(DataError::Tokenizer {
+                        path: other,
+                        reason: format!(
+                            "is not read: {TOKENIZER} is needed, which \
+                             AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers writes"
+                        ),
+                    }),
+                    None => tandem_files::read(&path, limit(name)).map_err(DataError::io("reading", &path)),
+                }
             }
             Self::Gguf { path, files } => files
                 .get(name)
@@ -136,7 +146,10 @@ impl Base {
     }
 }
 
+/// File that every tokenizer has.
+const TOKENIZER: &str = "tokenizer.json";
+
 /// Returns the limit of a file: of the list of tokens, and of what is parsed as a tree of values.
 fn limit(name: &str) -> u64 {
-    if name == "tokenizer.json" { MAX_TABLE } else { MAX_CONFIG }
+    if name == TOKENIZER { MAX_TABLE } else { MAX_CONFIG }
 }

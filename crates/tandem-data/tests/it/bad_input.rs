@@ -132,6 +132,10 @@ fn a_missing_file_or_template_is_named() {
     let text = error.to_string();
     assert!(text.starts_with("reading ") && text.ends_with("none.jsonl"), "{text}");
     assert!(std::error::Error::source(&error).is_some(), "the system's answer is the cause");
+    let other = tempfile::tempdir().unwrap();
+    std::fs::write(other.path().join("tokenizer.model"), "").unwrap();
+    let error = Tokenizer::from_folder(other.path()).err().unwrap().to_string();
+    assert!(error.contains("tokenizer.model: is not read: tokenizer.json is needed"), "{error}");
     let error = Tokenizer::from_folder(Path::new("/nowhere")).err().unwrap().to_string();
     assert_eq!(error, "tokenizer /nowhere: no such folder");
 

@@ -504,3 +504,18 @@ fn huge_steps_are_bounded_in_time() {
     let error = template(source).render(&[], RenderOptions::default()).unwrap_err().to_string();
     assert!(error.contains("seconds"), "{error}");
 }
+
+#[test]
+fn a_rows_arguments_may_name_a_template() {
+    let sources = [("default", "plain"), ("rag", "from documents")];
+    let sources = sources.map(|(name, text)| (name.to_string(), text.to_string())).to_vec();
+    let template = ChatTemplate::new(sources, Vec::new()).unwrap();
+    let render = |chosen: Value| {
+        let kwargs = serde_json::json!({ "chat_template": chosen }).as_object().cloned();
+        template.render(&[], RenderOptions { kwargs: kwargs.as_ref(), ..RenderOptions::default() })
+    };
+    assert_eq!(render("rag".into()).unwrap(), "from documents");
+    assert_eq!(render(Value::Null).unwrap(), "plain");
+    let error = render("{{ messages }}".into()).unwrap_err().to_string();
+    assert!(error.contains("expected the name of a template: \"default\", \"rag\""), "{error}");
+}

@@ -15,7 +15,7 @@ pub(super) const FAMILY: Family = Family {
 fn read(config: &Config) -> Result<DecoderSpec> {
     let mut spec = llama::with_biases(config)?;
     spec.embedding.scale = config.number("embedding_multiplier", 1.0)? as f32;
-    spec.attention.scale = config.number("attention_multiplier", 1.0)? as f32;
+    spec.attention.scale = config.positive("attention_multiplier", 1.0)? as f32;
     let scale = config.number("residual_multiplier", 1.0)? as f32;
     spec.residual = Residual::Sequential { norms: NormPlacement::Before, scale };
     spec.head.shape.logit_scale = Some((1.0 / config.positive("logits_scaling", 1.0)?) as f32);
