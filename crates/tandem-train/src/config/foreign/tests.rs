@@ -618,7 +618,9 @@ mod translations {
     /// TRL limits completions alone.
     #[test]
     fn prompts_of_grpo_have_room() {
-        for (settings, tokens) in [("num_generations: 2", 1024), ("num_generations: 2\nmax_completion_length: 2048", 2560)] {
+        for (settings, tokens) in
+            [("num_generations: 2", 1024), ("num_generations: 2\nmax_completion_length: 2048", 2560)]
+        {
             let (keys, _) = translated(Program::Trl, Method::Grpo, "data.max_length", settings);
             assert_eq!(keys, [format!("data.max_length = {tokens}")]);
         }
