@@ -188,7 +188,7 @@ fn refuse_unrewarded(next: &[Next], conversations: usize) -> Result<(), JudgeErr
         match next {
             Next::Messages(..) => return Ok(()),
             Next::End(score) => {
-                reason = Some(score.said.as_str().map_or_else(|| score.said.to_string(), str::to_owned))
+                reason = Some(score.said.as_str().map_or_else(|| score.said.to_string(), str::to_owned));
             }
         }
     }

@@ -293,7 +293,7 @@ impl Translator<'_> {
         if let Some(given) = loss {
             match given.value.as_str() {
                 Some("nll" | "chunked_nll" | "sft" | "sigmoid") => {
-                    self.not_needed(&given, "the method has this one loss")
+                    self.not_needed(&given, "the method has this one loss");
                 }
                 _ => {
                     return Err(given
