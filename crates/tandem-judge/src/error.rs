@@ -49,6 +49,9 @@ pub enum JudgeError {
         "judge `{judge}`: 0 of {answers} answers scored: {reason}; `may_abstain = true` allows a judge to score none"
     )]
     NoScore { judge: String, answers: usize, reason: String },
+    /// An environment that ended all conversations of a round without a reward.
+    #[error("environment: 0 of {conversations} conversations rewarded; the last reason: {reason}")]
+    NoReward { conversations: usize, reason: String },
     /// The budget of requests is spent.
     #[error(
         "judge `{judge}`: the budget of {budget} requests is spent; raise `budget`, or continue with another judge"

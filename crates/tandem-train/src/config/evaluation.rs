@@ -22,12 +22,15 @@ keys! {
         /// Prompts that the model answers before the first step, at each evaluation and after the last
         /// step; written to `samples.jsonl`, and the first and last answers are shown. They are those of
         /// the first held-out rows, else of the first training rows; an answer takes the most likely
-        /// tokens. 0 answers none. `"auto"` is 3; 0 where weights are sharded (`"zero3"`), offloaded or
+        /// tokens. Only `"sft"`, `"dpo"` and `"distill"` have it. 0 answers none. `"auto"` is 3; 0 where weights are sharded (`"zero3"`), offloaded or
         /// divided into pipeline stages, for each token then moves all of them.
         samples: SampleCount = sample_count()
             .or(SampleCount::Auto)
             .only(has_samples(method), match method {
                 Method::Online | Method::Grpo => "an online run keeps answers of its own: `online.samples_every`",
+                Method::Kto => {
+                    "method = \"kto\" has no samples; `tandem generate` answers from a checkpoint; remove it"
+                }
                 _ => "a reward model answers nothing; remove it",
             })
             .free(),

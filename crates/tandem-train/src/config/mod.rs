@@ -61,7 +61,7 @@ pub use environment::EnvironmentConfig;
 pub use error::{ConfigError, Place, Problem};
 pub use evaluation::{BestMetric, EvaluationConfig, SampleCount};
 pub use explain::explain;
-pub use foreign::{Answers, Facts, Program, Translation, coming_from_page, translate};
+pub use foreign::{Answers, Facts, PerEpoch, Program, Translation, coming_from_page, translate};
 pub use groups::ParameterGroup;
 pub use grpo::{Aggregation, Baseline, GrpoConfig, ScaleRewards};
 pub use hub::{Fetch, HubPart, HubUse, load_judges_fetched};

@@ -64,6 +64,7 @@ impl Generation {
         };
         let of = asked.requests.iter().zip(first);
         let mut talks: Vec<Talk> = of.flat_map(|(of, answers)| begin(*of, answers)).collect();
+        let (num_talks, mut is_rewarded) = (talks.len(), false);
         for turn in 1.. {
             let mut open: Vec<&mut Talk> = talks.iter_mut().filter(|talk| !talk.is_ended).collect();
             on.progress.begin_phase(Phase::Judge);
@@ -78,6 +79,13 @@ impl Generation {
             if let Some(environment) = environment.as_deref_mut() {
                 let open: Vec<&Talk> = open.iter().map(|talk| &**talk).collect();
                 next = company.working(|stop| asking.ask(environment, &open, stop))??;
+                if let Some(next) = &next {
+                    is_rewarded |=
+                        next.iter().any(|next| matches!(next, Next::End(JudgeScore { score: Some(_), .. })));
+                    if !is_rewarded {
+                        refuse_unrewarded(next, num_talks)?;
+                    }
+                }
             }
             if !company.end()? {
                 return Ok(None);
@@ -171,6 +179,20 @@ fn apply(open: &mut [&mut Talk], next: Option<Vec<Next>>, group: &mut ProcessGro
         }
     }
     Ok(())
+}
+
+/// Refuses a round whose last conversations end here, when none of its conversations had a reward.
+fn refuse_unrewarded(next: &[Next], conversations: usize) -> Result<(), JudgeError> {
+    let mut reason = None;
+    for next in next {
+        match next {
+            Next::Messages(..) => return Ok(()),
+            Next::End(score) => {
+                reason = Some(score.said.as_str().map_or_else(|| score.said.to_string(), str::to_owned));
+            }
+        }
+    }
+    reason.map_or(Ok(()), |reason| Err(JudgeError::NoReward { conversations, reason }))
 }
 
 /// A round of questions to the environment.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use tandem_hub::ModelFiles;
-use tandem_train::config::{ConfigError, Draft, Problem};
+use tandem_train::config::{ConfigError, Draft, Problem, Translation};
 use tandem_train::inputs::RunInputs;
 use tandem_train::plan::advise::advice::{advise, possible};
 use tandem_train::plan::estimate::device::{DeviceTable, Devices};
@@ -23,8 +23,7 @@ pub(super) enum Look {
     Planned { lines: Vec<String>, fits: bool, changed: bool },
 }
 
-/// Opens model and rows, plans the run, and makes it fit. `packed`: tokens of a packed sequence of the
-/// other program.
+/// Opens model and rows, plans the run, and makes it fit. `from`: the other program's run.
 ///
 /// # Errors
 /// A mistake in the file, the model or the rows.
@@ -32,7 +31,7 @@ pub(super) fn look(
     file: &Path,
     planned: Option<&Devices>,
     draft: &mut Draft,
-    packed: Option<u64>,
+    from: Option<&Translation>,
 ) -> anyhow::Result<Look> {
     let mut config = match hub::config(file, &[], ModelFiles::WithoutWeights) {
         Ok(config) => config,
@@ -44,9 +43,12 @@ pub(super) fn look(
     watcher.finish();
     let mut lines = vec![about(&inputs)];
     let mut changed = false;
-    if let Some(tokens) = packed
+    if let Some(from) = from
+        && let Some(tokens) = from.packed
         && let Some(line) = unpack(draft, &mut config, &inputs, tokens)
     {
+        let steps = inputs.train.num_rows().div_ceil(config.train.batch_size) as u64;
+        from.per_epoch.iter().for_each(|due| due.set(draft, steps));
         lines.push(line);
         changed = true;
     }

@@ -144,8 +144,7 @@ fn checked(
         Config::load::<&str>(file, &[])?;
         return Ok(Exit::Done);
     }
-    let packed = from.and_then(|from| from.packed);
-    match look(file, planned, draft, packed)? {
+    match look(file, planned, draft, from)? {
         Look::NotHere(reason) => {
             lines.push(format!("not planned: {reason}"));
             Ok(Exit::Done)

@@ -210,3 +210,20 @@ fn pairs_for_kto_are_counted_as_completions() {
     let written = shop.read("kto.toml");
     assert!(written.contains("an epoch has 12 steps"), "{written}");
 }
+
+/// An epoch of packed rows has the steps of the batch that is written, not of the packed one.
+#[test]
+fn checkpoints_of_packed_rows_are_due_by_epochs() {
+    let shop = shop();
+    shop.write(
+        "packed.yaml",
+        "model_name_or_path: model\ndataset_name: demonstrations.jsonl\noutput_dir: o\n\
+         per_device_train_batch_size: 1\npacking: true\nmax_length: 64\nnum_train_epochs: 1\n\
+         learning_rate: 1e-5\nsave_strategy: epoch\n",
+    );
+    shop.run(&["init", "packed.toml", "--from", "packed.yaml", "--ranks", "1"]).expect(0);
+    let written: toml::Table = shop.read("packed.toml").parse().unwrap();
+    let number = |key: &str| written["train"][key].as_integer().unwrap() as u64;
+    assert!(number("batch_size") > 1, "{written}");
+    assert_eq!(number("save_every"), 24u64.div_ceil(number("batch_size")), "{written}");
+}

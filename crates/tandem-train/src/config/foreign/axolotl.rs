@@ -21,6 +21,18 @@ pub(super) const NAMES: &[Name] = &[
         Part::EvalShare,
         "it cannot be had: rows are not split here; give held-out rows in `data.eval`",
     ),
+    key_but(
+        &["chat_template"],
+        "data.chat_template",
+        |value| match value.as_str() {
+            Some("tokenizer_default") => Converted::Same("the model's own chat template is used"),
+            Some("jinja") => Converted::Same("chat_template_jinja has it"),
+            _ => Converted::Missing(
+                "its templates are not here; give this one as a file in `data.chat_template`",
+            ),
+        },
+        "a path or a text; without it the model's own template is used",
+    ),
     missing(
         &["pretraining_dataset"],
         "give rows with a `text` in `data.train`; a stream without an end is not read",
@@ -325,7 +337,11 @@ pub(super) const NAMES: &[Name] = &[
         "`compute.sharding` shards over all ranks, or over each of `compute.replicate`",
     ),
     key(&["rl_beta", "dpo_beta", "trl.beta"], "objective.beta", number),
-    key(&["dpo_label_smoothing", "cpo_label_smoothing"], "objective.label_smoothing", number),
+    part(
+        &["dpo_label_smoothing", "cpo_label_smoothing"],
+        Part::LabelSmoothing,
+        "it is `objective.label_smoothing` here; TRL's `DPOTrainer` ignores it for \"sigmoid\" and \"sigmoid_norm\"",
+    ),
     part(
         &["dpo_loss_type"],
         Part::Loss,

@@ -235,8 +235,14 @@ impl Reader<'_> {
             }
         }
         settings.retain(|name, _| name != "_");
+        let program = self.kind.unwrap_or_else(|| program_of(words, &settings));
+        // LLaMA-Factory has settings behind its file as hydra has.
+        if program == Program::LlamaFactory && !self.files.is_empty() {
+            let words = rest.iter().filter(|word| is_override(word)).filter_map(|word| word.split_once('='));
+            let more: Vec<_> = words.map(|(name, value)| (name.to_owned(), bare(value))).collect();
+            settings.extend(more);
+        }
         if !settings.is_empty() {
-            let program = self.kind.unwrap_or_else(|| program_of(words, &settings));
             documents.push(self.document(program, settings));
         }
         Ok(self.command(documents, method_of(name)))

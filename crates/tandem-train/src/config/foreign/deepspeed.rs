@@ -109,8 +109,13 @@ pub(super) const NAMES: &[Name] = &[
         "`train.steps` or `train.epochs` says where the schedule ends",
     ),
     missing(
-        &["scheduler.params.warmup_min_lr", "scheduler.params.warmup_type", "scheduler.params.cos_min_ratio"],
+        &["scheduler.params.warmup_min_lr", "scheduler.params.cos_min_ratio"],
         "warm-up is a straight line from 0",
+    ),
+    part(
+        &["scheduler.params.warmup_type"],
+        Part::WarmupType,
+        "it cannot be had: warm-up is a straight line from 0, as with \"linear\"",
     ),
     part(
         &["tensorboard.enabled"],

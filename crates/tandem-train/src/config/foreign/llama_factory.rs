@@ -113,6 +113,7 @@ pub(super) const NAMES: &[Name] = &[
     ),
     not_needed(&["quantization_device_map"], "`compute.format` says all about frozen weights"),
     part(&["pref_loss"], Part::Loss, "it is `objective.loss` here"),
+    part(&["dpo_label_smoothing"], Part::LabelSmoothing, "it is `objective.label_smoothing` here"),
     key(&["kto_chosen_weight"], "objective.desirable_weight", number),
     key(&["kto_rejected_weight"], "objective.undesirable_weight", number),
     key(&["pref_beta"], "objective.beta", number),

@@ -39,7 +39,7 @@ pub(super) const NAMES: &[Name] = &[
         "`method` is \"sft\" or \"dpo\" here, and `objective.loss` the loss",
     ),
     key(&["loss.beta"], "objective.beta", number),
-    key(&["loss.label_smoothing"], "objective.label_smoothing", number),
+    part(&["loss.label_smoothing"], Part::LabelSmoothing, "it is `objective.label_smoothing` here"),
     key(&["loss.reference_free"], "objective.reference_free", flag),
     part(&["datasets"], Part::Datasets, "it is `data.train` here: a file, or a split of the hub"),
     key(&["max_length"], "data.max_length", count),

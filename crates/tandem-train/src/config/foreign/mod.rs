@@ -25,7 +25,7 @@ use super::page::list;
 use super::tree::{Node, Value};
 use name::{Meaning, Name};
 pub use page::coming_from_page;
-pub use translate::{Answers, Facts, Translation, translate};
+pub use translate::{Answers, Facts, PerEpoch, Translation, translate};
 
 /// A program whose settings are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,7 +82,12 @@ impl Program {
     fn find(self, setting: &str) -> Option<&'static Name> {
         let passes_on = matches!(self, Self::Axolotl | Self::LlamaFactory);
         let inherited = if passes_on { trl::NAMES } else { &[] };
-        self.own().iter().chain(inherited).find(|name| name.names.contains(&setting))
+        let found = self.own().iter().chain(inherited).find(|name| name.names.contains(&setting));
+        // Axolotl has settings of GRPO in a table.
+        let inner = || setting.strip_prefix("trl.").filter(|_| self == Self::Axolotl);
+        found.or_else(|| {
+            trl::NAMES.iter().find(|name| inner().is_some_and(|inner| name.names.contains(&inner)))
+        })
     }
 }
 

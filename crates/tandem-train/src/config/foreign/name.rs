@@ -63,6 +63,7 @@ pub(super) enum Part {
     MaxRows,
     CompletionOnly,
     AssistantOnly,
+    TextColumn,
     TrainOnPrompt,
     Packing,
     // Batches and steps.
@@ -94,6 +95,7 @@ pub(super) enum Part {
     Betas,
     Schedule,
     ScheduleOptions,
+    WarmupType,
     WarmupSteps,
     WarmupRatio,
     // Adapter and formats.
@@ -113,10 +115,16 @@ pub(super) enum Part {
     Loss,
     LossWeights,
     SftWeight,
+    CpoAlpha,
+    Exploration,
+    LabelSmoothing,
     Sync,
     RefModel,
     OwnAnswers,
     TeachersAnswers,
+    StepsPerGeneration,
+    GenerationBatch,
+    GenerationOptions,
     // Precision and devices.
     Bf16,
     Fp16,

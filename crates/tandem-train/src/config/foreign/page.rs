@@ -28,7 +28,8 @@ or `;`, and redirections are left out. A variable has the text that a line above
 (`MODEL=m`); any other one is an error. `\"$@\"`, or `$EXTRA` where no value is due, stands for further
 arguments and is listed at the end.
 
-`trl orpo` and `trl cpo` are `method = \"dpo\"` with their losses, `trl bco` is `\"kto\"` with its loss, `trl xpo` and
+`trl orpo` and `trl cpo` are `method = \"dpo\"` with their losses (a file with `cpo_alpha` or `loss_type: simpo` is CPO's,
+too), `trl bco` is `\"kto\"` with its loss, `trl xpo` and
 `trl nash_md` are `\"online\"` with that algorithm. `ppo`, `rloo` and `prm` cannot be had.
 
 The program is recognised from the content; `--kind` names it. Files that a file names are read too:
@@ -46,7 +47,10 @@ program's names, but the error has the translation.
 | schedules and warm-up of transformers | the same rate at every step; a share of steps is rounded up. `constant` has no warm-up there, `constant_with_warmup` has |
 | mean over tokens (SFT) or pairs (DPO) of a whole batch | the same on any number of ranks and micro-batches |
 | `lora_alpha` / `r`, or / √`r` with rsLoRA | the same |
-| `lora_dropout` of TRL's DPO and reward trainers | 0: `disable_dropout`, on by default, sets it to 0 there too |
+| `lora_dropout` of TRL | 0, but for SFT, GRPO and `DistillationTrainer`: the others have `disable_dropout`, on by default, which sets it to 0 there too |
+| `label_smoothing` of TRL's `DPOTrainer` | left out where the loss ignores it there, as `sigmoid` does |
+| `trl orpo` | `data.loss_on = \"all\"`: its likelihood has the prompt's tokens, too |
+| `steps_per_generation` of TRL's GRPO, in micro-batches | `online.steps_per_round`, in steps |
 | no target modules given | PEFT's default for the model's type, written out |
 | SFT on `messages` in TRL | every token is trained on unless `assistant_only_loss`: `data.loss_on = \"all\"` |
 | pairs for TRL's `KTOTrainer`, which unpairs them | the same completions in the same order; a batch and an epoch count completions |
@@ -56,7 +60,7 @@ Defaults that are written out where a file is silent:
 
 | | learning rate | schedule | batch of a device | epochs | `max_length` | LoRA |
 |---|---|---|---|---|---|---|
-| TRL | SFT and distillation 2e-5, DPO 1e-6, reward 1e-4 | linear | 8 | 3 | 1024 | rank 16, alpha 32, dropout 0.05 (SFT) |
+| TRL | SFT and GKD 2e-5, reward 1e-4, online DPO 5e-7, others 1e-6 | linear | 8 | 3 | 1024 | rank 16, alpha 32, dropout 0.05 (SFT, GRPO, `DistillationTrainer`) |
 | Axolotl | must be given | cosine, warm-up 3 % | 1 | 1 | 512 | alpha of PEFT |
 | LLaMA-Factory | 5e-5 | linear | 8 | 3 | 2048 | rank 8, alpha twice the rank, all linear layers |
 | Mitchell's code | 5e-7 | constant, 150 steps of warm-up | 4 in all | 1 | 512, prompts 256 | none |

@@ -553,6 +553,509 @@ mod translations {
         }
     }
 
+    /// Keys of a translated file whose names begin with `table`, as `key = value`.
+    fn keys_of(draft: &crate::config::Draft, table: &str) -> Vec<String> {
+        let keys = draft.keys.iter().filter(|key| key.key.starts_with(table));
+        keys.map(|key| format!("{} = {}", key.key, key.value)).collect()
+    }
+
+    /// The command's program says which trainer it is.
+    #[test]
+    fn a_gkd_command_has_the_defaults_of_gkd() {
+        let draft =
+            of_command("python trl/experimental/gkd/gkd.py --teacher_model_name_or_path t --temperature 0.7");
+        assert_eq!(keys_of(&draft.clone().unwrap(), "distill."), ["distill.lmbda = 0.5"]);
+        assert_eq!(
+            keys_of(&draft.unwrap(), "online."),
+            ["online.temperature = 0.7", "online.max_new_tokens = 128"]
+        );
+        for (command, rate) in [("gkd.py", 2e-5), ("distillation.py", 1e-6)] {
+            let text = format!("python {command} --model_name_or_path m --teacher_model_name_or_path t");
+            let draft = translation("run.sh", &text).unwrap();
+            assert_eq!(draft.get("train.learning_rate"), Some(&rate.into()), "{command}");
+        }
+    }
+
+    /// TRL counts micro-batches between two generations, we count steps.
+    #[test]
+    fn a_round_of_grpo_counts_whole_steps() {
+        let rounds = |settings: &str| {
+            let text = format!(
+                "model_name_or_path: m\nnum_generations: 4\nper_device_train_batch_size: 4\nloss_type: grpo\n{settings}\n"
+            );
+            translation("run.yaml", &text)
+                .map(|draft| draft.get("online.steps_per_round").and_then(toml::Value::as_integer))
+        };
+        for (settings, steps) in [
+            ("gradient_accumulation_steps: 8\nsteps_per_generation: 8", Some(1)),
+            ("gradient_accumulation_steps: 2\nsteps_per_generation: 4", Some(2)),
+            ("steps_per_generation: 3", Some(3)),
+            ("gradient_accumulation_steps: 8\nsteps_per_generation: 4", None),
+            ("gradient_accumulation_steps: 8", None),
+            ("gradient_accumulation_steps: 2\ngeneration_batch_size: 24", Some(3)),
+            ("gradient_accumulation_steps: 2\nsteps_per_generation: null", None),
+        ] {
+            assert_eq!(rounds(settings), Ok(steps), "{settings}");
+        }
+        for (settings, why) in [
+            (
+                "gradient_accumulation_steps: 2\nsteps_per_generation: 3",
+                "3 micro-batches are no whole steps of 2",
+            ),
+            (
+                "gradient_accumulation_steps: 8\nsteps_per_generation: 4\nnum_iterations: 2",
+                "4 micro-batches are no whole steps of 8",
+            ),
+            ("generation_batch_size: 6", "it is no multiple of 4"),
+            ("generation_batch_size: 8\nsteps_per_generation: 2", "together with `generation_batch_size`"),
+            ("steps_per_generation: 0", "at least 1"),
+        ] {
+            let error = rounds(settings).unwrap_err();
+            assert!(error.contains(why), "{settings}: {error}");
+        }
+    }
+
+    /// TRL limits completions alone.
+    #[test]
+    fn prompts_of_grpo_have_room() {
+        for (settings, tokens) in
+            [("num_generations: 2", 1024), ("num_generations: 2\nmax_completion_length: 2048", 2560)]
+        {
+            let (keys, _) = translated(Program::Trl, Method::Grpo, "data.max_length", settings);
+            assert_eq!(keys, [format!("data.max_length = {tokens}")]);
+        }
+    }
+
+    /// The keys of `[grpo]` are those that the loss takes, with TRL's defaults where they differ.
+    #[test]
+    fn losses_of_grpo_keep_the_numbers_that_they_take() {
+        for (settings, keys) in [
+            ("loss_type: cispo", vec!["grpo.loss = \"cispo\"", "grpo.epsilon_high = 0.2"]),
+            ("loss_type: cispo\nepsilon: 0.3", vec!["grpo.loss = \"cispo\"", "grpo.epsilon_high = 0.3"]),
+            (
+                "loss_type: cispo\nepsilon: 0.3\nepsilon_high: 5.0\ndelta: 9.0",
+                vec!["grpo.epsilon_high = 5.0", "grpo.loss = \"cispo\""],
+            ),
+            (
+                "loss_type: sapo\nepsilon: 0.3\nsapo_temperature_pos: 2.0\nvespo_k_pos: 1.0",
+                vec!["grpo.sapo_temperature_pos = 2.0", "grpo.loss = \"sapo\""],
+            ),
+            ("epsilon: 0.3\nepsilon_high: 0.4", vec!["grpo.epsilon = 0.3", "grpo.epsilon_high = 0.4"]),
+        ] {
+            let (found, missing) =
+                translated(Program::Trl, Method::Grpo, "grpo.", &format!("num_generations: 2\n{settings}"));
+            assert_eq!(
+                (found, missing),
+                (keys.into_iter().map(str::to_owned).collect(), vec![]),
+                "{settings}"
+            );
+        }
+    }
+
+    #[test]
+    fn options_of_generation_become_keys() {
+        let settings = "num_generations: 2\nvllm_structured_outputs_regex: '[0-9]+'\n\
+            generation_kwargs: {top_k: -1, top_p: 0.9, stop_strings: [END, 'a b'], min_new_tokens: 5, do_sample: true}";
+        let (online, missing) = translated(Program::Trl, Method::Grpo, "online.", settings);
+        for key in ["online.top_k = 0", "online.top_p = 0.9", r#"online.stop = ["END", "a b"]"#] {
+            assert!(online.iter().any(|found| found == key), "{key}: {online:?}");
+        }
+        assert_eq!(missing, ["vllm_structured_outputs_regex = [0-9]+"]);
+        let draft = translation(
+            "run.sh",
+            "trl grpo --model_name_or_path m --num_generations 2 --generation_kwargs '{\"temperature\": 0.5, \"min_new_tokens\": 5, \"stop\": \"a b\"}'",
+        );
+        let draft = draft.unwrap();
+        assert_eq!(draft.get("online.stop"), Some(&vec!["a b".to_owned()].into()));
+        let mut missing: Vec<_> = draft.missing.iter().map(|remark| remark.setting.as_str()).collect();
+        missing.sort_unstable();
+        assert_eq!(missing, ["generation_kwargs.min_new_tokens = 5", "generation_kwargs.temperature = 0.5"]);
+        let (distill, _) = translated(
+            Program::Trl,
+            Method::Distill,
+            "distill.t",
+            "temperature: 2.0\ngeneration_kwargs: {temperature: 0.5}",
+        );
+        assert_eq!(distill, ["distill.temperature = 2.0"]);
+    }
+
+    /// TRL's `sigmoid` has no label smoothing, those of CPO and LLaMA-Factory have.
+    #[test]
+    fn label_smoothing_is_kept_where_the_loss_has_it() {
+        for (program, settings, smoothing) in [
+            (Program::Trl, "label_smoothing: 0.3", None),
+            (Program::Trl, "label_smoothing: 0.3\nloss_type: [sigmoid, sft]", None),
+            (Program::Trl, "label_smoothing: 0.3\nloss_type: hinge", None),
+            (Program::Trl, "label_smoothing: 0.3\nloss_type: robust", Some(0.3)),
+            (Program::Trl, "label_smoothing: 0.3\nloss_type: [aot, hinge]", Some(0.3)),
+            (Program::Trl, "label_smoothing: 0.0\nloss_type: [aot, sigmoid]", Some(0.0)),
+            (Program::Trl, "label_smoothing: 0.3\nloss_type: simpo", Some(0.3)),
+            (Program::Axolotl, "rl: dpo\ndpo_label_smoothing: 0.3", None),
+            (Program::LlamaFactory, "stage: dpo\ndpo_label_smoothing: 0.3", Some(0.3)),
+        ] {
+            let (keys, missing) = translated(program, Method::Dpo, "objective.label", settings);
+            let expected: Vec<_> =
+                smoothing.iter().map(|share| format!("objective.label_smoothing = {share:?}")).collect();
+            assert_eq!((keys, missing), (expected, vec![]), "{settings}");
+        }
+        let text = "model_name_or_path: m\nlabel_smoothing: 0.3\nloss_type: [sigmoid, aot]\n";
+        let error = translation("run.yaml", text).unwrap_err();
+        assert!(
+            error.contains("`label_smoothing`") && error.contains("aot takes it and sigmoid ignores it"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn the_likelihood_of_chosen_completions_has_its_weight() {
+        for (command, loss) in [
+            ("trl cpo --cpo_alpha 0.5", "{ cpo = 1.0, sft = 0.5 }"),
+            ("trl cpo --cpo_alpha 0.0 --loss_type simpo", "\"simpo\""),
+            ("trl cpo --cpo_alpha 0", "\"cpo\""),
+            ("trl cpo --loss_type simpo", "{ sft = 1.0, simpo = 1.0 }"),
+        ] {
+            let draft = of_command(command).unwrap();
+            assert_eq!(keys_of(&draft, "objective.loss"), [format!("objective.loss = {loss}")], "{command}");
+            assert!(draft.missing.is_empty(), "{command}: {:?}", draft.missing);
+        }
+        // A file without a command, and with a method that is our name for it.
+        for method in [None, Some(Method::Dpo)] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("run.yaml");
+            fs::write(&path, "model_name_or_path: m\nloss_type: simpo\ncpo_alpha: 0.25\nbeta: 2.0\n")
+                .unwrap();
+            let train = vec!["d.jsonl".to_owned()];
+            let answers = Answers { ranks: Some(1), train, method, ..Answers::default() };
+            let draft = translate(&[path], Some(Program::Trl), &answers, &Nothing).unwrap().draft;
+            assert_eq!(keys_of(&draft, "objective.loss"), ["objective.loss = { sft = 0.25, simpo = 1.0 }"]);
+        }
+        for (settings, loss) in [
+            ("stage: dpo\npref_loss: orpo", "{ orpo = 1.0, sft = 1.0 }"),
+            ("stage: dpo\npref_loss: orpo\npref_ftx: 0.5", "{ orpo = 1.0, sft = 1.5 }"),
+            ("stage: dpo\npref_loss: simpo", "\"simpo\""),
+        ] {
+            let (keys, _) = translated(Program::LlamaFactory, Method::Dpo, "objective.loss", settings);
+            assert_eq!(keys, [format!("objective.loss = {loss}")], "{settings}");
+        }
+    }
+
+    /// ORPO of TRL and of Axolotl, which has TRL's trainer, takes the prompt's likelihood.
+    #[test]
+    fn orpo_learns_prompts_too() {
+        let draft = of_command("trl orpo").unwrap();
+        assert_eq!(keys_of(&draft, "data.loss_on"), ["data.loss_on = \"all\""]);
+        for (program, settings, keys) in [
+            (Program::Axolotl, "rl: orpo", &["data.loss_on = \"all\""][..]),
+            (Program::Axolotl, "rl: simpo", &[]),
+            (Program::LlamaFactory, "stage: dpo\npref_loss: orpo", &[]),
+        ] {
+            assert_eq!(translated(program, Method::Dpo, "data.loss_on", settings).0, keys, "{settings}");
+        }
+    }
+
+    /// Which trainers set dropout to 0 unless told otherwise.
+    #[test]
+    fn dropout_of_an_adapter_is_that_of_the_trainer() {
+        for (command, dropout) in [
+            ("trl sft --use_peft", "0.05"),
+            ("trl grpo --num_generations 2 --use_peft --lora_dropout 0.1", "0.1"),
+            ("trl grpo --num_generations 2 --use_peft", "0.05"),
+            ("trl grpo --num_generations 2 --use_peft --lora_dropout 0.1 --disable_dropout true", "0.0"),
+            ("trl distillation --teacher_model_name_or_path t --use_peft", "0.05"),
+            ("trl gkd --teacher_model_name_or_path t --use_peft --lora_dropout 0.1", "0.0"),
+            ("trl dpo --use_peft --lora_dropout 0.1", "0.0"),
+            ("trl dpo --use_peft --lora_dropout 0.1 --disable_dropout false", "0.1"),
+            ("trl kto --use_peft --lora_dropout 0.1", "0.0"),
+            ("trl reward --use_peft --lora_dropout 0.1", "0.0"),
+        ] {
+            let draft = of_command(command).unwrap();
+            assert_eq!(
+                keys_of(&draft, "adapter.dropout"),
+                [format!("adapter.dropout = {dropout}")],
+                "{command}"
+            );
+        }
+        let of_reward = translated(
+            Program::LlamaFactory,
+            Method::Reward,
+            "adapter.dropout",
+            "stage: rm\nfinetuning_type: lora\nlora_dropout: 0.1",
+        );
+        assert_eq!(of_reward.0, ["adapter.dropout = 0.1"]);
+    }
+
+    /// transformers gives Lion the betas of AdamW.
+    #[test]
+    fn optimisers_have_the_numbers_of_their_program() {
+        for (settings, betas) in [
+            ("optim: lion_32bit", "train.betas = [0.9, 0.999]"),
+            ("optim: paged_lion_8bit\nadam_beta2: 0.99", "train.betas = [0.9, 0.99]"),
+        ] {
+            assert_eq!(
+                translated(Program::Trl, Method::Sft, "train.betas", settings).0,
+                [betas],
+                "{settings}"
+            );
+        }
+        assert!(translated(Program::Trl, Method::Sft, "train.betas", "optim: adamw_torch").0.is_empty());
+        let draft = of_command("trl sft --optim schedule_free_adamw").unwrap();
+        assert!(draft.missing.iter().any(|remark| remark.setting == "linear by TRL's default"));
+    }
+
+    #[test]
+    fn chunked_nll_is_the_one_loss_of_sft() {
+        let text = "model_name_or_path: m\nloss_type: chunked_nll\n";
+        assert_eq!(translation("run.yaml", text).unwrap().get("method"), Some(&"sft".into()));
+    }
+
+    /// The column of texts, where TRL reads it.
+    #[test]
+    fn a_column_of_texts_is_mapped() {
+        /// Rows with these columns.
+        struct Rows(&'static [&'static str]);
+        impl Facts for Rows {
+            fn path(&self, given: &str) -> String {
+                given.to_owned()
+            }
+            fn local(&self, given: &str) -> String {
+                given.to_owned()
+            }
+            fn exists(&self, _: &str) -> bool {
+                true
+            }
+            fn model_type(&self, _: &str) -> Option<String> {
+                None
+            }
+            fn columns(&self, _: &str) -> Option<Vec<String>> {
+                Some(self.0.iter().map(|&column| column.to_owned()).collect())
+            }
+            fn num_rows(&self, _: &[String]) -> Option<u64> {
+                Some(100)
+            }
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sft.yaml");
+        fs::write(&path, "model_name_or_path: m\ndataset_name: d.jsonl\ndataset_text_field: story\n")
+            .unwrap();
+        for (columns, keys) in [
+            (&["story"][..], &["data.columns = { text = \"story\" }"][..]),
+            (
+                &["text", "story"],
+                &["data.columns = { text = \"story\" }", "data.ignore_columns = [\"text\"]"],
+            ),
+            (&["messages", "story"], &[]),
+            (&["prompt", "completion"], &[]),
+        ] {
+            let paths = std::slice::from_ref(&path);
+            let answers = Answers { ranks: Some(1), ..Answers::default() };
+            let draft = translate(paths, Some(Program::Trl), &answers, &Rows(columns)).unwrap().draft;
+            let found: Vec<_> = [keys_of(&draft, "data.columns"), keys_of(&draft, "data.ignore")].concat();
+            assert_eq!(found, keys, "{columns:?}");
+        }
+    }
+
+    #[test]
+    fn options_that_change_a_model_are_told() {
+        let missing = |options: &str| {
+            translated(Program::Trl, Method::Sft, "model", &format!("model_init_kwargs: {options}")).1
+        };
+        assert!(missing("{dtype: bfloat16, attn_implementation: sdpa}").is_empty());
+        assert_eq!(missing("{rope_scaling: {rope_type: linear, factor: 2.0}}").len(), 1);
+    }
+
+    /// The translation of Mitchell's code's command with these overrides.
+    fn of_mitchell(overrides: &str) -> crate::config::Draft {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.sh");
+        fs::write(&path, format!("python -u train.py model=gpt2-xl {overrides}\n")).unwrap();
+        let answers = Answers { ranks: Some(1), ..Answers::default() };
+        translate(&[path], None, &answers, &Nothing).unwrap_or_else(|e| panic!("{e}")).draft
+    }
+
+    #[test]
+    fn mitchells_losses_are_his() {
+        let draft = of_mitchell("datasets=[hh] loss=ipo loss.beta=0.1");
+        assert_eq!(keys_of(&draft, "objective.loss"), ["objective.loss = \"ipo_sum\""]);
+        let draft = of_mitchell("datasets=[hh] loss=sft");
+        assert_eq!(keys_of(&draft, "data.take"), ["data.take = \"chosen\""]);
+        assert!(draft.missing.iter().any(|remark| remark.setting == "loss = sft"));
+        let (ipo, _) = translated(Program::Axolotl, Method::Dpo, "objective.loss", "rl: ipo");
+        assert_eq!(ipo, ["objective.loss = \"ipo\""]);
+    }
+
+    /// The command's words win over the file's.
+    #[test]
+    fn overrides_of_llama_factory_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let yaml = folder.path().join("lf.yaml");
+        let text =
+            "model_name_or_path: m\nstage: sft\nfinetuning_type: lora\nlora_rank: 8\nlearning_rate: 1e-5\n";
+        fs::write(&yaml, text).unwrap();
+        let script = folder.path().join("run.sh");
+        let command = format!("llamafactory-cli train {} learning_rate=1e-3 lora_rank=64\n", yaml.display());
+        fs::write(&script, command).unwrap();
+        let train = vec!["d.jsonl".to_owned()];
+        let answers = Answers { ranks: Some(1), train, ..Answers::default() };
+        let draft = translate(&[script], None, &answers, &Nothing).unwrap_or_else(|e| panic!("{e}")).draft;
+        assert_eq!(draft.get("train.learning_rate"), Some(&1e-3.into()));
+        assert_eq!(draft.get("adapter.rank"), Some(&64.into()));
+    }
+
+    #[test]
+    fn chat_templates_are_files_or_texts() {
+        let template = |program, settings: &str| {
+            let (keys, missing) = translated(program, Method::Sft, "data.chat_template", settings);
+            (keys, missing.len())
+        };
+        let none = |missing| (Vec::new(), missing);
+        assert_eq!(template(Program::Axolotl, "chat_template: tokenizer_default"), none(0));
+        assert_eq!(template(Program::Axolotl, "chat_template: chatml"), none(1));
+        assert_eq!(
+            template(Program::Axolotl, "chat_template: jinja\nchat_template_jinja: '{{ messages }}'"),
+            (vec!["data.chat_template = \"{{ messages }}\"".to_owned()], 0)
+        );
+        let folder = tempfile::tempdir().unwrap();
+        let setting = format!("chat_template_path: {}", folder.path().display());
+        assert_eq!(template(Program::Trl, &setting), none(1));
+        let file = folder.path().join("chat_template.jinja");
+        fs::write(&file, "{{ messages }}").unwrap();
+        assert_eq!(
+            template(Program::Trl, &setting),
+            (vec![format!("data.chat_template = \"{}\"", file.display())], 0)
+        );
+        assert_eq!(template(Program::Trl, "chat_template_path: owner/name"), none(1));
+    }
+
+    /// Kinds of rows to which Axolotl gives a text of its own.
+    #[test]
+    fn rows_that_axolotl_writes_are_told() {
+        let missing = |kind: &str| {
+            let text = format!(
+                "base_model: m\nlearning_rate: 1e-5\ndatasets:\n  - path: d.jsonl\n    type: {kind}\n"
+            );
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("run.yaml");
+            fs::write(&path, text).unwrap();
+            let answers = Answers { ranks: Some(1), ..Answers::default() };
+            let draft = translate(&[path], Some(Program::Axolotl), &answers, &Nothing).unwrap().draft;
+            draft.missing.into_iter().map(|remark| remark.setting).collect::<Vec<_>>()
+        };
+        for kind in ["chat_template", "chat_template.default", "completion", "sharegpt"] {
+            assert!(missing(kind).is_empty(), "{kind}: {:?}", missing(kind));
+        }
+        for kind in ["alpaca", "context_qa.load_v2", "input_output"] {
+            assert_eq!(missing(kind), [format!("datasets: type = {kind}")]);
+        }
+        assert_eq!(missing("{field_system: s, format: '{x}'}"), ["datasets: type.format = {x}"]);
+    }
+
+    /// Numbers of a command line, and those that may be lists.
+    #[test]
+    fn numbers_of_online_methods_are_read() {
+        for (command, keys) in [
+            ("trl gkd --teacher_model_name_or_path t --lmbda 0.0", vec![]),
+            ("trl gkd --teacher_model_name_or_path t --lmbda 0.25", vec!["distill.lmbda = 0.25"]),
+            ("trl xpo --alpha 1e-4", vec!["online.alpha = 0.0001"]),
+            ("trl nash_md --mixture_coef 0.25", vec!["online.mixture = 0.25"]),
+            ("python online_dpo.py --beta 0.1 0.05", vec!["objective.beta = [0.1, 0.05]"]),
+        ] {
+            let draft = of_command(command).unwrap_or_else(|e| panic!("{command}: {e}"));
+            let found: Vec<_> = draft.keys.iter().map(|key| format!("{} = {}", key.key, key.value)).collect();
+            for key in keys {
+                assert!(found.iter().any(|found| found == key), "{command}: {key}: {found:?}");
+            }
+            assert!(draft.unknown.is_empty(), "{command}: {:?}", draft.unknown);
+        }
+        let (beta, _) = translated(Program::Trl, Method::Online, "objective.beta", "beta: [0.2]");
+        assert_eq!(beta, ["objective.beta = 0.2"]);
+    }
+
+    /// Axolotl has TRL's names of GRPO in a table, and its batch counts completions as TRL's does.
+    #[test]
+    fn grpo_of_axolotl_has_the_keys_of_its_table() {
+        let settings = "rl: grpo\ngradient_accumulation_steps: 4\ntrl:\n  num_generations: 4\n  max_completion_length: 64\n  \
+                        loss_type: grpo";
+        let (online, missing) = translated(Program::Axolotl, Method::Grpo, "online.", settings);
+        assert_eq!(
+            (online, missing),
+            (vec!["online.answers = 4".to_owned(), "online.max_new_tokens = 64".to_owned()], vec![])
+        );
+        let (batch, _) = translated(Program::Axolotl, Method::Grpo, "train.batch_size", settings);
+        assert_eq!(batch, ["train.batch_size = 2"]);
+        let (loss, _) = translated(Program::Axolotl, Method::Grpo, "grpo.", settings);
+        assert_eq!(loss, ["grpo.loss = \"grpo\""]);
+    }
+
+    /// DeepSpeed's warm-up is a straight line only if the file says so.
+    #[test]
+    fn warm_up_of_deepspeed_is_told() {
+        let missing = |more: &str| {
+            let folder = tempfile::tempdir().unwrap();
+            let [json, yaml] = ["ds.json", "dpo.yaml"].map(|name| folder.path().join(name));
+            let text = format!(
+                "{{\"zero_optimization\": {{\"stage\": 2}}, \"scheduler\": {{\"type\": \"WarmupDecayLR\", \"params\": {{{more}\"warmup_num_steps\": 20}}}}}}"
+            );
+            fs::write(&json, text).unwrap();
+            fs::write(&yaml, "model_name_or_path: m\nbeta: 0.1\ndeepspeed: ds.json\n").unwrap();
+            let train = vec!["d.jsonl".to_owned()];
+            let answers = Answers { ranks: Some(1), train, ..Answers::default() };
+            let draft = translate(&[yaml], Some(Program::Trl), &answers, &Nothing).unwrap().draft;
+            assert_eq!(draft.get("train.warmup_steps"), Some(&20.into()));
+            draft.missing.into_iter().map(|remark| remark.setting).collect::<Vec<_>>()
+        };
+        assert_eq!(missing(""), ["scheduler.type = WarmupDecayLR"]);
+        assert_eq!(missing("\"warmup_type\": \"log\", "), ["scheduler.params.warmup_type = log"]);
+        assert!(missing("\"warmup_type\": \"linear\", ").is_empty());
+    }
+
+    /// The untrained model is no candidate for the best one there.
+    #[test]
+    fn the_best_checkpoint_is_a_trained_one() {
+        let settings =
+            "eval_dataset: e.jsonl\neval_strategy: steps\neval_steps: 5\nload_best_model_at_end: true";
+        for (more, first) in [("", Some(false)), ("\neval_on_start: true", Some(true))] {
+            let (keys, _) =
+                translated(Program::Trl, Method::Dpo, "train.eval_first", &format!("{settings}{more}"));
+            let expected: Vec<_> = first.iter().map(|first| format!("train.eval_first = {first}")).collect();
+            assert_eq!(keys, expected);
+        }
+        let without = settings.replace("load_best_model_at_end: true", "");
+        assert!(translated(Program::Trl, Method::Dpo, "train.eval_first", &without).0.is_empty());
+    }
+
+    #[test]
+    fn reward_models_become_judges() {
+        for (command, name) in [
+            ("trl grpo --num_generations 2 --reward_model_name_or_path rm", "reward_model_name_or_path"),
+            ("python online_dpo.py --reward_model_path rm", "reward_model_path"),
+        ] {
+            let draft = of_command(command).unwrap();
+            let [judge] = &draft.judges[..] else { panic!("{command}: {:?}", draft.judges) };
+            assert_eq!((judge[1].value.as_str(), judge[1].comment.as_str()), (Some("rm"), name));
+            assert!(draft.unknown.is_empty() && draft.missing.is_empty(), "{command}");
+        }
+    }
+
+    /// LLaMA-Factory's pretraining learns the texts of the prompts' column.
+    #[test]
+    fn pretraining_of_llama_factory_reads_a_column_of_texts() {
+        let folder = tempfile::tempdir().unwrap();
+        let info = r#"{"a": {"file_name": "a.json", "columns": {"prompt": "story"}}, "b": {"file_name": "b.json", "columns": {"prompt": "text"}}}"#;
+        fs::write(folder.path().join("dataset_info.json"), info).unwrap();
+        for (set, keys) in [("a", &["data.columns = { text = \"story\" }"][..]), ("b", &[])] {
+            let path = folder.path().join("lf.yaml");
+            let text = format!(
+                "model_name_or_path: m\nstage: pt\nfinetuning_type: full\ndataset: {set}\ndataset_dir: {}\n",
+                folder.path().display()
+            );
+            fs::write(&path, text).unwrap();
+            let answers = Answers { ranks: Some(1), ..Answers::default() };
+            let draft = translate(&[path], Some(Program::LlamaFactory), &answers, &Nothing).unwrap().draft;
+            assert_eq!(keys_of(&draft, "data.columns"), keys);
+            assert!(draft.get("data.shape").is_none() && draft.get("data.loss_on").is_some());
+        }
+    }
+
     #[test]
     fn words_for_further_arguments_are_listed() {
         let draft = of_command("python dpo.py --beta 0.1 $EXTRA").unwrap();

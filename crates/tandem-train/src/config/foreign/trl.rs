@@ -2,7 +2,7 @@
 //! `LoraConfig` and `BitsAndBytesConfig`.
 
 use super::name::{Converted, Name, Part, key, key_but, missing, not_needed, part};
-use super::values::{as_count, as_flag, as_number, count, flag, is_off, name, number, text, texts};
+use super::values::{as_count, as_flag, as_number, as_table, count, flag, is_off, name, number, text, texts};
 
 pub(super) const NAMES: &[Name] = &[
     // Model, data and output.
@@ -58,14 +58,13 @@ pub(super) const NAMES: &[Name] = &[
         "rows are tokenised on all cores, once, and kept in `data.cache`",
     ),
     not_needed(
-        &[
-            "dataset_text_field",
-            "dataset_kwargs",
-            "remove_unused_columns",
-            "label_names",
-            "dataset_text_column",
-        ],
+        &["dataset_kwargs", "remove_unused_columns", "label_names"],
         "the rows' own keys say what they are; `data.columns` maps other columns to them (docs/data.md)",
+    ),
+    part(
+        &["dataset_text_field", "dataset_text_column"],
+        Part::TextColumn,
+        "it is `data.columns` here: `{ text = \"story\" }` takes the column `story` for `text`",
     ),
     not_needed(&["ignore_bias_buffers", "debug", "prediction_loss_only"], "it mends troubles of torch alone"),
     key_but(
@@ -369,7 +368,7 @@ pub(super) const NAMES: &[Name] = &[
     part(
         &["lora_dropout"],
         Part::Dropout,
-        "it is `adapter.dropout` here; TRL's DPO and reward trainers set it to 0",
+        "it is `adapter.dropout` here; TRL's trainers set it to 0, but for SFT, GRPO and `DistillationTrainer`",
     ),
     part(
         &["lora_target_modules", "target_modules"],
@@ -569,8 +568,19 @@ pub(super) const NAMES: &[Name] = &[
         "as \"owner/name@revision\"",
     ),
     not_needed(
-        &["trust_remote_code", "model_init_kwargs"],
+        &["trust_remote_code"],
         "config.json says the kind of the model, and no code of its folder is run",
+    ),
+    key_but(
+        &["model_init_kwargs"],
+        "model",
+        |value| match as_table(value) {
+            Some(options) if options.keys().all(|option| HARMLESS.contains(&option.as_str())) => {
+                Converted::Same("they say how torch loads and computes, and not what")
+            }
+            _ => Converted::Missing("set what they change in the model's config.json"),
+        },
+        "whose config.json has what they change",
     ),
     missing(&["router_aux_loss_coef"], "mixtures of experts do not train"),
     part(
@@ -590,8 +600,12 @@ pub(super) const NAMES: &[Name] = &[
         "write a table: `objective.loss = { sigmoid = 1, sft = 0.5 }`",
     ),
     part(&["rpo_alpha"], Part::SftWeight, "write a table: `objective.loss = { sigmoid = 1, sft = 0.5 }`"),
-    key(&["beta"], "objective.beta", number),
-    key(&["label_smoothing"], "objective.label_smoothing", number),
+    key(&["beta"], "objective.beta", numbers),
+    part(
+        &["label_smoothing"],
+        Part::LabelSmoothing,
+        "it is `objective.label_smoothing` here; TRL's `DPOTrainer` ignores it for \"sigmoid\" and \"sigmoid_norm\"",
+    ),
     key(&["reference_free"], "objective.reference_free", flag),
     key(&["f_divergence_type"], "objective.f_divergence_type", |value| match value.as_str() {
         Some(name @ ("reverse_kl" | "forward_kl" | "js_divergence" | "alpha_divergence")) => {
@@ -602,9 +616,10 @@ pub(super) const NAMES: &[Name] = &[
     key(&["f_alpha_divergence_coef"], "objective.f_alpha_divergence_coef", number),
     key(&["discopop_tau"], "objective.discopop_tau", number),
     key(&["simpo_gamma"], "objective.simpo_gamma", number),
-    missing(
+    part(
         &["cpo_alpha"],
-        "write a table: `objective.loss = { cpo = 1, sft = 1 }`, or `{ simpo = 1, sft = 1 }`",
+        Part::CpoAlpha,
+        "it is the weight of `sft` here: `objective.loss = { cpo = 1, sft = 1 }`, or `{ simpo = 1, sft = 1 }`",
     ),
     key(&["center_rewards_coefficient"], "objective.center_rewards_coefficient", number),
     key(&["desirable_weight"], "objective.desirable_weight", number),
@@ -633,6 +648,9 @@ pub(super) const NAMES: &[Name] = &[
         Part::TeachersAnswers,
         "answers of the teacher cannot be had while the policy trains; let it write them first, with `tandem generate`",
     ),
+    // XPO and Nash-MD.
+    part(&["alpha"], Part::Exploration, "it is `adapter.alpha` here, or `online.alpha` for XPO"),
+    key(&["mixture_coef"], "online.mixture", one_number),
     missing(
         &["teacher_model_revision"],
         "write it behind the name: `reference.model = \"owner/name@revision\"`",
@@ -649,11 +667,16 @@ pub(super) const NAMES: &[Name] = &[
     key(&["min_p"], "online.min_p", number),
     key(&["repetition_penalty"], "online.repetition_penalty", number),
     key(&["num_generations"], "online.answers", count),
-    key_but(
+    part(
         &["steps_per_generation"],
-        "online.steps_per_round",
-        count,
-        "a step has whole groups; TRL shuffles answers between the steps",
+        Part::StepsPerGeneration,
+        "divided by `gradient_accumulation_steps` it is `online.steps_per_round` here: TRL counts micro-batches. A step \
+         has whole groups; TRL shuffles answers between the steps",
+    ),
+    part(
+        &["generation_batch_size"],
+        Part::GenerationBatch,
+        "a round is `train.batch_size` × `online.steps_per_round` prompts, with `online.answers` answers to each",
     ),
     // Policy gradients.
     key(&["num_iterations"], "grpo.num_iterations", count),
@@ -700,8 +723,8 @@ pub(super) const NAMES: &[Name] = &[
         "tools belong to a program here: [online.environment], whose max_turns limits a conversation",
     ),
     missing(
-        &["num_generations_eval", "generation_batch_size"],
-        "`tandem eval --judge` compares models; a round is `train.batch_size` × `online.steps_per_round` prompts",
+        &["num_generations_eval"],
+        "held-out prompts have `online.eval_answers` answers, and `tandem eval --judge` compares models",
     ),
     not_needed(
         &[
@@ -728,10 +751,17 @@ pub(super) const NAMES: &[Name] = &[
         &["log_multimodal", "log_unique_prompts", "log_completions_hub_repo"],
         "samples.jsonl has the completions of the steps that `online.samples_every` selects",
     ),
+    part(
+        &["generation_kwargs"],
+        Part::GenerationOptions,
+        "its `top_k`, `top_p`, `min_p`, `temperature`, `repetition_penalty`, `max_new_tokens` and `stop_strings` are keys \
+         of `[online]` here; others cannot be had",
+    ),
+    missing(&["vllm_structured_outputs_regex"], "no grammar constrains what is sampled"),
     missing(&["chat_template_kwargs"], "`data.chat_template` takes a template of your own"),
     missing(&["missing_eos_penalty"], "write a judge of `kind = \"missing_eos\"`"),
     missing(
-        &["reward_model_path", "reward_model", "reward_weights", "reward_funcs"],
+        &["reward_model_path", "reward_model_name_or_path", "reward_model", "reward_weights", "reward_funcs"],
         "write a table `[[judges]]` for each, with its `kind` and `weight`",
     ),
     missing(
@@ -752,13 +782,42 @@ pub(super) const NAMES: &[Name] = &[
             "vllm_tensor_parallel_size",
             "vllm_enable_sleep_mode",
             "vllm_model_impl",
-            "vllm_structured_outputs_regex",
             "cache_implementation",
-            "generation_kwargs",
         ],
         "completions are generated by the trainer itself; a server of your own has its own options",
     ),
 ];
+
+/// Members of `model_init_kwargs` that leave the model's function as it is.
+const HARMLESS: [&str; 8] = [
+    "attn_implementation",
+    "cache_dir",
+    "device_map",
+    "dtype",
+    "low_cpu_mem_usage",
+    "torch_dtype",
+    "trust_remote_code",
+    "use_cache",
+];
+
+/// A number, or a list with one.
+fn one_number(value: &serde_json::Value) -> Converted {
+    match value.as_array().map(Vec::as_slice) {
+        Some([only]) => number(only),
+        Some(_) => Converted::Missing("it is one number for the whole run"),
+        None => number(value),
+    }
+}
+
+/// A number, or a list of them, one an epoch.
+fn numbers(value: &serde_json::Value) -> Converted {
+    match value.as_array().map(|items| items.iter().map(as_number).collect::<Option<Vec<f64>>>()) {
+        Some(Some(list)) if list.len() > 1 => Converted::Value(list.into()),
+        Some(Some(list)) if list.len() == 1 => Converted::Value(list[0].into()),
+        Some(_) => Converted::Wrong("a number, or a list of them"),
+        None => number(value),
+    }
+}
 
 /// A limit of tokens; TRL's `None` is none.
 fn length(value: &serde_json::Value) -> Converted {

@@ -1,6 +1,6 @@
 //! Values of other programs' settings: numbers that YAML or a shell left as text, switches, lists.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::name::Converted;
 
@@ -48,6 +48,15 @@ pub(super) fn as_texts(value: &Value) -> Option<Vec<String>> {
             let word = |word: &str| word.trim().trim_matches(['\'', '"']).to_owned();
             Some(words.map(word).filter(|word| !word.is_empty()).collect())
         }
+        _ => None,
+    }
+}
+
+/// A table, also as a text in JSON: a shell has it so.
+pub(super) fn as_table(value: &Value) -> Option<Map<String, Value>> {
+    match value {
+        Value::Object(entries) => Some(entries.clone()),
+        Value::String(text) => serde_json::from_str(text).ok(),
         _ => None,
     }
 }

@@ -36,3 +36,14 @@ fn a_loss_without_mismatched_completions_has_a_precomputed_reference() {
         assert!(found.contains("the loss \"kto\" scores prompts with completions of other rows"), "{found}");
     }
 }
+
+#[test]
+fn samples_are_refused_with_the_method_that_has_none() {
+    for samples in ["train.samples=3", "train.samples=0"] {
+        let found = refusal(&kto(), &[samples]);
+        assert!(
+            found.contains("`train.samples`: method = \"kto\" has no samples; `tandem generate`"),
+            "{found}"
+        );
+    }
+}

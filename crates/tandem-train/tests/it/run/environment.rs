@@ -231,21 +231,46 @@ fn a_run_does_not_wait_for_its_environment_when_it_is_to_stop() {
     assert_same(&left(&small, "parts"), &run(&small, "whole", &each, &more), &more);
 }
 
+/// Continues every conversation.
+const GO: &str =
+    "echo \"{\\\"id\\\":$id,\\\"messages\\\":[{\\\"role\\\":\\\"user\\\",\\\"content\\\":\\\"Go.\\\"}]}\"";
+
+/// Only one reply in all ends a conversation as it should.
 #[test]
 fn messages_to_a_conversation_that_must_end_drop_it() {
     let small = Small::new("online");
-    let each = "echo \"{\\\"id\\\":$id,\\\"messages\\\":[{\\\"role\\\":\\\"user\\\",\\\"content\\\":\\\"Go.\\\"}]}\"";
-    let config = config(&small, "run", each, &["online.environment.max_turns=2", "train.steps=2"]);
+    let each = format!("k=$((k+1)); if [ $k -eq 16 ]; then {END}; else {GO}; fi");
+    let more = ["online.environment.max_turns=2", "online.environment.concurrency=1", "train.steps=1"];
+    let config = config(&small, "run", &each, &more);
     let error = tandem_train::chain(&train(&config, RunDirPolicy::Fresh).expect_err("nothing was learned"));
-    assert!(error.contains("nothing was learned in 2 steps: in none was an answer"), "{error}");
+    assert!(error.contains("nothing was learned in 1 steps: in none was an answer"), "{error}");
     for line in &log(&small, "run") {
-        assert_eq!((&line["environment/dropped"], &line["unscored"]), (&15.into(), &15.into()), "{line:?}");
-        assert!(!line.contains_key("reward"), "{line:?}");
+        assert_eq!((&line["environment/dropped"], &line["unscored"]), (&14.into(), &14.into()), "{line:?}");
     }
     let samples = fs::read_to_string(small.path("run/samples.jsonl")).unwrap();
-    for line in samples.lines() {
-        let line: Value = serde_json::from_str(line).unwrap();
-        assert!(line["answers"].as_array().unwrap().iter().all(|answer| answer["score"].is_null()), "{line}");
+    let samples: Vec<Value> = samples.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let all = samples.iter().flat_map(|line| line["answers"].as_array().unwrap());
+    assert_eq!(all.filter(|answer| answer["score"].is_null()).count(), 14, "{samples:?}");
+}
+
+/// A program none of whose replies is usable ends the run in its first step, with the reason.
+#[test]
+fn an_environment_that_rewards_nothing_ends_the_run() {
+    for ranks in ["compute.devices=cpu:1", "compute.devices=cpu:2"] {
+        let end = "{\\\"id\\\":$id,\\\"reward\\\":";
+        let of_first_turn = format!("if [ $turn -eq 1 ]; then {GO}; else echo \"{end}true}}\"; fi");
+        for (each, reason) in [
+            (GO.to_owned(), "the environment gave messages, not a reward, to a conversation that had to end"),
+            (of_first_turn, "the reward is no number"),
+            (format!("echo \"{end}null,\\\"reason\\\":\\\"no game\\\"}}\""), "no game"),
+        ] {
+            let small = Small::new("online");
+            let config = config(&small, "run", &each, &["online.environment.max_turns=3", ranks]);
+            let error = tandem_train::chain(&train(&config, RunDirPolicy::Fresh).expect_err("it ends"));
+            let says = "environment: 0 of 15 conversations rewarded; the last reason: ";
+            assert!(error.contains(says) && error.contains(reason), "{error}");
+            assert!(log(&small, "run").is_empty(), "no step is trained");
+        }
     }
 }
 

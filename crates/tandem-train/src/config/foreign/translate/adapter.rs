@@ -161,12 +161,17 @@ impl Translator<'_> {
         Ok(())
     }
 
-    /// TRL's DPO and reward trainers set every dropout to 0, that of the adapter too.
+    /// Most of TRL's trainers set every dropout to 0, that of the adapter too.
     fn dropout(&mut self) -> Result<()> {
         let (given, disable) = (self.part(Part::Dropout), self.part(Part::DisableDropout));
         let is_disabled = match &disable {
             Some(given) => given.flag()?,
-            None => self.method != Method::Sft,
+            None => match self.method {
+                Method::Sft | Method::Grpo => false,
+                Method::Distill => self.is_gkd,
+                Method::Reward => self.program != Program::LlamaFactory,
+                Method::Dpo | Method::Kto | Method::Online => true,
+            },
         };
         if let (None, Some(disable)) = (&given, &disable) {
             self.not_needed(disable, "the only dropout is `adapter.dropout`");

@@ -1,8 +1,7 @@
 //! Batches, length of the run, optimiser, schedule, checkpoints and evaluations.
 
-use serde_json::{Map, Value};
-
-use super::{Given, Translator};
+use super::{Given, PerEpoch, Translator};
+use crate::config::draft::Remark;
 use crate::config::error::Result;
 use crate::config::foreign::Program;
 use crate::config::foreign::name::Part;
@@ -80,7 +79,8 @@ impl Translator<'_> {
         if each == 0 {
             return Err(device.expect("it is not the default").wrong("at least 1"));
         }
-        if self.method == Method::Grpo && self.program == Program::Trl {
+        self.steps_per_round(each * self.ranks, accumulation)?;
+        if self.method == Method::Grpo && self.program != Program::LlamaFactory {
             return self.grpos_batch(each * accumulation * self.ranks, total);
         }
         let batch = each * accumulation * self.ranks;
@@ -104,6 +104,53 @@ impl Translator<'_> {
                 each as i64,
                 format!("{}; `tandem plan` says what fits", given.shown()),
             );
+        }
+        Ok(())
+    }
+
+    /// TRL counts micro-batches of all ranks, here `completions` each, and we count steps of `accumulation`
+    /// micro-batches.
+    fn steps_per_round(&mut self, completions: u64, accumulation: u64) -> Result<()> {
+        let (steps, batch) = (self.part(Part::StepsPerGeneration), self.part(Part::GenerationBatch));
+        if !self.method.generates() {
+            for given in [steps, batch].into_iter().flatten() {
+                let reason = format!("method = \"{}\" generates nothing", self.method);
+                self.not_needed(&given, reason);
+            }
+            return Ok(());
+        }
+        let (micro_batches, given) = match (steps, batch) {
+            (Some(steps), Some(_)) => {
+                return Err(steps.conflict("TRL does not take it together with `generation_batch_size`"));
+            }
+            (Some(steps), None) => (steps.count()?, steps),
+            (None, Some(batch)) => {
+                let count = batch.count()?;
+                if !count.is_multiple_of(completions) {
+                    return Err(batch.conflict(format!(
+                        "it is no multiple of {completions}, the completions of a micro-batch on {} ranks; say how many \
+                         ranks there were with --ranks",
+                        self.ranks
+                    )));
+                }
+                (count / completions, batch)
+            }
+            (None, None) => return Ok(()),
+        };
+        let updates = self.draft.get("grpo.num_iterations").and_then(toml::Value::as_integer).unwrap_or(1);
+        if micro_batches == 0 {
+            return Err(given.wrong("at least 1"));
+        }
+        if micro_batches.is_multiple_of(accumulation) {
+            let comment = format!("{} / {accumulation} accumulated", given.shown());
+            self.draft.set("online.steps_per_round", (micro_batches / accumulation) as i64, comment);
+        } else if accumulation.is_multiple_of(micro_batches) && updates == 1 {
+            self.not_needed(&given, "every step has new answers, as it is");
+        } else {
+            return Err(given.conflict(format!(
+                "{micro_batches} micro-batches are no whole steps of {accumulation}, so some answers would train before others \
+                 of their step are generated; make it a multiple of gradient_accumulation_steps"
+            )));
         }
         Ok(())
     }
@@ -224,11 +271,11 @@ impl Translator<'_> {
                     (Program::Axolotl, _) => {
                         return Err(self.lacking("learning_rate", "it, which Axolotl needs too"));
                     }
-                    (_, Method::Sft | Method::Distill) => 2e-5,
-                    (_, Method::Dpo | Method::Kto) => 1e-6,
+                    (_, Method::Sft) => 2e-5,
+                    (_, Method::Distill) if self.is_gkd => 2e-5,
+                    (_, Method::Dpo | Method::Kto | Method::Grpo | Method::Distill) => 1e-6,
                     (_, Method::Reward) => 1e-4,
                     (_, Method::Online) => 5e-7,
-                    (_, Method::Grpo) => 1e-6,
                 };
                 self.draft.set("train.learning_rate", rate, self.default_of());
             }
@@ -245,6 +292,11 @@ impl Translator<'_> {
                     }
                     if let Some(state) = state {
                         self.draft.set("train.optimizer_state", *state, given.shown());
+                    }
+                    // DeepSpeed's own Lion has our default.
+                    if *ours == "lion" && given.program != Program::DeepSpeed {
+                        let betas = vec![0.9, 0.999];
+                        self.draft.set("train.betas", betas, "defaults of adam_beta1 and adam_beta2 there");
                     }
                 }
                 None => self.missing(
@@ -276,6 +328,14 @@ impl Translator<'_> {
         if self.draft.get("train.max_grad_norm").is_none() && self.program == Program::Mitchell {
             self.draft.set("train.max_grad_norm", 10.0, self.default_of());
         }
+        if self.program == Program::Mitchell && self.method == Method::Sft {
+            self.draft.missing.push(Remark {
+                setting: "loss = sft".to_owned(),
+                reason: "there it is a sum over a row's tokens, here a mean over the batch's: gradients are smaller, and \
+                         `train.max_grad_norm` clips less"
+                    .to_owned(),
+            });
+        }
         Ok(())
     }
 
@@ -302,9 +362,25 @@ impl Translator<'_> {
                 }
                 Some(given) => self
                     .missing(given, "schedule-free AdamW keeps its rate: its average does a schedule's work"),
-                None => {}
+                None => self.draft.missing.push(Remark {
+                    setting: format!("{name} by {}", self.default_of()),
+                    reason: "it lowers the rate of schedule-free AdamW, too; here the rate stays".to_owned(),
+                }),
             }
             return self.warmup("constant_with_warmup");
+        }
+        let warmup = self.part(Part::WarmupType);
+        if let Some(given) = given.as_ref().filter(|_| name.starts_with("Warmup")) {
+            match &warmup {
+                Some(warmup) if warmup.value == "linear" => {
+                    self.not_needed(warmup, "warm-up is a straight line here, too");
+                }
+                _ => self.missing(
+                    warmup.as_ref().unwrap_or(given),
+                    "its warm-up goes with the logarithm of the step unless warmup_type is \"linear\"; here it is a \
+                     straight line",
+                ),
+            }
         }
         match (&given, ours) {
             (Some(given), "") => {
@@ -329,18 +405,8 @@ impl Translator<'_> {
     /// Constants of a schedule: `lr_scheduler_kwargs` of transformers.
     fn schedule_options(&mut self, schedule: &str) -> Result<()> {
         let given = self.part(Part::ScheduleOptions);
-        let options = match given.as_ref().map(|given| &given.value) {
-            // A shell has them as a text.
-            Some(Value::String(text)) => serde_json::from_str(text).unwrap_or(Value::Null),
-            Some(value) => value.clone(),
-            None => Value::Object(Map::new()),
-        };
-        let Value::Object(options) = options else {
-            return Err(given.expect("no settings are a table").wrong("a table of names and values"));
-        };
-        for (name, value) in options {
-            let setting = format!("lr_scheduler_kwargs.{name}");
-            let option = Given { setting, value, ..given.clone().expect("it has options") };
+        let Some(given) = given else { return Ok(()) };
+        for (name, option) in given.members()? {
             let key = match (schedule, name.as_str()) {
                 ("cosine_with_min_lr", "min_lr_rate") | ("warmup_stable_decay", "min_lr_ratio") => {
                     "train.min_lr_rate"
@@ -508,6 +574,13 @@ impl Translator<'_> {
         }
         let shown: Vec<_> = keeps.iter().chain(&metric).map(Given::shown).collect();
         self.draft.set("train.keep_best", key, shown.join(", "));
+        if self.draft.get("train.eval_first").is_none() {
+            self.draft.set(
+                "train.eval_first",
+                false,
+                "eval_on_start is off there: the untrained model is no candidate",
+            );
+        }
         if let Some(given) = patience {
             self.draft.set("train.early_stopping_patience", given.count()? as i64, given.shown());
             if let Some(given) = threshold {
@@ -568,8 +641,9 @@ impl Translator<'_> {
     fn times_per_epoch(&mut self, key: &str, given: &Given, times: u64) -> Result<()> {
         match self.steps_per_epoch() {
             Some(steps) => {
-                let every = (steps / times.max(1)).max(1);
-                self.draft.set(key, every as i64, format!("{}; an epoch has {steps} steps", given.shown()));
+                let due = PerEpoch { key: key.to_owned(), times, setting: given.shown() };
+                due.set(&mut self.draft, steps);
+                self.per_epoch.push(due);
             }
             None => self.missing(
                 given,

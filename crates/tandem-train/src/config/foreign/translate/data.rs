@@ -7,6 +7,7 @@ use toml::Value as Toml;
 
 use super::{Given, Translator, beside};
 use crate::config::Method;
+use crate::config::draft::Remark;
 use crate::config::error::{Place, Result};
 use crate::config::foreign::Program;
 use crate::config::foreign::name::Part;
@@ -39,6 +40,10 @@ impl Translator<'_> {
         }
         self.eval_sources()?;
         self.limits()?;
+        self.chat_template();
+        if let Some(given) = self.part(Part::TextColumn) {
+            self.text_column(&given)?;
+        }
         if self.method == Method::Sft {
             self.loss_mask()?;
         }
@@ -68,6 +73,42 @@ impl Translator<'_> {
             Some(Toml::Array(paths)) => paths.iter().filter_map(Toml::as_str).map(str::to_owned).collect(),
             _ => Vec::new(),
         }
+    }
+
+    /// The chat template: TRL takes it from a tokenizer, too, in a folder or on the hub.
+    fn chat_template(&mut self) {
+        let Some(given) = self.draft.get("data.chat_template").and_then(Toml::as_str).map(str::to_owned)
+        else {
+            return;
+        };
+        let (path, file) = (Path::new(&given), Path::new(&given).join("chat_template.jinja"));
+        if file.is_file() {
+            let template = self.facts.local(&file.to_string_lossy());
+            self.draft.set("data.chat_template", template, format!("of {given}"));
+        } else if path.is_dir() || (is_hub_name(&given) && !self.facts.exists(&given)) {
+            self.draft.remove("data.chat_template");
+            let setting = format!("chat_template_path = {given}");
+            let reason = "the template of another tokenizer is a file here: `data.chat_template`".to_owned();
+            self.draft.missing.push(Remark { setting, reason });
+        }
+    }
+
+    /// The column of texts, which TRL reads where there are no messages and no prompt.
+    fn text_column(&mut self, given: &Given) -> Result<()> {
+        let name = given.text()?;
+        let columns =
+            self.train_files().first().and_then(|file| self.facts.columns(file)).unwrap_or_default();
+        let has = |name: &str| columns.iter().any(|column| column == name);
+        if self.method != Method::Sft || name == "text" || has("messages") || has("prompt") {
+            self.not_needed(given, "the rows' own keys say what they are");
+            return Ok(());
+        }
+        let mapped = toml::Table::from_iter([("text".to_owned(), name.into())]);
+        self.draft.set("data.columns", mapped, given.shown());
+        if has("text") {
+            self.draft.set("data.ignore_columns", vec!["text".to_owned()], "not what TRL reads");
+        }
+        Ok(())
     }
 
     fn train_sources(&mut self) -> Result<Vec<(String, String)>> {
@@ -249,6 +290,19 @@ impl Translator<'_> {
         if !columns.is_empty() {
             self.draft.set("data.columns", columns, format!("{}: fields", given.setting));
         }
+        let is_ours = matches!(name, "" | "completion" | "sharegpt") || name.starts_with("chat_template");
+        if !is_ours {
+            let setting = format!("{}: type", given.setting);
+            let kind = Given { setting, value: name.into(), ..given.clone() };
+            self.missing(&kind, "Axolotl writes such rows with a text of its own, here the chat template does: compare with `tandem data`");
+        }
+        for (key, value) in kind.and_then(Value::as_object).into_iter().flatten() {
+            if !fields.iter().any(|(field, _)| field == key) && !is_off(value) {
+                let setting = format!("{}: type.{key}", given.setting);
+                let inner = Given { setting, value: value.clone(), ..given.clone() };
+                self.missing(&inner, "name the columns in `data.columns`; the chat template writes the text");
+            }
+        }
         let unused = [
             "fraction",
             "shards",
@@ -286,6 +340,9 @@ impl Translator<'_> {
             if names.len() == 1 {
                 self.draft.set("data.shape", *shape, given.shown());
                 self.draft.set("data.truncation", *truncation, format!("as for {name} there"));
+                if self.method == Method::Sft {
+                    self.draft.set("data.take", "chosen", "its SFT learns the chosen completions");
+                }
             }
         }
         Ok(found)
@@ -348,6 +405,17 @@ impl Translator<'_> {
 
     /// Shape and columns of an entry of dataset_info.json.
     fn shape_of_entry(&mut self, name: &str, entry: &Value) {
+        if self.draft.get("data.loss_on").is_some() {
+            // `stage: pt` learns the texts of one column.
+            let column =
+                entry.get("columns").and_then(|columns| columns.get("prompt")).and_then(Value::as_str);
+            let column = column.unwrap_or("instruction");
+            if column != "text" {
+                let mapped = toml::Table::from_iter([("text".to_owned(), column.into())]);
+                self.draft.set("data.columns", mapped, format!("{name} of dataset_info.json"));
+            }
+            return;
+        }
         let formatting = entry.get("formatting").and_then(Value::as_str).unwrap_or("alpaca");
         let shape = match formatting {
             "sharegpt" => "sharegpt",
@@ -390,6 +458,16 @@ impl Translator<'_> {
         }
         if self.method == Method::Grpo && self.draft.get("online.max_new_tokens").is_none() {
             self.draft.set("online.max_new_tokens", 512, self.default_of());
+        }
+        let is_unlimited = self.method == Method::Grpo || self.method == Method::Distill && !self.is_gkd;
+        if is_unlimited && self.program == Program::Trl && self.draft.get("data.max_length").is_none() {
+            let new = self.draft.get("online.max_new_tokens").and_then(Toml::as_integer).unwrap_or(512);
+            let tokens = new.saturating_add(512).max(1024);
+            self.draft.set(
+                "data.max_length",
+                tokens,
+                "TRL has no limit; rows with longer prompts are dropped here",
+            );
         }
         if self.program == Program::Mitchell && self.draft.get("data.max_prompt_length").is_none() {
             let remark = format!("{}; longer prompts are dropped here, cut there", self.default_of());
@@ -447,7 +525,7 @@ impl Translator<'_> {
             _ => {
                 let setting = "assistant_only_loss is off".to_owned();
                 let reason = "if the rows are `messages` or `text`, TRL trains on every token: set `data.loss_on = \"all\"`";
-                self.draft.missing.push(crate::config::draft::Remark { setting, reason: reason.to_owned() });
+                self.draft.missing.push(Remark { setting, reason: reason.to_owned() });
             }
         }
         Ok(())

@@ -20,7 +20,7 @@ use super::Program;
 use super::command_line::CommandLine;
 use super::document::{Document, at};
 use super::name::{Converted, Meaning, Part};
-use super::values::{as_count, as_flag, as_number, is_off, shown};
+use super::values::{as_count, as_flag, as_number, as_table, is_off, shown};
 use crate::config::Method;
 use crate::config::draft::{Draft, DraftKey, Remark};
 use crate::config::error::{ConfigError, Place, Problem, Result};
@@ -74,6 +74,27 @@ pub struct Translation {
     pub machines: u64,
     /// Length of the sequences that rows were packed into, if so.
     pub packed: Option<u64>,
+    /// Keys that count steps, and how often an epoch each is due.
+    pub per_epoch: Vec<PerEpoch>,
+}
+
+/// A key in steps of which the other program's file says how often an epoch it is due.
+#[derive(Clone, Debug)]
+pub struct PerEpoch {
+    /// Full key.
+    pub key: String,
+    /// Times in an epoch.
+    pub times: u64,
+    /// The setting as it was given, `name = value`.
+    pub setting: String,
+}
+
+impl PerEpoch {
+    /// Sets the key for epochs of so many steps.
+    pub fn set(&self, draft: &mut Draft, steps: u64) {
+        let every = (steps / self.times.max(1)).max(1);
+        draft.set(&self.key, every as i64, format!("{}; an epoch has {steps} steps", self.setting));
+    }
 }
 
 /// Reads files of other programs and translates them into one run.
@@ -172,6 +193,19 @@ impl Sources {
     }
 }
 
+impl Sources {
+    /// Whether a setting of one document has one of these names.
+    fn has(&self, names: &[&str]) -> bool {
+        self.documents.iter().any(|document| names.iter().any(|name| document.settings.contains_key(*name)))
+    }
+
+    /// Whether the command runs GKD, or a setting is that of `GKDConfig` alone.
+    fn is_gkd(&self) -> bool {
+        self.method.as_ref().is_some_and(|given| given.value == "gkd")
+            || self.has(&["lmbda", "seq_kd", "max_new_tokens"])
+    }
+}
+
 /// A path that a file names: relative to the current folder as for the other program, or beside the file.
 fn beside(file: &Path, named: &str) -> PathBuf {
     let named = Path::new(named);
@@ -221,6 +255,16 @@ impl Given {
         as_flag(&self.value).ok_or_else(|| self.wrong("true or false"))
     }
 
+    /// Members of a table, by name, each as a setting of its own.
+    fn members(&self) -> Result<Vec<(String, Self)>> {
+        let table = as_table(&self.value).ok_or_else(|| self.wrong("a table of names and values"))?;
+        let member = |(name, value): (String, Value)| {
+            let setting = format!("{}.{name}", self.setting);
+            (name, Self { setting, value, ..self.clone() })
+        };
+        Ok(table.into_iter().map(member).collect())
+    }
+
     fn text(&self) -> Result<&str> {
         self.value.as_str().ok_or_else(|| self.wrong("a text"))
     }
@@ -237,11 +281,14 @@ struct Translator<'a> {
     taken: Vec<Given>,
     draft: Draft,
     method: Method,
+    /// Whether a distillation is TRL's `GKDTrainer`, not its `DistillationTrainer`.
+    is_gkd: bool,
     /// Place of errors about something missing.
     file: Place,
     ranks: u64,
     machines: u64,
     packed: Option<u64>,
+    per_epoch: Vec<PerEpoch>,
 }
 
 impl<'a> Translator<'a> {
@@ -267,10 +314,12 @@ impl<'a> Translator<'a> {
             taken: Vec::new(),
             draft: Draft::default(),
             method: Method::Sft,
+            is_gkd: sources.is_gkd(),
             file,
             ranks: 1,
             machines: 1,
             packed: None,
+            per_epoch: Vec::new(),
         };
         for document in &sources.documents {
             let settings: Vec<_> =
@@ -377,8 +426,8 @@ impl<'a> Translator<'a> {
         for given in self.unmentioned() {
             self.not_needed(&given, "it is off here too");
         }
-        let Self { draft, programs, ranks, machines, packed, .. } = self;
-        Ok(Translation { draft, programs, ranks, machines, packed })
+        let Self { draft, programs, ranks, machines, packed, per_epoch, .. } = self;
+        Ok(Translation { draft, programs, ranks, machines, packed, per_epoch })
     }
 
     fn part(&mut self, part: Part) -> Option<Given> {
@@ -422,24 +471,39 @@ impl<'a> Translator<'a> {
     }
 
     fn find_method(&mut self, sources: &Sources) -> Result<Method> {
-        let said = self.part(Part::Method);
+        let said = self.part(Part::Method).filter(|given| !is_off(&given.value));
         let is_reward = self.draft.get("method").is_some();
         if let Some(method) = self.answers.method {
+            // `dpo` is the method of CPO and ORPO, too: their losses stay.
+            if let Some(given) = said.or_else(|| sources.method.clone()).or_else(|| self.cpo(sources)) {
+                let (parts, draft) = (self.parts.clone(), self.draft.clone());
+                if !self.method_named(&given).is_ok_and(|named| named == method) {
+                    (self.parts, self.draft) = (parts, draft);
+                }
+            }
             return Ok(method);
         }
-        if let Some(given) = said.filter(|given| !is_off(&given.value)) {
+        if let Some(given) = said {
             return self.method_named(&given);
         }
         if is_reward {
             return Ok(Method::Reward);
         }
-        if let Some(given) = &sources.method {
-            return self.method_named(given);
+        if let Some(given) = sources.method.clone().or_else(|| self.cpo(sources)) {
+            return self.method_named(&given);
         }
         match self.program {
             Program::Axolotl | Program::LlamaFactory => Ok(Method::Sft),
             _ => self.guess_method(sources),
         }
+    }
+
+    /// TRL's `CPOTrainer`, where a setting is that of `CPOConfig` alone and no command names a trainer.
+    fn cpo(&self, sources: &Sources) -> Option<Given> {
+        let loss = self.parts.get(&Part::Loss).filter(|given| given.value == "simpo");
+        let given = self.parts.get(&Part::CpoAlpha).or(loss)?;
+        let is_trl = self.program == Program::Trl && sources.method.is_none();
+        is_trl.then(|| Given { setting: "method".to_owned(), value: "cpo".into(), ..given.clone() })
     }
 
     fn method_named(&mut self, given: &Given) -> Result<Method> {
@@ -450,17 +514,19 @@ impl<'a> Translator<'a> {
             "rm" | "reward" => Method::Reward,
             "kto" => Method::Kto,
             "ipo" => {
-                self.parts.insert(Part::Loss, Given { value: "ipo".into(), ..given.clone() });
+                self.parts.insert(Part::Loss, Given { value: name.into(), ..given.clone() });
                 Method::Dpo
             }
             // Their trainers add the likelihood of the chosen completions.
-            "orpo" | "simpo" => {
+            "orpo" => {
                 self.parts.insert(Part::Loss, Given { value: vec![name, "sft"].into(), ..given.clone() });
+                self.draft.set("data.loss_on", "all", "TRL's ORPO takes the prompt's likelihood, too");
                 Method::Dpo
             }
-            "cpo" => {
-                let loss = self.part(Part::Loss);
+            "cpo" | "simpo" => {
+                let (loss, weight) = (self.part(Part::Loss), self.part(Part::CpoAlpha));
                 let ours = match loss.as_ref().map(|loss| (loss, loss.value.as_str())) {
+                    _ if name == "simpo" => "simpo",
                     None | Some((_, Some("sigmoid"))) => "cpo",
                     Some((_, Some("simpo"))) => "simpo",
                     Some((loss, _)) => {
@@ -469,7 +535,14 @@ impl<'a> Translator<'a> {
                         ));
                     }
                 };
-                self.parts.insert(Part::Loss, Given { value: vec![ours, "sft"].into(), ..given.clone() });
+                let losses = match weight {
+                    Some(weight) => {
+                        self.parts.insert(Part::SftWeight, weight);
+                        Value::from(ours)
+                    }
+                    None => vec![ours, "sft"].into(),
+                };
+                self.parts.insert(Part::Loss, Given { value: losses, ..given.clone() });
                 Method::Dpo
             }
             "bco" => {
@@ -504,12 +577,7 @@ impl<'a> Translator<'a> {
 
     /// Settings that only one of TRL's configs has, or the file's name.
     fn guess_method(&self, sources: &Sources) -> Result<Method> {
-        let has = |names: &[&str]| {
-            sources
-                .documents
-                .iter()
-                .any(|document| names.iter().any(|name| document.settings.contains_key(*name)))
-        };
+        let has = |names: &[&str]| sources.has(names);
         let loss = self.parts.get(&Part::Loss).and_then(|given| given.value.as_str());
         let of_grpo = [
             "num_generations",
@@ -541,7 +609,7 @@ impl<'a> Translator<'a> {
             "assistant_only_loss",
             "dataset_text_field",
             "eval_packing",
-        ]) || matches!(loss, Some("nll" | "dft"))
+        ]) || matches!(loss, Some("nll" | "chunked_nll" | "dft"))
         {
             return Ok(Method::Sft);
         }
@@ -629,7 +697,7 @@ impl<'a> Translator<'a> {
         let answers_itself = self.draft.get("distill.lmbda").is_some();
         let applies = |key: &str| match key {
             "data.truncation" => matches!(method, Method::Sft | Method::Dpo | Method::Distill),
-            "data.loss_on" => matches!(method, Method::Sft | Method::Distill),
+            "data.loss_on" => matches!(method, Method::Sft | Method::Dpo | Method::Distill),
             "objective.center_rewards_coefficient" => method == Method::Reward,
             _ if key.starts_with("objective.") => method.has_reference() && method != Method::Distill,
             _ if key.starts_with("reference.") => method.has_reference(),

@@ -7,30 +7,44 @@ use super::{Given, Translator};
 use crate::config::Method;
 use crate::config::draft::{DraftKey, Remark};
 use crate::config::error::Result;
+use crate::config::foreign::Program;
 use crate::config::foreign::name::Part;
 use crate::config::foreign::values::{as_number, as_texts, is_off};
 use crate::objective::PolicyLoss;
-use crate::objective::losses::{LOSSES, find};
+use crate::objective::losses::{LOSSES, Smoothing, find};
 
 impl Translator<'_> {
     pub(super) fn objective(&mut self) -> Result<()> {
         let (loss, weights) = (self.part(Part::Loss), self.part(Part::LossWeights));
         let sft = self.part(Part::SftWeight).filter(|given| !is_off(&given.value));
+        if !self.method.compares_pairs()
+            && let Some(given) = self.part(Part::LabelSmoothing)
+        {
+            self.not_needed(&given, "the method's loss has no smoothing");
+        }
+        if self.method == Method::Distill {
+            // Its temperature is another than the sampling's.
+            self.distillation([loss, weights, sft])?;
+            return self.generation_options();
+        }
+        self.exploration()?;
+        self.generation_options()?;
         if !self.method.has_reference() {
             return self.plain_loss(loss, [weights, sft]);
         }
         if self.method == Method::Grpo {
             return self.policy_loss(loss, [weights, sft]);
         }
-        if self.method == Method::Distill {
-            return self.distillation([loss, weights, sft]);
-        }
-        let names = match &loss {
+        let mut names = match &loss {
             Some(given) => {
                 as_texts(&given.value).ok_or_else(|| given.wrong("a loss, or a list of losses"))?
             }
             None => vec![self.method.default_loss().unwrap_or("sigmoid").to_owned()],
         };
+        if self.program == Program::Mitchell {
+            // His code does not divide by lengths.
+            names.iter_mut().filter(|name| *name == "ipo").for_each(|name| "ipo_sum".clone_into(name));
+        }
         for name in &names {
             if find(name).is_none() {
                 let given = loss.as_ref().expect("the default is known");
@@ -52,12 +66,26 @@ impl Translator<'_> {
         if numbers.len() != names.len() {
             return Err(weights.expect("the default fits").wrong("as many numbers as losses"));
         }
-        let mut terms: Vec<(String, f64)> =
-            names.into_iter().zip(numbers).filter(|(_, weight)| *weight != 0.0).collect();
-        if let Some(given) = &sft {
-            terms.push(("sft".to_owned(), given.number()?));
+        let mut terms: Vec<(String, f64)> = Vec::new();
+        let mut add = |name: String, weight: f64| match terms.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, sum)) => *sum += weight,
+            None => terms.push((name, weight)),
+        };
+        let mut comment: Vec<_> = [&loss, &weights, &sft].into_iter().flatten().map(Given::shown).collect();
+        for (name, weight) in names.into_iter().zip(numbers).filter(|(_, weight)| *weight != 0.0) {
+            if name == "orpo" && self.program == Program::LlamaFactory {
+                add("sft".to_owned(), weight);
+                comment
+                    .push("its odds_ratio_loss has the likelihood, too, a mean over rows there".to_owned());
+            }
+            add(name, weight);
         }
-        let comment: Vec<_> = [&loss, &weights, &sft].into_iter().flatten().map(Given::shown).collect();
+        if let Some(given) = &sft {
+            add("sft".to_owned(), given.number()?);
+        }
+        if let Some(given) = self.part(Part::LabelSmoothing) {
+            self.label_smoothing(&given, &terms)?;
+        }
         match &terms[..] {
             [(only, weight)] if *weight == 1.0 => {
                 if loss.is_some() {
@@ -77,18 +105,86 @@ impl Translator<'_> {
         Ok(())
     }
 
-    /// The loss of policy gradients.
-    fn policy_loss(&mut self, loss: Option<Given>, others: [Option<Given>; 2]) -> Result<()> {
-        if let Some(given) = loss {
-            let known = PolicyLoss::NAMES.map(|(name, _)| name);
-            match given.value.as_str().filter(|name| known.contains(name)) {
-                Some(name) => self.draft.set("grpo.loss", name, given.shown()),
+    /// `alpha`, which `XPOConfig` and `CPOConfig` have, of different meanings.
+    fn exploration(&mut self) -> Result<()> {
+        let Some(mut given) = self.part(Part::Exploration) else { return Ok(()) };
+        if let Some([only]) = given.value.as_array().map(Vec::as_slice) {
+            given.value = only.clone();
+        }
+        if self.draft.get("online.algorithm").and_then(Toml::as_str) == Some("xpo") {
+            self.draft.set("online.alpha", given.number()?, given.shown());
+        } else if is_off(&given.value) {
+            self.not_needed(&given, "it is off here too");
+        } else {
+            self.missing(&given, "rewards are log-probabilities, and AlphaPO's are another function of them");
+        }
+        Ok(())
+    }
+
+    /// Label smoothing of the losses that have it there.
+    fn label_smoothing(&mut self, given: &Given, terms: &[(String, f64)]) -> Result<()> {
+        let share = given.number()?;
+        // TRL 1 took it out of these two.
+        let is_trls = !matches!(self.program, Program::LlamaFactory | Program::Mitchell);
+        let ignores = |name: &str| is_trls && matches!(name, "sigmoid" | "sigmoid_norm");
+        let has = |name: &str| find(name).is_some_and(|loss| loss.smoothing != Smoothing::Unused);
+        let names = terms.iter().map(|(name, _)| name.as_str());
+        let smooth: Vec<&str> = names.clone().filter(|name| has(name) && !ignores(name)).collect();
+        let other: Vec<&str> = names.filter(|name| ignores(name)).collect();
+        if smooth.is_empty() {
+            let names: Vec<&str> = terms.iter().map(|(name, _)| name.as_str()).collect();
+            let reason = format!("the loss {} ignores it there", names.join(", "));
+            self.not_needed(given, reason);
+        } else if !other.is_empty() && share > 0.0 {
+            return Err(given.conflict(format!(
+                "it cannot be had: {} takes it and {} ignores it there, and here both take it",
+                smooth.join(", "),
+                other.join(", ")
+            )));
+        } else {
+            let comment = if given.setting == "label_smoothing" { String::new() } else { given.shown() };
+            self.draft.set("objective.label_smoothing", share, comment);
+        }
+        Ok(())
+    }
+
+    /// The loss of policy gradients, and the numbers that it takes.
+    fn policy_loss(&mut self, given: Option<Given>, others: [Option<Given>; 2]) -> Result<()> {
+        let mut loss = PolicyLoss::Dapo;
+        if let Some(given) = given {
+            let name = given.value.as_str().unwrap_or_default();
+            match PolicyLoss::NAMES.iter().find(|(known, _)| *known == name) {
+                Some((name, found)) => {
+                    loss = *found;
+                    self.draft.set("grpo.loss", *name, given.shown());
+                }
                 None => {
-                    return Err(
-                        given.conflict(format!("it cannot be had; losses here are {}", known.join(", ")))
-                    );
+                    let known = PolicyLoss::NAMES.map(|(name, _)| name).join(", ");
+                    return Err(given.conflict(format!("it cannot be had; losses here are {known}")));
                 }
             }
+        }
+        if loss == PolicyLoss::Cispo && self.draft.get("grpo.epsilon_high").is_none() {
+            let epsilon = self.draft.get("grpo.epsilon").and_then(Toml::as_float);
+            let comment = match epsilon {
+                Some(epsilon) => {
+                    format!("epsilon = {epsilon}, which TRL takes where epsilon_high is not given")
+                }
+                None => self.default_of(),
+            };
+            self.draft.set("grpo.epsilon_high", epsilon.unwrap_or(0.2), comment);
+        }
+        let takes = |key: &str| match key {
+            "grpo.epsilon" | "grpo.delta" => loss.clips(),
+            "grpo.epsilon_high" => loss.clips() || loss == PolicyLoss::Cispo,
+            _ if key.starts_with("grpo.sapo_") => loss == PolicyLoss::Sapo,
+            _ if key.starts_with("grpo.vespo_") => loss == PolicyLoss::Vespo,
+            _ => true,
+        };
+        for DraftKey { key, value, .. } in self.draft.keys.extract_if(.., |key| !takes(&key.key)) {
+            let setting = format!("{} = {value}", key.trim_start_matches("grpo."));
+            let reason = format!("the loss {} does not take it", loss.name());
+            self.draft.not_needed.push(Remark { setting, reason });
         }
         for given in others.into_iter().flatten() {
             self.not_needed(&given, "policy gradients have one loss");
@@ -97,14 +193,58 @@ impl Translator<'_> {
         Ok(())
     }
 
+    /// `generation_kwargs`, which win over the settings of the same names.
+    fn generation_options(&mut self) -> Result<()> {
+        let Some(given) = self.part(Part::GenerationOptions).filter(|given| !is_off(&given.value)) else {
+            return Ok(());
+        };
+        if !self.method.generates() && self.method != Method::Distill {
+            let reason = format!("method = \"{}\" generates nothing", self.method);
+            self.not_needed(&given, reason);
+            return Ok(());
+        }
+        for (name, option) in given.members()? {
+            let (key, value) = match name.as_str() {
+                "temperature" if self.method == Method::Grpo => {
+                    self.missing(
+                        &option,
+                        "the loss has the temperature of the sampling: `online.temperature`",
+                    );
+                    continue;
+                }
+                "do_sample" if option.flag()? => {
+                    self.not_needed(&option, "tokens are sampled where `online.temperature` is above 0");
+                    continue;
+                }
+                "temperature" | "top_p" | "min_p" | "repetition_penalty" => {
+                    (name.as_str(), option.number()?.into())
+                }
+                // All tokens are 0 here, and -1 in vLLM.
+                "top_k" => (name.as_str(), Toml::from(option.number()?.max(0.0) as i64)),
+                "max_new_tokens" | "max_tokens" => ("max_new_tokens", Toml::from(option.count()? as i64)),
+                "stop_strings" | "stop" => {
+                    let one = option.value.as_str().map(|text| vec![text.to_owned()]);
+                    let texts = one.or_else(|| as_texts(&option.value));
+                    ("stop", texts.ok_or_else(|| option.wrong("a text, or a list of texts"))?.into())
+                }
+                _ => {
+                    self.missing(&option, "generation has the keys of `[online]` alone");
+                    continue;
+                }
+            };
+            self.draft.set(&format!("online.{key}"), value, option.shown());
+        }
+        Ok(())
+    }
+
     /// The divergence of a distillation, and who writes its completions.
     fn distillation(&mut self, others: [Option<Given>; 3]) -> Result<()> {
         let (own, of_teacher) = (self.part(Part::OwnAnswers), self.part(Part::TeachersAnswers));
         // GKDTrainer samples at its temperature; its loss has none.
-        let is_gkd = own.is_some() || of_teacher.is_some();
+        let is_gkd = self.is_gkd;
         let lmbda = match &own {
             Some(given) => {
-                let share = given.value.as_f64().filter(|share| (0.0..=1.0).contains(share));
+                let share = Some(given.number()?).filter(|share| (0.0..=1.0).contains(share));
                 share.ok_or_else(|| given.conflict("expected a number from 0 to 1"))?
             }
             None if is_gkd => 0.5,
@@ -152,7 +292,9 @@ impl Translator<'_> {
     fn plain_loss(&mut self, loss: Option<Given>, others: [Option<Given>; 2]) -> Result<()> {
         if let Some(given) = loss {
             match given.value.as_str() {
-                Some("nll" | "sft" | "sigmoid") => self.not_needed(&given, "the method has this one loss"),
+                Some("nll" | "chunked_nll" | "sft" | "sigmoid") => {
+                    self.not_needed(&given, "the method has this one loss");
+                }
                 _ => {
                     return Err(given
                         .conflict(format!("it cannot be had; method = \"{}\" has one loss", self.method)));
@@ -170,24 +312,22 @@ impl Translator<'_> {
         if !self.method.generates() {
             return;
         }
-        let names = ["reward_model_path", "reward_model"];
-        let index = self
-            .draft
-            .missing
-            .iter()
-            .position(|remark| names.iter().any(|name| remark.setting.starts_with(name)));
-        let Some(index) = index else { return };
-        let remark = self.draft.missing.remove(index);
-        let path = remark.setting.split_once(" = ").map_or("", |(_, path)| path).to_owned();
+        let names = ["reward_model_path", "reward_model_name_or_path", "reward_model"];
+        let named = |remark: &Remark| {
+            let (setting, path) = remark.setting.split_once(" = ")?;
+            names.contains(&setting).then(|| (setting.to_owned(), path.to_owned()))
+        };
+        let found =
+            self.draft.missing.iter().enumerate().find_map(|(index, remark)| Some((index, named(remark)?)));
+        let Some((index, (setting, path))) = found else { return };
+        self.draft.missing.remove(index);
         let key = |key: &str, value: String, comment: &str| DraftKey {
             key: key.to_owned(),
             value: value.into(),
             comment: comment.to_owned(),
         };
         let path = self.facts.path(&path);
-        self.draft
-            .judges
-            .push(vec![key("kind", "reward".into(), ""), key("model", path, "reward_model_path")]);
+        self.draft.judges.push(vec![key("kind", "reward".into(), ""), key("model", path, &setting)]);
     }
 
     pub(super) fn reference(&mut self) -> Result<()> {
