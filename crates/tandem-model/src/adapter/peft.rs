@@ -55,7 +55,7 @@ impl PeftFolder {
         &self.config.adapter
     }
 
-    /// Returns whether it is a reward model's adapter, whose base is read by [`ModelFolder::open_reward`].
+    /// Returns whether it is a reward model's adapter, whose base is read by [`open_reward`](crate::ModelFolder::open_reward).
     pub fn is_of_reward_model(&self) -> bool {
         self.config.scores
     }
