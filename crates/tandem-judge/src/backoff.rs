@@ -2,12 +2,13 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use crate::{JudgeError, Result};
 
 /// Interval at which a waiting thread checks `stop`.
-pub const LOOK: Duration = Duration::from_millis(20);
+pub(crate) const LOOK: Duration = Duration::from_millis(20);
 
 /// Pauses that double.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +56,23 @@ pub fn sleep(pause: Duration, stop: &AtomicBool) -> Result<()> {
             return Ok(());
         }
         std::thread::sleep(left.min(LOOK));
+    }
+}
+
+/// Receives a message, unless `stop` is set; nothing if no sender is left.
+///
+/// # Errors
+/// It is set, or was meanwhile.
+pub fn receive<T>(messages: &Receiver<T>, stop: &AtomicBool) -> Result<Option<T>> {
+    loop {
+        if stop.load(Ordering::Relaxed) {
+            return Err(JudgeError::Stopped);
+        }
+        match messages.recv_timeout(LOOK) {
+            Ok(message) => return Ok(Some(message)),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Ok(None),
+        }
     }
 }
 

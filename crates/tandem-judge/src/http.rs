@@ -8,7 +8,7 @@ use serde_json::Value;
 use ureq::http::Uri;
 use ureq::{Agent, Body, http::Response};
 
-pub use crate::backoff::{Backoff, LOOK, sleep};
+pub use crate::backoff::{Backoff, receive, sleep};
 use crate::judge::beginning;
 
 /// Maximum characters shown of a server's message.

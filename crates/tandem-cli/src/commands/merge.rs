@@ -46,7 +46,7 @@ fn merge(adapter: &Path, output: &Path, base: &Path, dtype: Option<DType>) -> ta
         let tokenizer = Tokenizer::from_model(base, Some(adapter))?;
         template = template.with_eos(tokenizer.eos_id());
         // As in training.
-        if let Some(pad) = tokenizer.pad_id().or_else(|| tokenizer.eos_id()).filter(|_| is_scorer) {
+        if let Some(pad) = tokenizer.pad_or_eos_id().filter(|_| is_scorer) {
             template = template.with_pad(pad);
         }
     }

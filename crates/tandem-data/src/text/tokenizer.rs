@@ -239,6 +239,11 @@ impl Tokenizer {
         self.pad
     }
 
+    /// Returns the padding id of a reward model, as TRL chooses it: the padding token, else EOS.
+    pub fn pad_or_eos_id(&self) -> Option<u32> {
+        self.pad_id().or_else(|| self.eos_id())
+    }
+
     /// Returns the text of the EOS token, which ends plain-text responses.
     pub fn eos_token(&self) -> Result<&str, DataError> {
         let found = self.named.iter().find(|(name, _)| name == "eos_token");

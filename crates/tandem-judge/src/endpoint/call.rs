@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::channel;
 
 use super::asker::EndpointClient;
 use super::cache::Reply;
-use crate::backoff::LOOK;
-use crate::{JudgeError, Result};
+use crate::Result;
+use crate::backoff::receive;
 
 /// State shared by the threads of one call.
 struct Call {
@@ -52,15 +52,8 @@ pub(super) fn ask_all(
     }
     drop(send);
     let mut replies: Vec<_> = (0..num_requests).map(|_| None).collect();
-    loop {
-        if stop.load(Ordering::Relaxed) {
-            return Err(JudgeError::Stopped);
-        }
-        match received.recv_timeout(LOOK) {
-            Ok((index, reply)) => replies[index] = Some(reply?),
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => break,
-        }
+    while let Some((index, reply)) = receive(&received, stop)? {
+        replies[index] = Some(reply?);
     }
     Ok(replies.into_iter().map(|reply| reply.expect("a thread of the judge panicked")).collect())
 }

@@ -24,7 +24,7 @@ impl Recipe for Reward {
     /// Sets the pad token as TRL does: the tokenizer's, else its end token. Nothing is padded here,
     /// but a text ends before such tokens, also for whoever reads the model later.
     fn with_tokenizer(&self, folder: ModelFolder, tokenizer: &Tokenizer) -> ModelFolder {
-        match tokenizer.pad_id().or_else(|| tokenizer.eos_id()) {
+        match tokenizer.pad_or_eos_id() {
             Some(pad) => folder.with_pad(pad),
             None => folder,
         }

@@ -152,35 +152,35 @@ impl<E: Element> Decode<'_, E> {
         strips(block_start(self.shape, end - own, end - 1), end, self.shape, &self.layout)
     }
 
+    /// Lists ranges of the cache rows of some positions among those that a query sees.
+    fn ranges(&self, query: usize, positions: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
+        let mut before = 0;
+        self.visible.ranges(query).iter().filter_map(move |range| {
+            let (first, end) = (before, before + range.len());
+            before = end;
+            let (start, end) = (positions.start.max(first), positions.end.min(end));
+            let row = range.start as usize;
+            (start < end).then(|| row + start - first..row + end - first)
+        })
+    }
+
     /// Writes the cache rows of some positions among those that a query sees.
     pub(super) fn cache_rows(&self, query: usize, positions: &Range<usize>, rows: &mut [u32]) {
-        let (mut before, mut filled) = (0, 0);
-        for range in self.visible.ranges(query) {
-            let (start, end) = (positions.start.max(before), positions.end.min(before + range.len()));
-            for position in start..end {
-                rows[filled] = range.start + (position - before) as u32;
-                filled += 1;
-            }
-            before += range.len();
-        }
+        let found = self.ranges(query, positions).flatten();
+        rows.iter_mut().zip(found).for_each(|(row, found)| *row = found as u32);
     }
 
     /// Writes the addresses of a strip's keys and values, the last ones again behind them.
     fn addresses(&self, query: usize, kv_head: usize, strip: &Range<usize>, to: &mut Addresses<E>) {
-        let (mut before, mut filled) = (0, 0);
-        for range in self.visible.ranges(query) {
-            let (start, end) = (strip.start.max(before), strip.end.min(before + range.len()));
-            if start < end {
-                let row = range.start as usize + start - before;
-                for (x, to) in [self.k, self.v].into_iter().zip(&mut *to) {
-                    let first = row * x.stride() + kv_head * self.layout.head_dim;
-                    for (i, to) in to[filled..filled + end - start].iter_mut().enumerate() {
-                        *to = x.pointer_of::<E>().wrapping_add(first + i * x.stride());
-                    }
+        let mut filled = 0;
+        for range in self.ranges(query, strip) {
+            for (x, to) in [self.k, self.v].into_iter().zip(&mut *to) {
+                let first = range.start * x.stride() + kv_head * self.layout.head_dim;
+                for (i, to) in to[filled..][..range.len()].iter_mut().enumerate() {
+                    *to = x.pointer_of::<E>().wrapping_add(first + i * x.stride());
                 }
-                filled += end - start;
             }
-            before += range.len();
+            filled += range.len();
         }
         for to in to {
             let last = to[filled - 1];

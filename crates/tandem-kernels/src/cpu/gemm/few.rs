@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::blocked::{Address, Depth};
-use super::kernel::{Ahead, Kernel, MOST_COLUMNS, Panels, Place, Tail, tile};
+use super::kernel::{Ahead, InPlace, Kernel, MOST_COLUMNS, Panels, Place, Tail, tile};
 use super::level::Level;
 use super::packed::{Part, address, unpack_part};
 use super::{Operand, Product, Term};
@@ -188,21 +188,22 @@ impl Few<'_> {
                     match &weight {
                         Some(weight) => self.order::<K>(weight, (panel, index), next, buffer, unpacked),
                         None => {
-                            let b = panel_of(&product.b, lanes.clone(), buffer);
+                            let panel = panel_of(&product.b, lanes.clone(), buffer);
                             let (row, lane) = (next.0 * K::COLUMNS, depth.lanes(next.1..depth.blocks).start);
-                            let ahead = address_of(&product.b, row, lane * K::DEPTH);
+                            let ahead = product.b.address(row, lane * K::DEPTH);
+                            let columns = InPlace { panel, tail, ahead };
                             // Loops, for a closure would be compiled without the level's instructions.
                             let mut done = 0;
                             while done < m
                                 && tiles <= K::TILES_IN_PLACE
-                                && K::multiply_in_place(&b, tail, rows_from(done), &tile_of(done), ahead)
+                                && K::multiply_in_place(&columns, rows_from(done), &tile_of(done))
                             {
                                 done += K::ROWS;
                             }
                             if done >= m {
                                 continue;
                             }
-                            K::pack_columns(b);
+                            K::pack_columns(columns.panel);
                         }
                     }
                     for (number, row) in (0..m).step_by(K::ROWS).enumerate() {
@@ -290,15 +291,10 @@ impl Few<'_> {
         let (size, lanes) = (b.dtype().size(), self.depth.lanes(block..block + 1));
         let (start, stop) = (lanes.start * K::DEPTH, b.depth().min(lanes.end * K::DEPTH));
         Ahead {
-            first: address_of(b, first, start),
+            first: b.address(first, start),
             stride: b.stride() * size,
             rows: end - first,
             length: (stop - start) * size,
         }
     }
-}
-
-/// Returns the address of an element of a row, which may lie beyond the last.
-fn address_of(operand: &Operand, row: usize, element: usize) -> *const u8 {
-    operand.pointer::<u8>().wrapping_add((row * operand.stride() + element) * operand.dtype().size())
 }

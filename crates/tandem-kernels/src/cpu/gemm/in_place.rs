@@ -2,71 +2,55 @@
 
 use std::mem::MaybeUninit;
 
-use super::kernel::{MOST_COLUMNS, Multiply, Panels, Sums, Tail, Tile};
-use super::pack::{Packing, Paired, Whole, Widened};
-use crate::DType;
+use super::kernel::{InPlace, Lines, MOST_COLUMNS, Multiply, Sums, Tile};
+use super::pack::{Packing, with_packing};
 use crate::cpu::prefetch::{LINE, prefetch_far};
 use crate::cpu::vector::Vector;
 
 /// 32-bit words of a cache line.
 pub(super) const WORDS: usize = LINE / size_of::<f32>();
 
-/// Computes `out = add + bias + Σ a · b` as [`Kernel::multiply`](super::kernel::Kernel::multiply), of a panel
-/// of the second factor of which the tail alone is packed, and returns whether it did: of rows that run along k.
-/// Lines from `ahead` on, of as many rows, are prefetched.
+/// Computes `out = add + bias + Σ a · b` as [`Kernel::multiply`](super::kernel::Kernel::multiply), of a panel of the
+/// second factor where it lies, and returns whether it did: of rows that run along k.
 ///
 /// # Safety
-/// As there; `panels` are one panel.
+/// As there; it is one panel.
 #[inline(always)]
 pub(super) unsafe fn multiply<M: Multiply, const MR: usize, const NV: usize>(
-    panels: &Panels,
-    tail: Tail,
+    columns: &InPlace,
     a: *const f32,
     tile: &Tile,
-    ahead: *const u8,
 ) -> bool {
     // SAFETY: the caller's promise.
     unsafe {
-        match (panels.source.dtype(), M::DEPTH) {
-            (DType::F32, _) => multiply_as::<M, Whole, MR, NV>(panels, tail, a, tile, ahead),
-            (DType::Bf16, 1) => multiply_as::<M, Widened, MR, NV>(panels, tail, a, tile, ahead),
-            (DType::Bf16, _) => multiply_as::<M, Paired, MR, NV>(panels, tail, a, tile, ahead),
-        }
+        let of = (columns.panel.source.dtype(), M::DEPTH);
+        with_packing!(of, P => multiply_as::<M, P, MR, NV>(columns, a, tile))
     }
 }
 
 #[inline(always)]
 unsafe fn multiply_as<M: Multiply, P: Packing, const MR: usize, const NV: usize>(
-    panels: &Panels,
-    tail: Tail,
+    columns: &InPlace,
     a: *const f32,
     tile: &Tile,
-    ahead: *const u8,
 ) -> bool {
-    let width = M::Vector::LANES;
-    let (source, rows) = (panels.source, &panels.rows);
-    let elements = panels.elements(P::DEPTH);
-    if source.is_transposed() || rows.len() != NV * width {
-        return false;
-    }
+    let (width, tail) = (M::Vector::LANES, columns.tail);
+    let Some(lines) = columns.lines(NV * width, P::DEPTH) else { return false };
     // SAFETY: all rows and elements lie inside the operand; `a` holds MR numbers for each lane.
     unsafe {
-        let first = source.pointer::<P::Element>().add(rows.start * source.stride() + elements.start);
-        let stride = source.stride() * size_of::<P::Element>();
-        let ahead = ahead.addr().wrapping_sub(first.addr());
         let mut sums = [[M::Vector::splat(0.0); NV]; MR];
         if is_alone::<M, P>() {
             for j in 0..NV {
-                let from = first.byte_add(j * width * stride);
-                let of_rows = add::<M, P, MR, 1>(from, stride, elements.len(), a, ahead);
+                let first = lines.first.add(j * width * lines.stride);
+                let of_rows = add::<M, P, MR, 1>(&Lines { first, ..lines }, a);
                 for i in 0..MR {
                     sums[i][j] = of_rows[i][0];
                 }
             }
         } else {
-            sums = add::<M, P, MR, NV>(first, stride, elements.len(), a, ahead);
+            sums = add::<M, P, MR, NV>(&lines, a);
         }
-        let mut a = a.add(elements.len().div_ceil(P::DEPTH) * MR);
+        let mut a = a.add(lines.elements.div_ceil(P::DEPTH) * MR);
         for lane in 0..tail.lanes {
             let from = tail.columns.add(lane * NV * width);
             let mut columns = [M::Vector::splat(0.0); NV];
@@ -93,16 +77,14 @@ const fn is_alone<M: Multiply, P: Packing>() -> bool {
     M::Vector::LANES == 16 || P::READ == 1
 }
 
-/// Returns the sums of `NV` registers of columns, which take turns. Rows are `stride` bytes apart; lines `ahead` bytes
-/// further are prefetched.
+/// Returns the sums of `NV` registers of columns, which take turns.
 #[inline(always)]
 unsafe fn add<M: Multiply, P: Packing, const MR: usize, const NV: usize>(
-    first: *const P::Element,
-    stride: usize,
-    elements: usize,
+    lines: &Lines,
     mut a: *const f32,
-    ahead: usize,
 ) -> [[M::Vector; NV]; MR] {
+    let Lines { stride, elements, ahead, .. } = *lines;
+    let first = lines.first.cast::<P::Element>();
     let width = M::Vector::LANES;
     // Words of a row that are read at once.
     let step = if NV == 1 { width } else { WORDS };

@@ -33,6 +33,41 @@ pub(super) struct Tail {
     pub columns: *const f32,
 }
 
+/// A panel of the second factor that is not packed but for its tail.
+pub(super) struct InPlace<'a> {
+    pub panel: Panels<'a>,
+    pub tail: Tail,
+    /// As many rows to prefetch meanwhile.
+    pub ahead: *const u8,
+}
+
+/// Rows along k where they lie.
+#[derive(Clone, Copy)]
+pub(super) struct Lines {
+    pub first: *const u8,
+    /// Bytes between rows.
+    pub stride: usize,
+    /// Elements of a row.
+    pub elements: usize,
+    /// Bytes from an element to what is prefetched with it.
+    pub ahead: usize,
+}
+
+impl InPlace<'_> {
+    /// Returns the rows, of lanes of `depth` elements, if they run along k and are `width`.
+    #[inline(always)]
+    pub(super) fn lines(&self, width: usize, depth: usize) -> Option<Lines> {
+        let (source, elements) = (self.panel.source, self.panel.elements(depth));
+        if source.is_transposed() || self.panel.rows.len() != width {
+            return None;
+        }
+        let first = source.address(self.panel.rows.start, elements.start);
+        let stride = source.stride() * source.dtype().size();
+        let ahead = self.ahead.addr().wrapping_sub(first.addr());
+        Some(Lines { first, stride, elements: elements.len(), ahead })
+    }
+}
+
 impl Panels<'_> {
     /// Returns the elements along k of the lanes, of `depth` elements each.
     pub(super) fn elements(&self, depth: usize) -> Range<usize> {
@@ -122,19 +157,13 @@ pub(super) trait Kernel {
         pending: &mut Self::Pending,
     );
 
-    /// Computes a tile with a panel of columns that is not packed but for its tail, as [`Self::multiply`], if that
-    /// pays; else does nothing. Returns whether it did. Lines from `ahead` on, of as many rows, are prefetched.
+    /// Computes a tile with a panel of columns that is not packed, as [`Self::multiply`], if that pays; else does
+    /// nothing. Returns whether it did.
     ///
     /// # Safety
     /// As [`Self::multiply`] and [`Self::pack_columns`].
     #[inline(always)]
-    unsafe fn multiply_in_place(
-        _columns: &Panels,
-        _tail: Tail,
-        _a: *const f32,
-        _tile: &Tile,
-        _ahead: *const u8,
-    ) -> bool {
+    unsafe fn multiply_in_place(_columns: &InPlace, _a: *const f32, _tile: &Tile) -> bool {
         false
     }
 }
@@ -234,16 +263,10 @@ impl<M: Multiply, const MR: usize, const NV: usize, const NR: usize> Kernel for 
     }
 
     #[inline(always)]
-    unsafe fn multiply_in_place(
-        columns: &Panels,
-        tail: Tail,
-        a: *const f32,
-        tile: &Tile,
-        ahead: *const u8,
-    ) -> bool {
+    unsafe fn multiply_in_place(columns: &InPlace, a: *const f32, tile: &Tile) -> bool {
         // More rows take longer than memory, and would wait for it.
         // SAFETY: the caller's promise.
-        MR <= 6 && unsafe { in_place::multiply::<M, MR, NV>(columns, tail, a, tile, ahead) }
+        MR <= 6 && unsafe { in_place::multiply::<M, MR, NV>(columns, a, tile) }
     }
 }
 

@@ -41,6 +41,11 @@ impl Operand<'_> {
             DType::Bf16 => self.view().pointer_of::<bf16>().cast(),
         }
     }
+
+    /// Returns the address of an element of a row along k, which may lie beyond the last.
+    fn address(&self, row: usize, element: usize) -> *const u8 {
+        self.pointer::<u8>().wrapping_add((row * self.stride() + element) * self.dtype().size())
+    }
 }
 
 impl Product<'_> {

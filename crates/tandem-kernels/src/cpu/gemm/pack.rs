@@ -6,7 +6,28 @@ use super::Operand;
 use super::kernel::Panels;
 use super::lanes::{Lanes, MOST_LANES, Rows};
 use crate::cpu::prefetch::{prefetch, prefetch_far};
-use crate::{DType, Element, bf16};
+use crate::{Element, bf16};
+
+/// Evaluates an expression with the conversion of elements of a type to lanes of so many of them.
+macro_rules! with_packing {
+    ($of:expr, $P:ident => $expression:expr) => {
+        match $of {
+            ($crate::DType::F32, _) => {
+                type $P = $crate::cpu::gemm::pack::Whole;
+                $expression
+            }
+            ($crate::DType::Bf16, 1) => {
+                type $P = $crate::cpu::gemm::pack::Widened;
+                $expression
+            }
+            ($crate::DType::Bf16, _) => {
+                type $P = $crate::cpu::gemm::pack::Paired;
+                $expression
+            }
+        }
+    };
+}
+pub(super) use with_packing;
 
 /// Packs panels of lanes of `depth` elements each.
 ///
@@ -16,13 +37,7 @@ use crate::{DType, Element, bf16};
 #[inline(always)]
 pub(super) unsafe fn pack<V: Lanes, const W: usize>(panels: Panels, depth: usize) {
     // SAFETY: the caller's promise.
-    unsafe {
-        match (panels.source.dtype(), depth) {
-            (DType::F32, _) => pack_as::<V, W, Whole>(panels),
-            (DType::Bf16, 1) => pack_as::<V, W, Widened>(panels),
-            (DType::Bf16, _) => pack_as::<V, W, Paired>(panels),
-        }
-    }
+    unsafe { with_packing!((panels.source.dtype(), depth), P => pack_as::<V, W, P>(panels)) }
 }
 
 #[inline(always)]

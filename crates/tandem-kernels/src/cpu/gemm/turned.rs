@@ -6,9 +6,8 @@ use std::mem::MaybeUninit;
 
 use super::few::TURNED_TILES;
 use super::in_place::WORDS;
-use super::kernel::{Ahead, Kernel, MOST_COLUMNS, Multiply, Panels, Tail, Tile};
-use super::pack::{Packing, Paired, Whole, Widened, pack};
-use crate::DType;
+use super::kernel::{Ahead, InPlace, Kernel, Lines, MOST_COLUMNS, Multiply, Panels, Tail, Tile};
+use super::pack::{Packing, Whole, pack, with_packing};
 use crate::cpu::prefetch::prefetch_far;
 use crate::cpu::vector::Vector;
 
@@ -55,20 +54,11 @@ impl<M: Multiply, const MR: usize, const NT: usize, const NC: usize, const NR: u
     }
 
     #[inline(always)]
-    unsafe fn multiply_in_place(
-        columns: &Panels,
-        tail: Tail,
-        a: *const f32,
-        tile: &Tile,
-        ahead: *const u8,
-    ) -> bool {
+    unsafe fn multiply_in_place(columns: &InPlace, a: *const f32, tile: &Tile) -> bool {
         // SAFETY: the caller's promise.
         unsafe {
-            match (columns.source.dtype(), M::DEPTH) {
-                (DType::F32, _) => Self::in_place::<Whole>(columns, tail, a, tile, ahead),
-                (DType::Bf16, 1) => Self::in_place::<Widened>(columns, tail, a, tile, ahead),
-                (DType::Bf16, _) => Self::in_place::<Paired>(columns, tail, a, tile, ahead),
-            }
+            let of = (columns.panel.source.dtype(), M::DEPTH);
+            with_packing!(of, P => Self::in_place::<P>(columns, a, tile))
         }
     }
 }
@@ -99,31 +89,12 @@ impl<M: Multiply, const MR: usize, const NT: usize, const NC: usize, const NR: u
     Turned<M, MR, NT, NC, NR>
 {
     #[inline(always)]
-    unsafe fn in_place<P: Packing>(
-        panels: &Panels,
-        tail: Tail,
-        a: *const f32,
-        tile: &Tile,
-        ahead: *const u8,
-    ) -> bool {
-        let source = panels.source;
-        let elements = panels.elements(P::DEPTH);
-        if source.is_transposed() || panels.rows.len() != NR {
-            return false;
-        }
+    unsafe fn in_place<P: Packing>(columns: &InPlace, a: *const f32, tile: &Tile) -> bool {
+        let Some(lines) = columns.lines(NR, P::DEPTH) else { return false };
+        let Lines { stride, elements, ahead, .. } = lines;
+        let words = Columns { first: lines.first.cast(), stride, step: 1, elements, ahead: Some(ahead) };
         // SAFETY: all rows and elements lie inside the operand; `a` holds MR numbers for each lane.
-        unsafe {
-            let first =
-                source.pointer::<P::Element>().add(panels.rows.start * source.stride() + elements.start);
-            let columns = Columns {
-                first: first.cast(),
-                stride: source.stride() * size_of::<P::Element>(),
-                step: 1,
-                elements: elements.len(),
-                ahead: Some(ahead.addr().wrapping_sub(first.addr())),
-            };
-            Self::compute::<P>(a, &columns, tail, tile);
-        }
+        unsafe { Self::compute::<P>(a, &words, columns.tail, tile) };
         true
     }
 

@@ -9,8 +9,7 @@ use std::mem::MaybeUninit;
 
 use super::amx::{Pending, Place, REACH, SIDE, Tiles, WORDS, pack};
 use super::few::TURNED_TILES;
-use super::kernel::{Ahead, Kernel, MOST_COLUMNS, Panels, Tail, Tile};
-use crate::DType;
+use super::kernel::{Ahead, InPlace, Kernel, Lines, MOST_COLUMNS, Panels, Tile};
 use crate::cpu::amx;
 use crate::cpu::prefetch::prefetch_far;
 use crate::cpu::vector::{Avx512, Vector};
@@ -73,29 +72,14 @@ impl<const PARTS: usize, const HALVES: usize> Kernel for TurnedTiles<PARTS, HALV
     }
 
     #[inline(always)]
-    unsafe fn multiply_in_place(
-        columns: &Panels,
-        tail: Tail,
-        a: *const f32,
-        tile: &Tile,
-        ahead: *const u8,
-    ) -> bool {
-        let (source, rows) = (columns.source, &columns.rows);
-        if PARTS != 1
-            || source.is_transposed()
-            || source.dtype() != DType::Bf16
-            || !source.stride().is_multiple_of(2)
-            || rows.len() != Self::COLUMNS
-        {
-            return false;
-        }
-        let elements = columns.elements(Self::DEPTH);
-        let (whole, rest) = (elements.len() / REACH, elements.len() % REACH);
-        let stride = source.stride() * size_of::<u16>();
+    unsafe fn multiply_in_place(columns: &InPlace, a: *const f32, tile: &Tile) -> bool {
+        let lines = columns.lines(Self::COLUMNS, Self::DEPTH);
+        // Parts of f32 are packed; distances are whole words.
+        let lines = lines.filter(|lines| PARTS == 1 && lines.stride.is_multiple_of(size_of::<f32>()));
+        let Some(Lines { first, stride, elements, ahead }) = lines else { return false };
+        let (tail, whole, rest) = (columns.tail, elements / REACH, elements % REACH);
         // SAFETY: all rows and elements lie inside the operand; the panels hold the groups, tiles are configured.
         unsafe {
-            let first = source.pointer::<u8>().add(rows.start * stride + elements.start * size_of::<u16>());
-            let ahead = ahead.addr().wrapping_sub(first.addr());
             amx::clear();
             for group in 0..whole {
                 let from = first.add(group * REACH * size_of::<u16>());

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tandem_judge::http::{Backoff, Http, Key, LOOK, Reply, sleep};
+use tandem_judge::http::{Backoff, Http, Key, Reply, receive, sleep};
 
 use super::protocol::{self, Protocol, ServerMessages};
 use crate::config::ServerConfig;
@@ -173,7 +173,8 @@ impl Client {
         let ServerConfig { timeout_s, retries, .. } = &self.server;
         let mut failures = 0;
         loop {
-            let (reason, after) = match received(&self.begin(path, body), stop)? {
+            let found = receive(&self.begin(path, body), stop).map_err(|_| STOPPED)?;
+            let (reason, after) = match found.expect("the thread sends what it finds") {
                 Ok(reply) if !reply.may_pass() => return Ok(reply),
                 Ok(reply) => (self.said(&reply), reply.after.unwrap_or_default()),
                 Err(reason) => (reason, Duration::ZERO),
@@ -212,26 +213,6 @@ impl Client {
             self.protocol.words().name,
             self.http.beginning(&reply.text)
         )
-    }
-}
-
-/// Waits for what a request finds.
-///
-/// # Errors
-/// A stop.
-fn received(
-    receiver: &Receiver<Result<Reply, String>>,
-    stop: &AtomicBool,
-) -> Result<Result<Reply, String>, &'static str> {
-    loop {
-        if stop.load(Ordering::Relaxed) {
-            return Err(STOPPED);
-        }
-        match receiver.recv_timeout(LOOK) {
-            Ok(found) => return Ok(found),
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => unreachable!("the thread sends what it finds"),
-        }
     }
 }
 
