@@ -76,39 +76,45 @@ impl ChatTemplate {
         Ok(Self { environment, sources, special_tokens })
     }
 
-    /// Reads the template of a model's folder: `chat_template.jinja` with
-    /// `additional_chat_templates/tool_use.jinja`, else `chat_template` of `tokenizer_config.json`,
-    /// a string or a list of `{name, template}`.
+    /// Reads the templates of a model's folder: those of `chat_template` of `tokenizer_config.json`, a string, a list
+    /// of `{name, template}` or an object of templates by name, unless there is a `chat_template.jinja`; and in either
+    /// case, before others of its name, `additional_chat_templates/tool_use.jinja`.
     pub fn from_folder(
         folder: &Path,
         tokenizer_config: &serde_json::Value,
         special_tokens: Vec<(String, String)>,
     ) -> Result<Option<Self>, DataError> {
-        let read =
-            |path: &Path| tandem_files::read_text(path, MAX_TEMPLATE).map_err(DataError::io("reading", path));
-        let mut sources = Vec::new();
-        let file = folder.join("chat_template.jinja");
-        if file.symlink_metadata().is_ok() {
-            sources.push((DEFAULT.to_string(), read(&file)?));
-            let tool_use = folder.join("additional_chat_templates").join("tool_use.jinja");
-            if tool_use.symlink_metadata().is_ok() {
-                sources.push((TOOL_USE.to_string(), read(&tool_use)?));
+        let read = |path: &Path| match path.symlink_metadata() {
+            Ok(_) => {
+                tandem_files::read_text(path, MAX_TEMPLATE).map(Some).map_err(DataError::io("reading", path))
             }
-        } else {
-            match &tokenizer_config["chat_template"] {
-                serde_json::Value::String(source) => sources.push((DEFAULT.to_string(), source.clone())),
-                serde_json::Value::Array(named) => {
-                    let text = |v: &serde_json::Value| v.as_str().unwrap_or_default().to_string();
-                    sources.extend(named.iter().map(|n| (text(&n["name"]), text(&n["template"]))));
-                }
-                serde_json::Value::Null => return Ok(None),
-                other => {
-                    let shown: String = other.to_string().chars().take(60).collect();
-                    let reason =
-                        format!("`chat_template` is {shown}, expected a template, or a list of named ones");
-                    return Err(DataError::Tokenizer { path: folder.join("tokenizer_config.json"), reason });
-                }
+            Err(_) => Ok(None),
+        };
+        let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_string();
+        let mut sources: Vec<(String, String)> = Vec::new();
+        let file = read(&folder.join("chat_template.jinja"))?;
+        match (file, &tokenizer_config["chat_template"]) {
+            (Some(source), _) => sources.push((DEFAULT.to_string(), source)),
+            (None, serde_json::Value::String(source)) => sources.push((DEFAULT.to_string(), source.clone())),
+            (None, serde_json::Value::Array(named)) => {
+                sources.extend(named.iter().map(|n| (text(&n["name"]), text(&n["template"]))));
             }
+            (None, serde_json::Value::Object(named)) => {
+                sources.extend(named.iter().map(|(name, template)| (name.clone(), text(template))));
+            }
+            (None, serde_json::Value::Null) => return Ok(None),
+            (None, other) => {
+                let shown: String = other.to_string().chars().take(60).collect();
+                let reason = format!(
+                    "`chat_template` is {shown}, expected a template, or a list or object of named ones"
+                );
+                return Err(DataError::Tokenizer { path: folder.join("tokenizer_config.json"), reason });
+            }
+        }
+        let tool_use = folder.join("additional_chat_templates").join("tool_use.jinja");
+        if let Some(source) = read(&tool_use)? {
+            sources.retain(|(name, _)| name != TOOL_USE);
+            sources.push((TOOL_USE.to_string(), source));
         }
         Self::new(sources, special_tokens).map(Some)
     }

@@ -1,6 +1,9 @@
 //! Special tokens (BOS, EOS, padding, …) as the files of a model's folder name them.
 
+use std::collections::HashSet;
+
 use serde_json::Value;
+use tokenizers::AddedToken;
 
 use crate::error::DataError;
 use crate::text::folder::TokenizerFolder;
@@ -54,32 +57,46 @@ impl TokenFiles {
     }
 
     /// Returns named special tokens as `(attribute, token)`; `tokenizer_config.json` overrides
-    /// `special_tokens_map.json`.
+    /// `special_tokens_map.json`. A model may name further ones: by a key that ends in `_token`, or in
+    /// `extra_special_tokens`.
     pub(super) fn named(&self) -> Vec<(String, String)> {
-        NAMES
-            .iter()
-            .filter_map(|&name| {
-                let token = content(&self.tokenizer_config[name])
-                    .or_else(|| content(&self.special_tokens_map[name]))?;
-                Some((name.to_string(), token))
-            })
-            .collect()
+        let named = self.definitions().into_iter();
+        named.filter_map(|(name, token)| Some((name?.to_owned(), content(token)?))).collect()
     }
 
     /// Returns special tokens without an attribute.
     pub(super) fn extra(&self) -> Vec<String> {
-        let mut tokens = Vec::new();
-        for list in ["extra_special_tokens", "additional_special_tokens"] {
-            for file in [&self.tokenizer_config, &self.special_tokens_map] {
-                let values: Vec<_> = match &file[list] {
-                    Value::Array(values) => values.iter().collect(),
-                    Value::Object(named) => named.values().collect(),
-                    _ => continue,
-                };
-                tokens.extend(values.into_iter().filter_map(content));
-            }
+        let unnamed = self.definitions().into_iter().filter(|(name, _)| name.is_none());
+        unnamed.filter_map(|(_, token)| content(token)).collect()
+    }
+
+    /// Returns the special tokens of all attributes and lists.
+    pub(super) fn special(&self) -> Vec<AddedToken> {
+        self.definitions().into_iter().filter_map(|(_, token)| added_token(token, true)).collect()
+    }
+
+    /// Returns definitions of special tokens with their attributes: each attribute once, then tokens without one.
+    fn definitions(&self) -> Vec<(Option<&str>, &Value)> {
+        let files = [&self.tokenizer_config, &self.special_tokens_map];
+        let mut all: Vec<(Option<&str>, &Value)> = Vec::new();
+        for name in NAMES {
+            all.extend(files.iter().map(|file| (Some(name), &file[name])));
         }
-        tokens
+        let keys = self.tokenizer_config.as_object().into_iter().flatten();
+        all.extend(
+            keys.filter(|(key, _)| key.ends_with("_token")).map(|(key, token)| (Some(key.as_str()), token)),
+        );
+        let lists = ["extra_special_tokens", "additional_special_tokens"];
+        let lists: Vec<&Value> = lists.iter().flat_map(|list| files.map(|file| &file[list])).collect();
+        for named in lists.iter().filter_map(|list| list.as_object()) {
+            all.extend(named.iter().map(|(name, token)| (Some(name.as_str()), token)));
+        }
+        for unnamed in lists.iter().filter_map(|list| list.as_array()) {
+            all.extend(unnamed.iter().map(|token| (None, token)));
+        }
+        let mut seen = HashSet::new();
+        all.retain(|(name, token)| content(token).is_some() && name.is_none_or(|name| seen.insert(name)));
+        all
     }
 
     /// Returns the tokens of `added_tokens_decoder` as `(id, description)`, by id.
@@ -122,6 +139,17 @@ impl TokenFiles {
 
 fn as_id(value: &Value) -> Option<u32> {
     value.as_u64().and_then(|id| u32::try_from(id).ok())
+}
+
+/// Returns a token with the flags of its object; those that the object lacks are as in `tokenizers`.
+pub(super) fn added_token(token: &Value, special: bool) -> Option<AddedToken> {
+    let flag = |name: &str| token[name].as_bool();
+    let added = AddedToken::from(content(token)?, special)
+        .lstrip(flag("lstrip").unwrap_or(false))
+        .rstrip(flag("rstrip").unwrap_or(false))
+        .single_word(flag("single_word").unwrap_or(false))
+        .normalized(flag("normalized").unwrap_or(!special));
+    Some(added)
 }
 
 /// Returns the text of a token, which is a string or an object with `content`.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use tokenizers::processors::template::TemplateProcessing;
-use tokenizers::{AddedToken, Encoding, ModelWrapper};
+use tokenizers::{AddedToken, Encoding, ModelWrapper, NormalizerWrapper, PreTokenizerWrapper};
 
 use crate::contained::contained;
 use crate::error::DataError;
@@ -13,7 +13,7 @@ use crate::source::record::Message;
 use crate::text::byte_alphabet::bytes_of;
 use crate::text::chat_template::{ChatTemplate, RenderOptions};
 use crate::text::folder::TokenizerFolder;
-use crate::text::special_tokens::TokenFiles;
+use crate::text::special_tokens::{TokenFiles, added_token};
 use crate::text::tokenizer_budget::{check_growth, check_size};
 
 /// A tokenizer with its special tokens and chat template.
@@ -107,7 +107,8 @@ impl Tokenizer {
         let named = files.named();
         let config = source.place("tokenizer_config.json");
         files.check().map_err(|reason| DataError::Tokenizer { path: config, reason })?;
-        contained(|| complete_vocabulary(&mut inner, &files, &named)).map_err(broken)?;
+        contained(|| complete_vocabulary(&mut inner, &files)).map_err(broken)?;
+        let prefix = set_prefix_space(&mut inner, &files).map_err(broken)?;
         set_post_processor(&mut inner, &files, &named).map_err(broken)?;
         let splits = files.flag("split_special_tokens") == Some(true);
         inner.set_encode_special_tokens(splits);
@@ -132,6 +133,8 @@ impl Tokenizer {
         hasher.update(&serde_json::to_vec(&inner.get_post_processor()).unwrap_or_default());
         hasher.update(&serde_json::to_vec(&inner.get_added_vocabulary()).unwrap_or_default());
         hasher.update(&[u8::from(splits)]);
+        // Of a folder without the key, the fingerprint is as before.
+        prefix.iter().for_each(|&adds| _ = hasher.update(&[u8::from(adds)]));
         let decoder = serde_json::to_string(&inner.get_decoder()).unwrap_or_default();
         let byte_level = decoder.contains("\"ByteLevel\"");
         let folder = source.overriding("tokenizer.json").unwrap_or(folder).to_owned();
@@ -287,30 +290,66 @@ impl Tokenizer {
 }
 
 /// Adds tokens that only the other files define, in transformers' order.
-fn complete_vocabulary(inner: &mut tokenizers::Tokenizer, files: &TokenFiles, named: &[(String, String)]) {
+fn complete_vocabulary(inner: &mut tokenizers::Tokenizer, files: &TokenFiles) {
     let known = inner.get_added_tokens_decoder();
-    let is_added = |content: &str| known.values().any(|t| t.content == content);
-    let mut missing = Vec::new();
-    for (_, description) in files.added() {
-        let flag = |name: &str| description[name].as_bool();
-        let Some(content) = description["content"].as_str() else { continue };
-        if !is_added(content) {
-            let special = flag("special").unwrap_or(false);
-            missing.push(
-                AddedToken::from(content, special)
-                    .lstrip(flag("lstrip").unwrap_or(false))
-                    .rstrip(flag("rstrip").unwrap_or(false))
-                    .single_word(flag("single_word").unwrap_or(false))
-                    .normalized(flag("normalized").unwrap_or(!special)),
-            );
-        }
-    }
-    for content in named.iter().map(|(_, token)| token).chain(&files.extra()) {
-        if !is_added(content) && !missing.iter().any(|t| t.content == *content) {
-            missing.push(AddedToken::from(content.as_str(), true));
+    let listed = files.added().into_iter().filter_map(|(_, token)| {
+        let special = token["special"].as_bool().unwrap_or(false);
+        token.is_object().then(|| added_token(token, special)).flatten()
+    });
+    let mut missing: Vec<AddedToken> = Vec::new();
+    for token in listed.chain(files.special()) {
+        if !known.values().chain(&missing).any(|other| other.content == token.content) {
+            missing.push(token);
         }
     }
     inner.add_tokens(&missing);
+}
+
+/// Puts a space before a text, or none, as `add_prefix_space` of `tokenizer_config.json` says. Returns that, if it
+/// changes anything. transformers reads the key for tokenizers that have a class of their own.
+fn set_prefix_space(inner: &mut tokenizers::Tokenizer, files: &TokenFiles) -> Result<Option<bool>, String> {
+    let class = files.tokenizer_config["tokenizer_class"].as_str().unwrap_or_default();
+    let is_read =
+        !matches!(class, "" | "PreTrainedTokenizerFast" | "PreTrainedTokenizer" | "TokenizersBackend");
+    let Some(adds) = files.flag("add_prefix_space").filter(|_| is_read) else { return Ok(None) };
+    let broken = |error: serde_json::Error| error.to_string();
+    let mut changed = false;
+    let mut pre_tokenizer = serde_json::to_value(inner.get_pre_tokenizer()).map_err(broken)?;
+    for part in parts(&mut pre_tokenizer, "pretokenizers") {
+        match part["type"].as_str() {
+            Some("ByteLevel") if part["add_prefix_space"] != adds => part["add_prefix_space"] = adds.into(),
+            Some("Metaspace") if (part["prepend_scheme"] != "never") != adds => {
+                part["prepend_scheme"] = if adds { "first" } else { "never" }.into();
+            }
+            _ => continue,
+        }
+        changed = true;
+    }
+    if changed {
+        let other: PreTokenizerWrapper = serde_json::from_value(pre_tokenizer).map_err(broken)?;
+        inner.with_pre_tokenizer(Some(other));
+    }
+    let mut normalizer = serde_json::to_value(inner.get_normalizer()).map_err(broken)?;
+    let is_prepend = |part: &Value| part["type"] == "Prepend";
+    if !adds && parts(&mut normalizer, "normalizers").iter().any(|part| is_prepend(part)) {
+        if let Some(parts) = normalizer["normalizers"].as_array_mut() {
+            parts.retain(|part| !is_prepend(part));
+        } else {
+            normalizer = Value::Null;
+        }
+        let kept: Option<NormalizerWrapper> = serde_json::from_value(normalizer).map_err(broken)?;
+        inner.with_normalizer(kept);
+        changed = true;
+    }
+    Ok(changed.then_some(adds))
+}
+
+/// Lists the parts of a normalizer or pre-tokenizer that may be a sequence.
+fn parts<'v>(whole: &'v mut Value, list: &str) -> Vec<&'v mut Value> {
+    if whole["type"] == "Sequence" {
+        return whole[list].as_array_mut().into_iter().flatten().collect();
+    }
+    if whole.is_null() { Vec::new() } else { vec![whole] }
 }
 
 /// Removes the dropout of merges, which would tokenise a text otherwise each time.

@@ -147,6 +147,53 @@ fn added_tokens_have_their_declared_ids_and_special_ones_may_be_split() {
 }
 
 #[test]
+fn a_special_token_keeps_the_flags_of_its_definition() {
+    let folder = tempfile::tempdir().unwrap();
+    write_tokenizer(folder.path(), false, None);
+    let tokens = |pad: serde_json::Value| {
+        let config = json!({"eos_token": "</s>", "pad_token": pad});
+        std::fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+        let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+        let tokens = tokenizer.encode("the [X] the").unwrap();
+        (tokens.len(), tokenizer.decode(&tokens, false).unwrap())
+    };
+    let (plain, text) = tokens(json!("[X]"));
+    assert_eq!(text, "the [X] the");
+    // It takes the space before it.
+    assert_eq!(tokens(json!({"content": "[X]", "lstrip": true})), (plain - 1, "the[X] the".to_owned()));
+}
+
+#[test]
+fn the_configuration_may_put_a_space_before_a_text() {
+    let folder = tempfile::tempdir().unwrap();
+    write_tokenizer(folder.path(), false, None);
+    let path = folder.path().join("tokenizer.json");
+    let original = std::fs::read_to_string(&path).unwrap();
+    let tokens = |file: &serde_json::Value, config: serde_json::Value| {
+        std::fs::write(&path, file.to_string()).unwrap();
+        std::fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+        let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+        (tokenizer.encode("the").unwrap(), tokenizer.fingerprint())
+    };
+    let mut file: serde_json::Value = serde_json::from_str(&original).unwrap();
+    let of = |class: &str, adds: bool| json!({"tokenizer_class": class, "add_prefix_space": adds});
+    let (without, before) = tokens(&file, json!({"tokenizer_class": "GPT2Tokenizer"}));
+    assert_eq!(tokens(&file, of("GPT2Tokenizer", false)), (without.clone(), before));
+    assert_eq!(tokens(&file, of("PreTrainedTokenizerFast", true)), (without.clone(), before));
+    let (with, after) = tokens(&file, of("GPT2Tokenizer", true));
+    assert_ne!((&with, after), (&without, before));
+    assert_eq!(with, {
+        let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+        tokenizer.encode(" the").unwrap()
+    });
+    // A space of the normalizer, as older Llama folders have it.
+    file["normalizer"] = json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "e"}]});
+    let (prepended, _) = tokens(&file, json!({}));
+    assert_ne!(prepended, without);
+    assert_eq!(tokens(&file, of("LlamaTokenizer", false)).0, without);
+}
+
+#[test]
 fn a_token_that_is_part_of_a_character_has_its_own_bytes() {
     let (folder, tokenizer) = tokenizer_with(false, None);
     let text = "żółw 字𐍈<|end|>";
@@ -212,6 +259,14 @@ fn the_configurations_template_is_used_where_there_is_no_file() {
         {"name": "default", "template": "two"}, {"name": "tool_use", "template": "{{ tools | length }}"}]});
     assert_eq!(text(named.clone(), None).unwrap(), "two");
     assert_eq!(text(named, Some(&json!([1, 2]))).unwrap(), "2");
+    let by_name = json!({"chat_template": {"default": "three", "tool_use": "config's"}});
+    assert_eq!(text(by_name.clone(), None).unwrap(), "three");
+    std::fs::create_dir(folder.path().join("additional_chat_templates")).unwrap();
+    std::fs::write(folder.path().join("additional_chat_templates/tool_use.jinja"), "file's").unwrap();
+    assert_eq!(text(by_name, Some(&json!([1]))).unwrap(), "file's");
+    let own = json!({"chat_template": "{{ image_token }}{{ boi_token }}{{ other_token }}",
+        "extra_special_tokens": {"image_token": "<img>", "n": 1}, "boi_token": {"content": "<boi>"}, "other_token": true});
+    assert_eq!(text(own, None).unwrap(), "<img><boi>");
     let broken = text(json!({"chat_template": "a\n{% if %}"}), None).unwrap_err().to_string();
     assert!(broken.contains("chat template: line 2"), "{broken}");
     assert!(text(json!({}), None).unwrap_err().to_string().contains("no chat template"));

@@ -953,7 +953,7 @@ mod translations {
     #[test]
     fn numbers_of_online_methods_are_read() {
         for (command, keys) in [
-            ("trl gkd --teacher_model_name_or_path t --lmbda 0.0", vec![]),
+            ("trl gkd --teacher_model_name_or_path t --lmbda 0.0", vec!["data.truncation = \"keep_end\""]),
             ("trl gkd --teacher_model_name_or_path t --lmbda 0.25", vec!["distill.lmbda = 0.25"]),
             ("trl xpo --alpha 1e-4", vec!["online.alpha = 0.0001"]),
             ("trl nash_md --mixture_coef 0.25", vec!["online.mixture = 0.25"]),

@@ -282,6 +282,14 @@ impl Translator<'_> {
                 self.draft.set("online.temperature", 0.9, "GKDConfig's default");
             }
         }
+        if is_gkd && lmbda == 0.0 && self.draft.get("data.truncation").is_none() {
+            self.draft.set("data.truncation", "keep_end", "GKDTrainer cuts the beginning");
+        }
+        if is_gkd && lmbda < 1.0 {
+            let reason = "GKDTrainer trains on the last turn alone, this run on every turn of the assistant: give the others as \
+                          `prompt` and the last as `completion`, if the rows have several";
+            self.draft.missing.push(Remark { setting: "GKDTrainer".to_owned(), reason: reason.to_owned() });
+        }
         for given in others.into_iter().flatten() {
             self.not_needed(&given, "a distillation has one loss");
         }
