@@ -784,6 +784,32 @@ mod translations {
         assert_eq!(of_reward.0, ["adapter.dropout = 0.1"]);
     }
 
+    /// TRL ignores constants of other optimisers and losses; a run refuses them.
+    #[test]
+    fn constants_of_other_optimisers_and_losses_are_left_out() {
+        for (settings, table, keys) in [
+            ("optim: rmsprop\nadam_epsilon: 1e-3", "train.eps", vec![]),
+            ("optim: sgd\nadam_epsilon: 1e-3", "train.eps", vec![]),
+            ("optim: lion_32bit\nadam_epsilon: 1e-3", "train.eps", vec![]),
+            ("adam_epsilon: 1e-3", "train.eps", vec!["train.eps = 0.001"]),
+            ("optim: adafactor\nadam_beta1: 0.8", "train.betas", vec![]),
+            ("f_divergence_type: js_divergence\nf_alpha_divergence_coef: 0.3", "objective.f_alpha", vec![]),
+            (
+                "f_divergence_type: alpha_divergence\nf_alpha_divergence_coef: 0.3",
+                "objective.f_alpha",
+                vec!["objective.f_alpha_divergence_coef = 0.3"],
+            ),
+            ("discopop_tau: 0.1", "objective.discopop", vec![]),
+            (
+                "loss_type: [discopop, sft]\nloss_weights: [1.0, 0.5]\ndiscopop_tau: 0.1",
+                "objective.discopop",
+                vec!["objective.discopop_tau = 0.1"],
+            ),
+        ] {
+            assert_eq!(translated(Program::Trl, Method::Dpo, table, settings).0, keys, "{settings}");
+        }
+    }
+
     /// transformers gives Lion the betas of AdamW.
     #[test]
     fn optimisers_have_the_numbers_of_their_program() {

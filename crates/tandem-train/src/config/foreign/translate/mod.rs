@@ -695,24 +695,50 @@ impl<'a> Translator<'a> {
     fn drop_what_does_not_apply(&mut self) {
         let method = self.method;
         let answers_itself = self.draft.get("distill.lmbda").is_some();
-        let applies = |key: &str| match key {
-            "data.truncation" => matches!(method, Method::Sft | Method::Dpo | Method::Distill),
-            "data.loss_on" => matches!(method, Method::Sft | Method::Dpo | Method::Distill),
-            "objective.center_rewards_coefficient" => method == Method::Reward,
-            _ if key.starts_with("objective.") => method.has_reference() && method != Method::Distill,
-            _ if key.starts_with("reference.") => method.has_reference(),
-            _ if key.starts_with("online.") => method.generates() || answers_itself,
-            _ if key.starts_with("grpo.") => method == Method::Grpo,
-            _ if key.starts_with("distill.") => method == Method::Distill,
-            _ => true,
+        let optimizer = self.draft.get("train.optimizer").and_then(toml::Value::as_str).unwrap_or("adamw");
+        let has_loss = |name: &str| match self.draft.get("objective.loss") {
+            Some(toml::Value::Table(terms)) => terms.contains_key(name),
+            loss => loss.and_then(toml::Value::as_str) == Some(name),
         };
-        let (kept, dropped): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.draft.keys).into_iter().partition(|key| applies(&key.key));
-        self.draft.keys = kept;
-        for key in dropped {
-            let setting = if key.comment.is_empty() { key.key.clone() } else { key.comment };
-            let reason = format!("`{}` has no effect with method = \"{method}\"", key.key);
+        let divergence = self.draft.get("objective.f_divergence_type").and_then(toml::Value::as_str);
+        let of_method = |applies: bool| (applies, format!("with method = \"{method}\""));
+        let of_optimizer = |takers: &[&str]| (takers.contains(&optimizer), format!("with \"{optimizer}\""));
+        let of_loss = |name: &str| (has_loss(name), format!("without the loss \"{name}\""));
+        let applies = |key: &DraftKey| match key.key.as_str() {
+            "data.truncation" => of_method(matches!(method, Method::Sft | Method::Dpo | Method::Distill)),
+            "data.loss_on" => of_method(matches!(method, Method::Sft | Method::Dpo | Method::Distill)),
+            "objective.center_rewards_coefficient" => of_method(method == Method::Reward),
+            "objective.f_alpha_divergence_coef" if method.has_reference() => {
+                (divergence == Some("alpha_divergence"), "without \"alpha_divergence\"".to_owned())
+            }
+            "objective.discopop_tau" if method.has_reference() => of_loss("discopop"),
+            "objective.simpo_gamma" if method.has_reference() => of_loss("simpo"),
+            "train.betas" => of_optimizer(&["adamw", "lion", "schedule_free_adamw", "muon"]),
+            // transformers gives Adam's constants to no other optimiser.
+            "train.eps" if key.comment.contains("adam_epsilon") => {
+                of_optimizer(&["adamw", "schedule_free_adamw", "muon"])
+            }
+            "train.eps" => of_optimizer(&["adamw", "rmsprop", "schedule_free_adamw", "muon"]),
+            key if key.starts_with("objective.") => {
+                of_method(method.has_reference() && method != Method::Distill)
+            }
+            key if key.starts_with("reference.") => of_method(method.has_reference()),
+            key if key.starts_with("online.") => of_method(method.generates() || answers_itself),
+            key if key.starts_with("grpo.") => of_method(method == Method::Grpo),
+            key if key.starts_with("distill.") => of_method(method == Method::Distill),
+            _ => (true, String::new()),
+        };
+        let remarks: Vec<_> = self.draft.keys.iter().map(&applies).collect();
+        let mut kept = Vec::new();
+        for (key, (applies, without)) in std::mem::take(&mut self.draft.keys).into_iter().zip(remarks) {
+            if applies {
+                kept.push(key);
+                continue;
+            }
+            let reason = format!("`{}` has no effect {without}", key.key);
+            let setting = if key.comment.is_empty() { key.key } else { key.comment };
             self.draft.not_needed.push(Remark { setting, reason });
         }
+        self.draft.keys = kept;
     }
 }
