@@ -1,5 +1,6 @@
 //! End of a run in words: changes of answers, places of files, and the next command.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use tandem_train::config::Method;
@@ -81,6 +82,10 @@ fn printable(text: &str) -> Vec<char> {
 /// Names the files of a run that is done, and the next command.
 pub(crate) fn places(method: Option<Method>, model: &Path) -> Vec<String> {
     let run = model.parent().unwrap_or(model);
+    let in_shell = |path: &Path| {
+        let path = path.display().to_string();
+        shlex::try_quote(&path).map_or_else(|_| path.clone(), Cow::into_owned)
+    };
     let mut lines = vec![
         format!("the model is in {}", model.display()),
         format!("metrics, samples, checkpoints and this log are in {}", run.display()),
@@ -89,13 +94,13 @@ pub(crate) fn places(method: Option<Method>, model: &Path) -> Vec<String> {
         None => return lines,
         Some(Method::Reward) if model.join("adapter_config.json").is_file() => format!(
             "next: tandem merge {} MERGED, then name MERGED in a [[judges]] table of an online run, with kind = \"reward\"",
-            model.display()
+            in_shell(model)
         ),
         Some(Method::Reward) => format!(
             "next: name it in a [[judges]] table of an online run, with kind = \"reward\" and model = \"{}\"",
             model.display()
         ),
-        Some(_) => format!("next: tandem chat {}, tandem watch {}", model.display(), run.display()),
+        Some(_) => format!("next: tandem chat {}, tandem watch {}", in_shell(model), in_shell(run)),
     };
     lines.push(next);
     lines
@@ -119,6 +124,13 @@ mod tests {
             chosen: String::new(),
             rejected: None,
         }
+    }
+
+    #[test]
+    fn the_next_commands_are_quoted_for_a_shell() {
+        let next = |model: &str| places(Some(Method::Dpo), Path::new(model)).pop().unwrap();
+        assert_eq!(next("o/final"), "next: tandem chat o/final, tandem watch o");
+        assert_eq!(next("my run/final"), "next: tandem chat 'my run/final', tandem watch 'my run'");
     }
 
     #[test]

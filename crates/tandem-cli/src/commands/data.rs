@@ -24,6 +24,10 @@ pub(crate) fn run(arguments: &DataArguments) -> anyhow::Result<Exit> {
         (None, true) => return Err(mistake("data.eval names no held-out rows")),
         (_, false) => &prepared.train,
     };
+    if arguments.from >= cache.num_rows() && cache.num_rows() > 0 {
+        let rows = cache.num_rows();
+        return Err(mistake(format!("--from {}: there are {rows} rows, counted from 0", arguments.from)));
+    }
     let options = ShowOptions { color: has_colours(), ids: arguments.ids, limit: arguments.limit };
 
     let recipe = recipe::for_method(config.method);

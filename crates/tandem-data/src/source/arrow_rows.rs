@@ -1,6 +1,7 @@
 //! Reader of Parquet and Arrow IPC: batches of columns, written row by row as JSON.
 //!
-//! A null field inside of a struct is left out, but a message's content: tables have every field of every message.
+//! A null field inside of a struct is left out, but a message's content: tables have every field of every message. Texts
+//! of JSON, which `datasets` writes where rows have different keys, become what they hold.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -13,9 +14,11 @@ use arrow_array::types::{
     UInt64Type,
 };
 use arrow_array::{Array, RecordBatch, RecordBatchReader, StructArray};
-use arrow_schema::{ArrowError, DataType, Schema};
+use arrow_schema::extension::{ExtensionType, Json};
+use arrow_schema::{ArrowError, DataType, Field, Schema};
 use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
 use parquet::errors::ParquetError;
+use serde::de::IgnoredAny;
 
 use crate::contained::contained;
 use crate::error::DataError;
@@ -129,12 +132,12 @@ impl ArrowReader {
                 *at += 1;
                 self.row += 1;
                 let place = || Place { path: self.path.clone(), line: self.row };
-                written.map_err(|(column, NotFinite(number))| DataError::Type {
+                written.map_err(|(column, Unwritable { expected, found })| DataError::Type {
                     place: place(),
                     key: column,
-                    expected: "finite, or null where there is no number",
+                    expected,
                     found: format!(
-                        "{number}; write null there, or leave the column out with data.ignore_columns"
+                        "{found}; write null there, or leave the column out with data.ignore_columns"
                     ),
                 })?;
                 return Ok(Some(RawRow { line: self.row, text }));
@@ -160,19 +163,22 @@ fn damaged(path: &Path, format: &str, error: impl std::fmt::Display) -> DataErro
     refuse(path, format!("cannot read the {format} file ({error}); {remedy}"))
 }
 
-/// Number that JSON has not.
-struct NotFinite(f64);
+/// A value that cannot be written as JSON.
+struct Unwritable {
+    expected: &'static str,
+    found: String,
+}
 
-/// Writes a row. A number in an ignored column that is not finite is null.
+/// Writes a row. A value in an ignored column that cannot be written is null.
 ///
 /// # Errors
-/// The name of another column with such a number.
+/// The name of another column with such a value.
 fn write_row(
     array: &StructArray,
     i: usize,
     ignored: &[String],
     out: &mut Vec<u8>,
-) -> Result<(), (String, NotFinite)> {
+) -> Result<(), (String, Unwritable)> {
     out.push(b'{');
     for (at, (field, column)) in array.fields().iter().zip(array.columns()).enumerate() {
         if at > 0 {
@@ -181,20 +187,20 @@ fn write_row(
         write_text(field.name(), out);
         out.push(b':');
         let start = out.len();
-        match write_value(column, i, out) {
+        match write_value(field, column, i, out) {
             Ok(()) => {}
             Err(_) if ignored.contains(field.name()) => {
                 out.truncate(start);
                 out.extend_from_slice(b"null");
             }
-            Err(number) => return Err((field.name().clone(), number)),
+            Err(value) => return Err((field.name().clone(), value)),
         }
     }
     out.push(b'}');
     Ok(())
 }
 
-fn write_struct(array: &StructArray, i: usize, out: &mut Vec<u8>) -> Result<(), NotFinite> {
+fn write_struct(array: &StructArray, i: usize, out: &mut Vec<u8>) -> Result<(), Unwritable> {
     out.push(b'{');
     let mut any = false;
     // A message that calls a tool has a content of null.
@@ -209,13 +215,13 @@ fn write_struct(array: &StructArray, i: usize, out: &mut Vec<u8>) -> Result<(), 
         }
         write_text(field.name(), out);
         out.push(b':');
-        write_value(column, i, out)?;
+        write_value(field, column, i, out)?;
     }
     out.push(b'}');
     Ok(())
 }
 
-fn write_value(array: &dyn Array, i: usize, out: &mut Vec<u8>) -> Result<(), NotFinite> {
+fn write_value(field: &Field, array: &dyn Array, i: usize, out: &mut Vec<u8>) -> Result<(), Unwritable> {
     if array.is_null(i) {
         out.extend_from_slice(b"null");
         return Ok(());
@@ -231,7 +237,7 @@ fn write_value(array: &dyn Array, i: usize, out: &mut Vec<u8>) -> Result<(), Not
                 DataType::Dictionary(key, _) => match **key {
                     $(DataType::$key => {
                         let array = array.as_dictionary::<$type>();
-                        return write_value(array.values(), array.keys().value(i) as usize, out);
+                        return write_value(field, array.values(), array.keys().value(i) as usize, out);
                     })*
                     _ => write_opaque(array, out),
                 },
@@ -258,14 +264,14 @@ fn write_value(array: &dyn Array, i: usize, out: &mut Vec<u8>) -> Result<(), Not
             let value = array.as_primitive::<Float64Type>().value(i);
             write_float(&value, value, out)?;
         }
-        DataType::Utf8 => write_text(array.as_string::<i32>().value(i), out),
-        DataType::LargeUtf8 => write_text(array.as_string::<i64>().value(i), out),
-        DataType::Utf8View => write_text(array.as_string_view().value(i), out),
+        DataType::Utf8 => write_text_of(field, array.as_string::<i32>().value(i), out)?,
+        DataType::LargeUtf8 => write_text_of(field, array.as_string::<i64>().value(i), out)?,
+        DataType::Utf8View => write_text_of(field, array.as_string_view().value(i), out)?,
         DataType::Struct(_) => write_struct(array.as_struct(), i, out)?,
-        DataType::List(_) => write_list(&*array.as_list::<i32>().value(i), out)?,
-        DataType::LargeList(_) => write_list(&*array.as_list::<i64>().value(i), out)?,
-        DataType::FixedSizeList(..) => write_list(&*array.as_fixed_size_list().value(i), out)?,
-        DataType::Map(..) => write_list(&array.as_map().value(i), out)?,
+        DataType::List(item) => write_list(item, &*array.as_list::<i32>().value(i), out)?,
+        DataType::LargeList(item) => write_list(item, &*array.as_list::<i64>().value(i), out)?,
+        DataType::FixedSizeList(item, _) => write_list(item, &*array.as_fixed_size_list().value(i), out)?,
+        DataType::Map(entry, _) => write_list(entry, &array.as_map().value(i), out)?,
         _ => dictionary!(
             Int8 => Int8Type, Int16 => Int16Type, Int32 => Int32Type, Int64 => Int64Type,
             UInt8 => UInt8Type, UInt16 => UInt16Type, UInt32 => UInt32Type, UInt64 => UInt64Type
@@ -274,22 +280,25 @@ fn write_value(array: &dyn Array, i: usize, out: &mut Vec<u8>) -> Result<(), Not
     Ok(())
 }
 
-fn write_list(items: &dyn Array, out: &mut Vec<u8>) -> Result<(), NotFinite> {
+fn write_list(item: &Field, items: &dyn Array, out: &mut Vec<u8>) -> Result<(), Unwritable> {
     out.push(b'[');
     for i in 0..items.len() {
         if i > 0 {
             out.push(b',');
         }
-        write_value(items, i, out)?;
+        write_value(item, items, i, out)?;
     }
     out.push(b']');
     Ok(())
 }
 
 /// Writes `value`, which is `number`.
-fn write_float(value: &impl serde::Serialize, number: f64, out: &mut Vec<u8>) -> Result<(), NotFinite> {
+fn write_float(value: &impl serde::Serialize, number: f64, out: &mut Vec<u8>) -> Result<(), Unwritable> {
     if !number.is_finite() {
-        return Err(NotFinite(number));
+        return Err(Unwritable {
+            expected: "finite, or null where there is no number",
+            found: number.to_string(),
+        });
     }
     write_json(value, out);
     Ok(())
@@ -312,6 +321,21 @@ fn write_opaque(array: &dyn Array, out: &mut Vec<u8>) {
     out.push(b':');
     write_text(&format!("{}; write the column as {remedy}", array.data_type()), out);
     out.push(b'}');
+}
+
+/// Writes the text of a field, or what it holds if the field's texts are JSON.
+fn write_text_of(field: &Field, text: &str, out: &mut Vec<u8>) -> Result<(), Unwritable> {
+    if field.extension_type_name() != Some(Json::NAME) {
+        write_text(text, out);
+        return Ok(());
+    }
+    if let Err(why) = serde_json::from_str::<IgnoredAny>(text) {
+        let shown: String = text.chars().take(60).collect();
+        let found = format!("{shown:?} ({why}), in a column whose type is JSON");
+        return Err(Unwritable { expected: "JSON", found });
+    }
+    out.extend_from_slice(text.as_bytes());
+    Ok(())
 }
 
 fn write_text(text: &str, out: &mut Vec<u8>) {

@@ -170,7 +170,9 @@ pub(crate) fn check_unused(
             "messages" | "conversation" | "conversations" => {
                 format!("map it with data.columns = {{ prompt = \"{column}\" }}")
             }
-            "prompt" => "map the columns with data.columns = { prompt = \"prompt\", completion = … }".into(),
+            "prompt" => "write it as messages where the others are, or map the columns with data.columns = { prompt = \
+                         \"prompt\", completion = … }"
+                .into(),
             "history" => "no key reads earlier turns: write the rows as `messages`".into(),
             "input" | "inputs" | "context" if row.contains_key("instruction") => {
                 format!(

@@ -245,14 +245,7 @@ impl Row<'_> {
 
     fn read(mut self, kind: RowKind) -> Result<Record, DataError> {
         let row = (kind == RowKind::Prompt).then(|| self.row.clone());
-        let tools = match self.row.remove("tools") {
-            None | Some(Value::Null) => None,
-            Some(Value::String(json)) => Some(serde_json::from_str(&json).map_err(|e| DataError::Json {
-                place: self.place.clone(),
-                reason: format!("inside `tools`: {e}"),
-            })?),
-            Some(tools) => Some(tools),
-        };
+        let tools = self.tools()?;
         let template_kwargs = match self.row.remove("chat_template_kwargs") {
             None | Some(Value::Null) => Map::new(),
             Some(Value::Object(kwargs)) => kwargs,
@@ -321,12 +314,35 @@ impl Row<'_> {
         })
     }
 
+    /// Takes `tools`: a list of objects, of which each or all may be a text of JSON.
+    fn tools(&mut self) -> Result<Option<Value>, DataError> {
+        let decoded = |value: Value| match value {
+            Value::String(json) => serde_json::from_str(&json).map_err(|e| DataError::Json {
+                place: self.place.clone(),
+                reason: format!("inside `tools`: {e}"),
+            }),
+            other => Ok(other),
+        };
+        let tools = match self.row.remove("tools").map(decoded).transpose()? {
+            None | Some(Value::Null) => return Ok(None),
+            Some(Value::Array(tools)) => tools,
+            Some(other) => return Err(type_error(self.place, "tools", "a list of objects", &other)),
+        };
+        let tools = tools.into_iter().map(decoded).collect::<Result<Vec<_>, _>>()?;
+        match tools.iter().position(|tool| !tool.is_object()) {
+            Some(i) => Err(type_error(self.place, &format!("tools[{i}]"), "an object", &tools[i])),
+            None => Ok(Some(tools.into())),
+        }
+    }
+
     fn preference(&mut self, prompt_ignored: &mut bool) -> Result<(Content, &'static str), DataError> {
         let (chosen, rejected) = (self.text("chosen")?, self.text("rejected")?);
         self.same_kind("rejected", &chosen, &rejected)?;
         if self.has("prompt") {
             let prompt = self.text("prompt")?;
-            if matches!((&prompt, &chosen), (Text::Plain(_), Text::Chat(_))) {
+            if let (Text::Plain(text), Text::Chat(_)) = (&prompt, &chosen) {
+                // Like other columns that are not used, it must be in those that are.
+                self.row.insert("prompt".into(), text.as_str().into());
                 *prompt_ignored = true;
             } else {
                 self.same_kind("chosen", &prompt, &chosen)?;
@@ -674,6 +690,11 @@ mod tests {
         Record::parse(json.as_bytes(), kind, &place).unwrap()
     }
 
+    fn refusal(json: &str, kind: RowKind) -> String {
+        let place = Place { path: "f".into(), line: 1 };
+        Record::parse(json.as_bytes(), kind, &place).unwrap_err().to_string()
+    }
+
     /// Expected parts are what `trl.data_utils.extract_prompt` of trl 1.16 returns.
     #[test]
     fn an_implicit_prompt_is_cut_as_in_trl() {
@@ -717,6 +738,34 @@ mod tests {
         };
         assert_eq!((prompt.len(), prompt[0]["content"].as_str()), (1, Some("q")));
         assert_eq!((chosen.len(), chosen[0]["content"].as_str()), (1, Some("a")));
+        let other = serde_json::json!({"prompt": "other", "chosen": turns("a"), "rejected": turns("b")});
+        let error = refusal(&other.to_string(), RowKind::Preference);
+        assert!(error.contains("the column `prompt` is not used"), "{error}");
+    }
+
+    #[test]
+    fn tools_are_a_list_of_objects() {
+        let with = |tools: &str| {
+            format!(r#"{{"messages": [{{"role": "user", "content": "q"}}], "tools": {tools}}}"#)
+        };
+        let tools = |json: &str| parse(&with(json), RowKind::Supervised).tools;
+        let one = Some(serde_json::json!([{"name": "f"}]));
+        assert_eq!(tools(r#"[{"name": "f"}]"#), one);
+        assert_eq!(tools(r#"["{\"name\": \"f\"}"]"#), one);
+        assert_eq!(tools("[]"), Some(serde_json::json!([])));
+        assert_eq!(tools(r#""null""#), None);
+        for (json, expected) in [
+            (r#"{"name": "f"}"#, "`tools` should be a list of objects, found an object: {\"name\":\"f\"}"),
+            (
+                r#""{\"name\": \"f\"}""#,
+                "`tools` should be a list of objects, found an object: {\"name\":\"f\"}",
+            ),
+            ("[[]]", "`tools[0]` should be an object, found a list: []"),
+            (r#"[{}, "f"]"#, "not valid JSON: inside `tools`: "),
+        ] {
+            let error = refusal(&with(json), RowKind::Supervised);
+            assert!(error.contains(expected), "{json}: {error}");
+        }
     }
 
     #[test]

@@ -337,7 +337,7 @@ fn trim(state: &State, value: Value, characters: Option<String>) -> Result<Strin
     let text = text_of(state, &value)?;
     Ok(match characters {
         Some(characters) => text.trim_matches(|c| characters.contains(c)).to_string(),
-        None => text.trim().to_string(),
+        None => text.trim_matches(template_text::is_space).to_string(),
     })
 }
 
@@ -392,10 +392,12 @@ fn indent(state: &State, value: Value, positional: Rest<Value>, kwargs: Kwargs) 
             " ".repeat(check_width(usize::try_from(width).unwrap_or(0))?)
         }
     };
-    let text = text_of(state, &value)?;
-    charge(state, padding.len().saturating_mul(1 + text.matches('\n').count()))?;
+    // Without it, an empty last line would be none.
+    let text = text_of(state, &value)? + "\n";
+    let lines = template_text::lines(&text);
+    charge(state, padding.len().saturating_mul(lines.len()))?;
     let mut out = String::new();
-    for (i, line) in text.split('\n').enumerate() {
+    for (i, (line, _)) in lines.into_iter().enumerate() {
         if i > 0 {
             out.push('\n');
         }

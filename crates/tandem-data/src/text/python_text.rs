@@ -4,9 +4,11 @@
 //! `json.dumps` with `ensure_ascii=False` and without HTML escapes, as in transformers 5.
 
 use std::fmt::{self, Write};
+use std::sync::LazyLock;
 
 use minijinja::Value;
 use minijinja::value::ValueKind;
+use regex::Regex;
 
 /// Maximum depth of nested values.
 const MAX_DEPTH: usize = 200;
@@ -62,11 +64,22 @@ fn write_quoted(out: &mut dyn Write, text: &str) -> fmt::Result {
             '\t' => out.write_str("\\t")?,
             '\\' => out.write_str("\\\\")?,
             c if c == quote => write!(out, "\\{c}")?,
-            c if c.is_control() => write!(out, "\\x{:02x}", c as u32)?,
-            c => out.write_char(c)?,
+            c if is_printable(c) => out.write_char(c)?,
+            c => match c as u32 {
+                code @ ..0x100 => write!(out, "\\x{code:02x}")?,
+                code @ ..0x10000 => write!(out, "\\u{code:04x}")?,
+                code => write!(out, "\\U{code:08x}")?,
+            },
         }
     }
     out.write_char(quote)
+}
+
+/// Returns whether Python's `str.isprintable` holds for a character.
+fn is_printable(c: char) -> bool {
+    static OTHER: LazyLock<Regex> =
+        LazyLock::new(|| Regex::new(r"[\p{Other}\p{Separator}]").expect("these categories exist"));
+    matches!(c, ' '..='~') || !OTHER.is_match(c.encode_utf8(&mut [0; 4]))
 }
 
 fn write_number(out: &mut dyn Write, value: &Value) -> fmt::Result {
@@ -235,6 +248,14 @@ mod tests {
         let list = r#"[true, null, 1, 1.0, 1e16, 1e-05, 0.0001, "it's", "a\n", {"k": [], "j": {}}]"#;
         write_str(&mut text, &value(list)).unwrap();
         assert_eq!(text, r#"[True, None, 1, 1.0, 1e+16, 1e-05, 0.0001, "it's", 'a\n', {'k': [], 'j': {}}]"#);
+    }
+
+    #[test]
+    fn characters_that_do_not_print_are_escaped_as_in_python() {
+        let text = "x\u{2028}\u{a0}\u{200b}\u{301}é\0\u{7f}\u{85}\u{e0001}\u{e000}\u{378}字";
+        let mut found = String::new();
+        write_repr(&mut found, &Value::from(text), 0).unwrap();
+        assert_eq!(found, "'x\\u2028\\xa0\\u200b\u{301}é\\x00\\x7f\\x85\\U000e0001\\ue000\\u0378字'");
     }
 
     #[test]

@@ -53,7 +53,24 @@ pub(super) fn method(
         Some(Ok(width)) => padded(state, text, width, side, fill).map(Value::from),
         _ => wrong(),
     };
+    let is_plain = arguments.iter().all(|argument| argument.is_none() || argument.is_undefined());
     Some(match method {
+        "strip" if is_plain => Ok(text.trim_matches(is_space).into()),
+        "lstrip" if is_plain => Ok(text.trim_start_matches(is_space).into()),
+        "rstrip" if is_plain => Ok(text.trim_end_matches(is_space).into()),
+        "isspace" if is_plain => Ok((!text.is_empty() && text.chars().all(is_space)).into()),
+        "split" if is_plain => {
+            let words = text.split(is_space).filter(|word| !word.is_empty());
+            Ok(words.map(Value::from).collect())
+        }
+        "splitlines" => {
+            let keeps_ends = arguments.first().is_some_and(Value::is_true);
+            let kept = |(line, end): (&str, &str)| match keeps_ends {
+                true => format!("{line}{end}").into(),
+                false => Value::from(line),
+            };
+            Ok(lines(text).into_iter().map(kept).collect())
+        }
         "removeprefix" => {
             first.map_or_else(wrong, |prefix| Ok(text.strip_prefix(prefix).unwrap_or(text).into()))
         }
@@ -101,6 +118,28 @@ pub(super) fn method(
     })
 }
 
+/// Returns whether Python's `str.isspace` holds for a character.
+pub(super) fn is_space(c: char) -> bool {
+    c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
+}
+
+/// Lists the lines of a text with their ends, as Python's `str.splitlines`.
+pub(super) fn lines(text: &str) -> Vec<(&str, &str)> {
+    let is_end =
+        |c: char| matches!(c, '\n'..='\r' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}');
+    let (mut lines, mut rest) = (Vec::new(), text);
+    while let Some(at) = rest.find(is_end) {
+        let first = rest[at..].chars().next().map_or(1, char::len_utf8);
+        let end = at + if rest[at..].starts_with("\r\n") { 2 } else { first };
+        lines.push((&rest[..at], &rest[at..end]));
+        rest = &rest[end..];
+    }
+    if !rest.is_empty() {
+        lines.push((rest, ""));
+    }
+    lines
+}
+
 /// Reads a text in the base that `int` is given, if that is not ten; `None` if it is no number there.
 pub(super) fn in_base(value: &Value, positional: &[Value], kwargs: &Kwargs) -> Result<Option<Value>, Error> {
     let base = match positional.get(1) {
@@ -128,7 +167,7 @@ fn capitalized(text: &str) -> String {
 
 /// Capitalises words. They begin after white space, hyphens and opening brackets, as in Jinja.
 fn title(text: &str) -> String {
-    let ends = |c: char| c.is_whitespace() || "-([{<".contains(c);
+    let ends = |c: char| is_space(c) || "-([{<".contains(c);
     text.split_inclusive(ends).map(capitalized).collect()
 }
 

@@ -242,9 +242,11 @@ impl Tokenizer {
         self.pad
     }
 
-    /// Returns the padding id of a reward model, as TRL chooses it: the padding token, else EOS.
+    /// Returns the padding id of a reward model, as TRL chooses it: the tokenizer's own padding token, else its EOS.
+    /// An id in the model's config does not count.
     pub fn pad_or_eos_id(&self) -> Option<u32> {
-        self.pad_id().or_else(|| self.eos_id())
+        let own = self.named.iter().find(|(name, _)| name == "pad_token");
+        own.and_then(|(_, token)| self.id(token)).or_else(|| self.eos_id())
     }
 
     /// Returns the text of the EOS token, which ends plain-text responses.

@@ -12,6 +12,8 @@ use arrow_array::{
     ArrayRef, Decimal128Array, Float32Array, Float64Array, Int32Array, RecordBatch, RunArray, StringArray,
 };
 use arrow_ipc::writer::StreamWriter;
+use arrow_schema::extension::Json;
+use arrow_schema::{DataType, Field, Schema};
 
 use crate::fixture::{data_path, tokenizer_with};
 use tandem_data::columns::Columns;
@@ -340,10 +342,39 @@ fn arrow_stream(more: Vec<(&str, ArrayRef)>) -> Vec<u8> {
     let batch = RecordBatch::try_from_iter_with_nullable(
         columns.into_iter().map(|(name, column)| (name, column, true)),
     );
-    let batch = batch.unwrap();
+    stream_of(&batch.unwrap())
+}
+
+fn stream_of(batch: &RecordBatch) -> Vec<u8> {
     let mut writer = StreamWriter::try_new(Vec::new(), &batch.schema()).unwrap();
-    writer.write(&batch).unwrap();
+    writer.write(batch).unwrap();
     writer.into_inner().unwrap()
+}
+
+#[test]
+fn texts_of_json_are_what_they_hold() {
+    let rows = |name: &str| {
+        let rows = prompts::read(&format_path(name)).unwrap();
+        rows.iter().map(|row| row.row().clone()).collect::<Vec<_>>()
+    };
+    let expected = rows("calls.jsonl");
+    assert_eq!(expected[1]["tools"][0]["parameters"]["properties"]["exact"]["default"], false);
+    for name in ["calls.parquet", "calls.arrow"] {
+        assert_eq!(rows(name), expected, "{name}");
+    }
+    let bench = Bench::new();
+    let texts = StringArray::from(vec![Some("{\"a\": 1}"), Some("{\"a\": ")]);
+    let json = Field::new("about", DataType::Utf8, true).with_extension_type(Json::default());
+    let words: ArrayRef = Arc::new(StringArray::from(vec!["a", "b"]));
+    let names = ["prompt", "chosen", "rejected"];
+    let fields = names.map(|name| Field::new(name, DataType::Utf8, true)).into_iter().chain([json]);
+    let columns = [words.clone(), words.clone(), words, Arc::new(texts)];
+    let batch =
+        RecordBatch::try_new(Arc::new(Schema::new(fields.collect::<Vec<_>>())), columns.to_vec()).unwrap();
+    let error = bench.refusal("a.arrow", &stream_of(&batch));
+    let expected = "a.arrow:2: `about` should be JSON, found \"{\\\"a\\\": \" (EOF while parsing a value at line 1 column 6), \
+                    in a column whose type is JSON; write null there, or leave the column out with data.ignore_columns";
+    assert_eq!(error, expected);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 """Writes the same rows in every format that Tandem reads, with pyarrow and datasets.
 
-Run in this folder: python make.py (pyarrow 21 or later, datasets 4 or later, zstandard or pyarrow's zstd).
+Run in this folder: python make.py (pyarrow 21 or later, datasets 5 or later, zstandard or pyarrow's zstd).
 """
 
 import csv
@@ -9,12 +9,13 @@ import io
 import json
 import random
 import shutil
+import tempfile
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
-from datasets import Dataset
+from datasets import Dataset, load_dataset
 
 HERE = Path(__file__).parent
 WORDS = "sky blue green grass « quoted \" » comma, tab\t line\nend 日本 café 😀 the of and is".split(" ")
@@ -42,6 +43,21 @@ def chats(count):
             "source": ["a", "b", "c"][i % 3],
         }
         for i in range(count)
+    ]
+
+
+def calls():
+    """Rows in which objects have different keys: datasets keeps such objects as texts of JSON."""
+    tool = lambda name, **of: {"name": name, "parameters": {"type": "object", "properties": of}}
+    call = lambda name, **of: {"function": {"name": name, "arguments": of}}
+    user = {"role": "user", "content": "Which \"time\" is it? ☀"}
+    return [
+        {"prompt": [user], "tools": [tool("time", zone={"type": "string"})], "extra": {"a": [1, {"b": None}]}},
+        {
+            "prompt": [user, {"role": "assistant", "tool_calls": [call("time", zone="UTC", exact=True)]}],
+            "tools": [tool("time", exact={"type": "boolean", "default": False}), tool("day")],
+            "extra": {"c": {"d": 1.5}},
+        },
     ]
 
 
@@ -84,6 +100,14 @@ def main():
     feather.write_feather(large, HERE / "chat_large.feather", compression="lz4")
     with pa.ipc.new_stream(HERE / "chat_stream.arrow", large.schema) as out:
         out.write_table(large, 7)
+
+    (HERE / "calls.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in calls()))
+    with tempfile.TemporaryDirectory() as cache:
+        table = load_dataset("json", data_files=str(HERE / "calls.jsonl"), split="train", cache_dir=cache)
+        print(table.features)
+        table.to_parquet(HERE / "calls.parquet")
+        with pa.ipc.new_stream(HERE / "calls.arrow", table.data.schema) as out:
+            out.write_table(table.data.table)
 
 
 if __name__ == "__main__":
