@@ -34,6 +34,7 @@ pub(crate) mod rows;
 pub(crate) mod scratch;
 mod squares;
 pub(crate) mod states;
+mod symmetric;
 mod thread_pool;
 pub(crate) mod tile;
 pub(crate) mod vector;
