@@ -3,7 +3,7 @@
 
 use tandem_kernels::ops::RopePairs;
 
-use super::{Family, Sizes, attention_bias, decoder, llama};
+use super::{Family, Padding, Sizes, attention_bias, decoder, llama};
 use crate::Result;
 use crate::spec::{Config, DecoderSpec, NormKind, NormSpec, Residual, RotaryKeys, RotarySpec};
 
@@ -12,6 +12,7 @@ pub(super) const FAMILY: Family = Family {
     architecture: "CohereForCausalLM",
     read,
     has_scorer: false,
+    padding: Padding::Default(0),
     ..llama::FAMILY
 };
 

@@ -1,6 +1,6 @@
 //! Cohere 2 (Command R7B, Command A): Cohere with windows in three of four layers, which alone rotate.
 
-use super::{Family, cohere, llama};
+use super::{Family, Padding, cohere, llama};
 use crate::Result;
 use crate::spec::{Config, DecoderSpec};
 
@@ -9,6 +9,7 @@ pub(super) const FAMILY: Family = Family {
     architecture: "Cohere2ForCausalLM",
     read,
     has_scorer: false,
+    padding: Padding::Default(0),
     ..llama::FAMILY
 };
 

@@ -2,7 +2,7 @@
 
 use tandem_kernels::ops::RopePairs;
 
-use super::{Family, llama};
+use super::{Family, Padding, llama};
 use crate::Result;
 use crate::spec::{Config, DecoderSpec, RotaryKeys};
 
@@ -11,6 +11,7 @@ pub(super) const FAMILY: Family = Family {
     architecture: "Ernie4_5ForCausalLM",
     read,
     has_scorer: false,
+    padding: Padding::Default(0),
     ..llama::FAMILY
 };
 

@@ -2,12 +2,17 @@
 
 use tandem_kernels::ops::Activation;
 
-use super::{Family, attention_bias, llama};
+use super::{Family, Padding, attention_bias, llama};
 use crate::Result;
 use crate::spec::{Config, DecoderSpec, NormKind};
 
-pub(super) const FAMILY: Family =
-    Family { model_type: "gemma", architecture: "GemmaForCausalLM", read, ..llama::FAMILY };
+pub(super) const FAMILY: Family = Family {
+    model_type: "gemma",
+    architecture: "GemmaForCausalLM",
+    read,
+    padding: Padding::Default(0),
+    ..llama::FAMILY
+};
 
 fn read(config: &Config) -> Result<DecoderSpec> {
     let mut spec = llama::descendant(config, Some(256))?;

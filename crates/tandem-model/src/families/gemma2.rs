@@ -1,6 +1,6 @@
 //! Gemma 2: Gemma with norms before and after each half, soft caps, and a window in every other layer.
 
-use super::{Family, Modules, gemma, llama};
+use super::{Family, Modules, Padding, gemma, llama};
 use crate::Result;
 use crate::layout::ParamKind::*;
 use crate::spec::{Config, DecoderSpec, NormPlacement, Residual};
@@ -10,6 +10,7 @@ pub(super) const FAMILY: Family = Family {
     architecture: "Gemma2ForCausalLM",
     read,
     modules: MODULES,
+    padding: Padding::Default(0),
     ..llama::FAMILY
 };
 

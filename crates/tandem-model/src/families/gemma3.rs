@@ -1,7 +1,7 @@
 //! Gemma 3 (text): Gemma 2 without caps, with a norm on each query and key head, and rotary bases by
 //! kind of layer.
 
-use super::{Family, gemma2, llama};
+use super::{Family, Padding, gemma2, llama};
 use crate::Result;
 use crate::spec::{Config, DecoderSpec, QkNorm, RotaryKeys};
 
@@ -11,6 +11,7 @@ pub(super) const FAMILY: Family = Family {
     read,
     modules: gemma2::MODULES,
     stem: Some("Gemma3Text"),
+    padding: Padding::Default(0),
     ..llama::FAMILY
 };
 

@@ -1,6 +1,6 @@
 //! Gemma 3 with a vision tower: its text model is [`super::gemma3`]. Names are as in [`super::mistral3`].
 
-use super::{Family, gemma2, gemma3, mistral3};
+use super::{Family, Padding, gemma2, gemma3, mistral3};
 use crate::Result;
 use crate::spec::{Config, DecoderSpec};
 
@@ -9,6 +9,7 @@ pub(super) const FAMILY: Family = Family {
     architecture: "Gemma3ForConditionalGeneration",
     read,
     modules: gemma2::MODULES,
+    padding: Padding::Default(0),
     ..mistral3::FAMILY
 };
 

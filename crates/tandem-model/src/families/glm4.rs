@@ -2,7 +2,7 @@
 
 use tandem_kernels::ops::RopePairs;
 
-use super::{Family, llama};
+use super::{Family, Padding, llama};
 use crate::Result;
 use crate::layout::ParamKind::*;
 use crate::spec::{Config, DecoderSpec, NormPlacement, Residual, RotaryKeys};
@@ -16,6 +16,7 @@ pub(super) const FAMILY: Family = Family {
         (UpWeight, &["model.layers.{}.mlp.gate_up_proj"]),
         (PostNorm2Weight, &["model.layers.{}.post_mlp_layernorm"]),
     ],
+    padding: Padding::Default(151_329),
     ..llama::FAMILY
 };
 

@@ -1,6 +1,6 @@
 //! GPT-2: learned positions, LayerNorm, weights stored as `Conv1D` (`[in, out]`), tied head.
 
-use super::{Family, HfLayout, Sizes, decoder};
+use super::{Family, HfLayout, Padding, Sizes, decoder};
 use crate::Result;
 use crate::layout::ParamKind::*;
 use crate::spec::{Config, DecoderSpec, NormKind, NormSpec};
@@ -33,6 +33,7 @@ pub(super) const FAMILY: Family = Family {
     stem: None,
     has_scorer: true,
     beside: &[],
+    padding: Padding::Unused,
 };
 
 fn read(config: &Config) -> Result<DecoderSpec> {

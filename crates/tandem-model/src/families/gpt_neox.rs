@@ -1,7 +1,7 @@
 //! GPT-NeoX and Pythia: parallel residual with two LayerNorms, partial rotary embedding, q, k and v
 //! fused by head.
 
-use super::{Family, HfLayout, Sizes, decoder};
+use super::{Family, HfLayout, Padding, Sizes, decoder};
 use crate::Result;
 use crate::layout::ParamKind::*;
 use crate::spec::{Config, DecoderSpec, NormKind, NormSpec, Residual, RotaryKeys};
@@ -28,6 +28,7 @@ pub(super) const FAMILY: Family = Family {
     stem: None,
     has_scorer: true,
     beside: &[],
+    padding: Padding::Unused,
 };
 
 fn read(config: &Config) -> Result<DecoderSpec> {

@@ -1,6 +1,6 @@
 //! Hunyuan (dense): Llama with a norm on each query and key head, after they have rotated.
 
-use super::{Family, attention_bias, llama};
+use super::{Family, Padding, attention_bias, llama};
 use crate::Result;
 use crate::layout::ParamKind::*;
 use crate::spec::{Config, DecoderSpec, QkNorm, RotaryKeys};
@@ -13,6 +13,7 @@ pub(super) const FAMILY: Family = Family {
         (QNormWeight, &["model.layers.{}.self_attn.query_layernorm"]),
         (KNormWeight, &["model.layers.{}.self_attn.key_layernorm"]),
     ],
+    padding: Padding::Default(0),
     ..llama::FAMILY
 };
 

@@ -1,6 +1,6 @@
 //! Llama 1–3: RMSNorm, grouped-query attention, gated feed-forward, every rotary scaling.
 
-use super::{Family, Sizes, attention_bias, decoder, mlp_bias};
+use super::{Family, Padding, Sizes, attention_bias, decoder, mlp_bias};
 use crate::Result;
 use crate::spec::{Config, DecoderSpec, NormKind, NormSpec, RotaryKeys};
 
@@ -16,6 +16,7 @@ pub(super) const FAMILY: Family = Family {
     stem: None,
     has_scorer: true,
     beside: &[],
+    padding: Padding::Named,
 };
 
 fn read(config: &Config) -> Result<DecoderSpec> {

@@ -1,11 +1,16 @@
 //! Ministral 3: Mistral whose queries grow with their position, and with YaRN.
 
-use super::{Family, llama};
+use super::{Family, Padding, llama};
 use crate::Result;
 use crate::spec::{Config, DecoderSpec, QueryScale, RotaryKeys, RotaryScaling, RotarySpec};
 
-pub(super) const FAMILY: Family =
-    Family { model_type: "ministral3", architecture: "Ministral3ForCausalLM", read, ..llama::FAMILY };
+pub(super) const FAMILY: Family = Family {
+    model_type: "ministral3",
+    architecture: "Ministral3ForCausalLM",
+    read,
+    padding: Padding::Default(11),
+    ..llama::FAMILY
+};
 
 pub(super) fn read(config: &Config) -> Result<DecoderSpec> {
     config.refuse_key("layer_types")?;

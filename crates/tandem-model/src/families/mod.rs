@@ -109,12 +109,31 @@ pub struct Family {
     /// How the names of a vision–language model's other tensors begin. They do not train, and are
     /// copied into what is saved.
     beside: &'static [&'static str],
+    /// Token whose row look-ups do not train.
+    padding: Padding,
+}
+
+/// Padding token of a class: transformers gives its id to the token table as `padding_idx`.
+enum Padding {
+    /// `pad_token_id`, if the config names one.
+    Named,
+    /// The same; where the config lacks the key, this one.
+    Default(u32),
+    /// The class gives none.
+    Unused,
 }
 
 impl Family {
     /// Reads a config.
     pub fn spec(&self, config: &Config) -> Result<DecoderSpec> {
-        let spec = DecoderSpec { family: self.model_type, ..(self.read)(config)? };
+        let mut spec = DecoderSpec { family: self.model_type, ..(self.read)(config)? };
+        let named = spec.embedding.padding;
+        let padding = match self.padding {
+            Padding::Named => named,
+            Padding::Default(id) => named.or((!config.has("pad_token_id")).then_some(id)),
+            Padding::Unused => None,
+        };
+        spec.embedding.padding = padding.filter(|&id| (id as usize) < spec.vocab_size);
         match spec.approximate_parameters() {
             parameters if parameters <= MOST_PARAMETERS => Ok(spec),
             parameters => Err(config.error(format!(
@@ -279,7 +298,11 @@ fn decoder(config: &Config, sizes: Sizes, norm: NormSpec, activation: Activation
         linear_attention: None,
         rotary: vec![None; num_layers],
         mlp: MlpSpec { width: mlp, gated: false, activation, up_bias: false, down_bias: false },
-        embedding: EmbeddingSpec { scale: 1.0, learned_positions: None },
+        embedding: EmbeddingSpec {
+            scale: 1.0,
+            learned_positions: None,
+            padding: config.token_id("pad_token_id")?,
+        },
         head: HeadSpec {
             kind: HeadKind::Language,
             tied: config.flag("tie_word_embeddings", false)?,

@@ -1,13 +1,19 @@
 //! OLMo 2: Llama with norms after each half instead of before, and one norm over all query heads and
 //! one over all key heads.
 
-use super::{Family, Modules, attention_bias, llama};
+use super::{Family, Modules, Padding, attention_bias, llama};
 use crate::Result;
 use crate::layout::ParamKind::*;
 use crate::spec::{Config, DecoderSpec, NormPlacement, QkNorm, Residual, RotaryKeys};
 
-pub(super) const FAMILY: Family =
-    Family { model_type: "olmo2", architecture: "Olmo2ForCausalLM", read, modules: MODULES, ..llama::FAMILY };
+pub(super) const FAMILY: Family = Family {
+    model_type: "olmo2",
+    architecture: "Olmo2ForCausalLM",
+    read,
+    modules: MODULES,
+    padding: Padding::Default(1),
+    ..llama::FAMILY
+};
 
 /// OLMo 2's modules, which OLMo 3 and Exaone 4 share.
 pub(super) const MODULES: &Modules = &[

@@ -1,6 +1,6 @@
 //! Phi 3, 3.5, 4 and their minis: Llama with fused matrices and LongRoPE.
 
-use super::{Family, llama};
+use super::{Family, Padding, llama};
 use crate::Result;
 use crate::layout::ParamKind::*;
 use crate::spec::{Config, DecoderSpec, RotaryKeys};
@@ -13,6 +13,7 @@ pub(super) const FAMILY: Family = Family {
         (QkvWeight, &["model.layers.{}.self_attn.qkv_proj"]),
         (UpWeight, &["model.layers.{}.mlp.gate_up_proj"]),
     ],
+    padding: Padding::Default(32_000),
     ..llama::FAMILY
 };
 

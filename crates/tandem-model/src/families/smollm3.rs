@@ -1,11 +1,16 @@
 //! SmolLM 3: Llama of which every fourth layer does not rotate.
 
-use super::{Family, attention_bias, llama, mlp_bias};
+use super::{Family, Padding, attention_bias, llama, mlp_bias};
 use crate::Result;
 use crate::spec::{Config, DecoderSpec, RotaryKeys};
 
-pub(super) const FAMILY: Family =
-    Family { model_type: "smollm3", architecture: "SmolLM3ForCausalLM", read, ..llama::FAMILY };
+pub(super) const FAMILY: Family = Family {
+    model_type: "smollm3",
+    architecture: "SmolLM3ForCausalLM",
+    read,
+    padding: Padding::Default(128_004),
+    ..llama::FAMILY
+};
 
 fn read(config: &Config) -> Result<DecoderSpec> {
     let mut spec = llama::unrotated(config, None, 1e-6)?;

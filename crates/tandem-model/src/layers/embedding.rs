@@ -1,5 +1,8 @@
 //! Token and position look-up: the start of the residual stream.
 
+use std::borrow::Cow;
+
+use tandem_kernels::ops::ELSEWHERE;
 use tandem_kernels::{DType, Forest, Tensor, ops};
 
 use super::streams::StreamWeights;
@@ -78,13 +81,14 @@ impl LayerExecutor<'_> {
         let dx = whole.unwrap_or(dx);
         let mut gradients = grads.open(LayerId::Embedding)?;
         let tokens = self.own_tokens(&forest.tokens)?;
+        let trained = self.trained_tokens(&forest.tokens, &tokens);
         let term_limit = gradients.term_limit();
         if let Some(table) = gradients.get_mut(ParamKind::TokenTable) {
             let dx = dx.view();
             match term_limit {
-                None => ops::embedding_backward(self.device, &tokens, scale, dx, table)?,
+                None => ops::embedding_backward(self.device, &trained, scale, dx, table)?,
                 Some(limit) => {
-                    ops::embedding_backward_exact(self.device, &tokens, scale, dx, table, limit)?;
+                    ops::embedding_backward_exact(self.device, &trained, scale, dx, table, limit)?;
                 }
             }
         }
@@ -94,10 +98,21 @@ impl LayerExecutor<'_> {
         if self.looks_up_terms() {
             let layer = weights.fetch(LayerId::Embedding)?;
             let term = layer.low_rank(ParamKind::TokenTable).expect("the adapter has it");
-            self.looked_up_backward(&term, &tokens, dx, &mut gradients)?;
+            self.looked_up_backward(&term, [&tokens, &trained], dx, &mut gradients)?;
             weights.release(LayerId::Embedding);
         }
         grads.emit(LayerId::Embedding)
+    }
+
+    /// Returns the rows of this rank's shard that look-ups train: those of all tokens but padding.
+    fn trained_tokens<'t>(&self, tokens: &[u32], own: &'t [u32]) -> Cow<'t, [u32]> {
+        let mut trained = Cow::Borrowed(own);
+        if let Some(padding) = self.decoder.whole().spec().embedding.padding {
+            for (index, _) in tokens.iter().enumerate().filter(|(_, token)| **token == padding) {
+                trained.to_mut()[index] = ELSEWHERE;
+            }
+        }
+        trained
     }
 
     /// Returns whether the look-up has low-rank terms, so that its backward needs weights.
@@ -105,11 +120,11 @@ impl LayerExecutor<'_> {
         self.decoder.adapter().is_some_and(|adapter| adapter.get(ParamKind::TokenTable).is_some())
     }
 
-    /// Adds the gradients of the look-up's low-rank terms: `A` of this rank's tokens, `B` of all rows.
+    /// Adds the gradients of the look-up's low-rank terms: `A` of this rank's trained tokens, `B` of all rows.
     fn looked_up_backward(
         &self,
         term: &LowRank,
-        tokens: &[u32],
+        [tokens, trained]: [&[u32]; 2],
         dx: Tensor,
         gradients: &mut LayerGradients,
     ) -> Result<()> {
@@ -127,7 +142,7 @@ impl LayerExecutor<'_> {
             let mut dh = self.alloc(dy.extent(), term.rank, DType::F32)?;
             ops::linear_backward_input(self.device, dy.view(), term.b, dh.view_mut(), false)?;
             let scale = self.decoder.spec().embedding.scale * term.scale;
-            ops::embedding_backward(self.device, tokens, scale, dh.view(), da)?;
+            ops::embedding_backward(self.device, trained, scale, dh.view(), da)?;
         }
         Ok(())
     }

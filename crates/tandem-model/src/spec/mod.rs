@@ -302,6 +302,9 @@ pub struct EmbeddingSpec {
     pub scale: f32,
     /// Rows of a learned position table.
     pub learned_positions: Option<usize>,
+    /// Padding token, of which no look-up trains the table's row (`padding_idx` of `torch.nn.Embedding`). A tied
+    /// head trains it.
+    pub padding: Option<u32>,
 }
 
 /// Kind of head.

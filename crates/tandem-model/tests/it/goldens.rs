@@ -123,3 +123,37 @@ fn an_untied_token_table_needs_no_copy_in_the_compute_type() {
     let embedding = golden.decoder.index(tandem_model::LayerId::Embedding);
     assert_eq!(copy.layers[embedding].cols(), 0);
 }
+
+#[test]
+fn no_look_up_trains_the_row_of_the_padding_token() {
+    let gradients = |name, padding: Option<u32>| {
+        let golden = Golden::changed(name, 32, |config| config["pad_token_id"] = padding.into());
+        let device = cpu();
+        let (forest, weights) = (golden.forest(), golden.load(&device));
+        let d_log_prob = golden.forest_weights(&forest);
+        let decoder = &golden.decoder;
+        let (_, sums) =
+            train(&device, decoder, &weights, DType::F32, Checkpointing::None, &forest, &d_log_prob);
+        (tensors_on(&device, decoder, &sums), decoder.spec().hidden_size, forest.tokens[0])
+    };
+    // Of `Gemma`, the head is tied; GPT-2's class gives no padding to its table.
+    for (name, is_tied, table) in [
+        ("llama", false, "model.embed_tokens.weight"),
+        ("gemma", true, "model.embed_tokens.weight"),
+        ("gpt2", true, "transformer.wte.weight"),
+    ] {
+        let (plain, width, token) = gradients(name, None);
+        let (padded, ..) = gradients(name, Some(token));
+        let row = token as usize * width..(token as usize + 1) * width;
+        for ((tensor, plain), (_, padded)) in plain.iter().zip(&padded) {
+            if tensor != table || name == "gpt2" {
+                assert_eq!(plain, padded, "{name}: {tensor}");
+                continue;
+            }
+            assert_eq!(plain[..row.start], padded[..row.start], "{name}");
+            assert_eq!(plain[row.end..], padded[row.end..], "{name}");
+            assert_ne!(plain[row.clone()], padded[row.clone()], "{name}");
+            assert_eq!(padded[row.clone()].iter().all(|&x| x == 0.0), !is_tied, "{name}");
+        }
+    }
+}
