@@ -131,16 +131,20 @@ impl ModelSpecs {
     }
 }
 
-/// Says that the dropout of a model's config is not applied, where TRL would apply it: in SFT alone.
+/// Says that the dropout of a model's config is not applied, where TRL would apply it.
 fn warn_of_dropout(config: &Config, folder: &ModelFolder, observer: &mut dyn Observer) {
-    let keys = folder.config().dropout();
-    if config.method != Method::Sft || keys.is_empty() {
+    let mut keys = folder.config().dropout();
+    // The others' `disable_dropout` is on by default. It reaches modules, which these two are not.
+    if !matches!(config.method, Method::Sft | Method::Grpo | Method::Distill) {
+        keys.retain(|(key, _)| matches!(*key, "attention_dropout" | "residual_dropout"));
+    }
+    if keys.is_empty() {
         return;
     }
     let keys: Vec<_> = keys.iter().map(|(key, rate)| format!("{key} {rate}")).collect();
     observer.event(&Event::Warning(&format!(
-        "{} asks for dropout ({}), which TRL's SFT applies; here the base trains without. adapter.dropout drops inputs \
-         of an adapter",
+        "{} asks for dropout ({}), which TRL applies; here the base trains without. adapter.dropout drops inputs of an \
+         adapter",
         folder.config().path().display(),
         keys.join(", "),
     )));

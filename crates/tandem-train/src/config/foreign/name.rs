@@ -66,6 +66,7 @@ pub(super) enum Part {
     TextColumn,
     TrainOnPrompt,
     Packing,
+    Shuffle,
     // Batches and steps.
     DeviceBatch,
     Accumulation,

@@ -43,6 +43,7 @@ program's names, but the error has the translation.
 |---|---|
 | rows of a device × accumulation × devices | `train.batch_size`, over all ranks. The number of ranks is that of Accelerate, torchrun or `--ranks`, else 1 |
 | `packing`: a batch counts packed sequences | `train.batch_size` counts rows: the batch is multiplied by the rows that fit into a sequence, measured on yours |
+| rows of a device, where one rank accumulates | `train.micro_batch_tokens`: those of so many rows of whole length, so that short rows share a micro-batch. Numbers do not depend on it |
 | steps of an epoch: rounded up | the same |
 | schedules and warm-up of transformers | the same rate at every step; a share of steps is rounded up. `constant` has no warm-up there, `constant_with_warmup` has |
 | mean over tokens (SFT) or pairs (DPO) of a whole batch | the same on any number of ranks and micro-batches |
@@ -51,6 +52,8 @@ program's names, but the error has the translation.
 | `label_smoothing` of TRL's `DPOTrainer` | left out where the loss ignores it there, as `sigmoid` does |
 | `trl orpo` | `data.loss_on = \"all\"`: its likelihood has the prompt's tokens, too |
 | `steps_per_generation` of TRL's GRPO, in micro-batches | `online.steps_per_round`, in steps |
+| `modules_to_save` with a token table that is the head, too | the head trains with it; PEFT trains a copy of the table alone |
+| GPT-2 in SFT, first tokens trained on | transformers divides by those, too, which have no prediction: its loss and gradient are smaller |
 | no target modules given | PEFT's default for the model's type, written out |
 | SFT on `messages` in TRL | every token is trained on unless `assistant_only_loss`: `data.loss_on = \"all\"` |
 | pairs for TRL's `KTOTrainer`, which unpairs them | the same completions in the same order; a batch and an epoch count completions |

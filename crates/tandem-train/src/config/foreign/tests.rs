@@ -713,6 +713,8 @@ mod translations {
             ("trl cpo --cpo_alpha 0.0 --loss_type simpo", "\"simpo\""),
             ("trl cpo --cpo_alpha 0", "\"cpo\""),
             ("trl cpo --loss_type simpo", "{ sft = 1.0, simpo = 1.0 }"),
+            ("trl cpo --loss_type hinge", "{ hinge = 1.0, sft = 1.0 }"),
+            ("trl cpo --loss_type ipo --cpo_alpha 0", "\"ipo\""),
         ] {
             let draft = of_command(command).unwrap();
             assert_eq!(keys_of(&draft, "objective.loss"), [format!("objective.loss = {loss}")], "{command}");
@@ -807,6 +809,37 @@ mod translations {
             ),
         ] {
             assert_eq!(translated(Program::Trl, Method::Dpo, table, settings).0, keys, "{settings}");
+        }
+        for (method, settings, table) in [
+            (Method::Reward, "center_rewards_coefficient: 0.0", "objective.center"),
+            (
+                Method::Grpo,
+                "scale_rewards: group\nmulti_objective_aggregation: normalize_then_sum",
+                "grpo.scale_rewards",
+            ),
+            (Method::Grpo, "use_bias_correction_kl: false\nbeta: 0.0", "grpo.use_bias"),
+            (Method::Grpo, "use_bias_correction_kl: false", "grpo.use_bias"),
+        ] {
+            assert!(translated(Program::Trl, method, table, settings).0.is_empty(), "{settings}");
+        }
+        let kept = translated(
+            Program::Trl,
+            Method::Grpo,
+            "grpo.use_bias",
+            "use_bias_correction_kl: false\nbeta: 0.1",
+        );
+        assert_eq!(kept.0, ["grpo.use_bias_correction_kl = false"]);
+    }
+
+    #[test]
+    fn grpo_alone_takes_the_order_of_rows_from_shuffle_dataset() {
+        for (method, value, keys) in [
+            (Method::Grpo, "false", vec!["data.order = \"sequential\""]),
+            (Method::Grpo, "true", vec![]),
+            (Method::Sft, "false", vec![]),
+        ] {
+            let settings = format!("shuffle_dataset: {value}");
+            assert_eq!(translated(Program::Trl, method, "data.order", &settings).0, keys, "{method} {value}");
         }
     }
 

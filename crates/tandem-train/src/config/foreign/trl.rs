@@ -106,11 +106,10 @@ pub(super) const NAMES: &[Name] = &[
         Part::AssistantOnly,
         "it is `data.loss_on` here: \"answer\", the default, or \"all\"",
     ),
-    key_but(
+    part(
         &["shuffle_dataset", "dataloader_shuffle"],
-        "data.order",
-        |_| Converted::Same("every epoch has a new order here, as the trainer's sampler gives"),
-        "\"shuffled\" or \"sequential\"",
+        Part::Shuffle,
+        "it is `data.order` here: \"shuffled\" or \"sequential\"",
     ),
     key_but(
         &["train_sampling_strategy"],

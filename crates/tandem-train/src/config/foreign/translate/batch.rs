@@ -99,13 +99,28 @@ impl Translator<'_> {
             None => self.draft.set("train.batch_size", batch as i64, words),
         }
         if let Some(given) = device {
-            self.draft.set(
-                "train.micro_batch_size",
-                each as i64,
-                format!("{}; `tandem plan` says what fits", given.shown()),
-            );
+            self.micro_batch(&given, each, accumulation);
         }
         Ok(())
+    }
+
+    /// Micro-batches of `each` rows. Those that one rank accumulates may as well be larger where rows are short: numbers
+    /// do not depend on them, and each takes a pass over all weights and gradients.
+    fn micro_batch(&mut self, given: &Given, each: u64, accumulation: u64) {
+        let length = self.draft.get("data.max_length").map_or(Some(1024), toml::Value::as_integer);
+        let sequences = if matches!(self.method, Method::Dpo | Method::Reward) { 2 } else { 1 };
+        let tokens = length.and_then(|length| length.checked_mul(sequences)?.checked_mul(each as i64));
+        match tokens.filter(|&tokens| self.ranks == 1 && accumulation > 1 && (1..=1 << 31).contains(&tokens))
+        {
+            Some(tokens) => {
+                let comment = format!("{}, of whole length; `tandem plan` says what fits", given.shown());
+                self.draft.set("train.micro_batch_tokens", tokens, comment);
+            }
+            None => {
+                let comment = format!("{}; `tandem plan` says what fits", given.shown());
+                self.draft.set("train.micro_batch_size", each as i64, comment);
+            }
+        }
     }
 
     /// TRL counts micro-batches of all ranks, here `completions` each, and we count steps of `accumulation`

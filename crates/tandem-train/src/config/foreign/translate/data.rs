@@ -40,6 +40,7 @@ impl Translator<'_> {
         }
         self.eval_sources()?;
         self.limits()?;
+        self.order()?;
         self.chat_template();
         if let Some(given) = self.part(Part::TextColumn) {
             self.text_column(&given)?;
@@ -445,6 +446,17 @@ impl Translator<'_> {
         if !columns.is_empty() {
             self.draft.set("data.columns", columns, format!("{name} of dataset_info.json"));
         }
+    }
+
+    /// The order of rows, which the sampler of GRPO and RLOO alone takes from this setting.
+    fn order(&mut self) -> Result<()> {
+        let Some(given) = self.part(Part::Shuffle) else { return Ok(()) };
+        if self.method == Method::Grpo && !given.flag()? {
+            self.draft.set("data.order", "sequential", given.shown());
+        } else {
+            self.not_needed(&given, "every epoch has a new order here, as the trainer's sampler gives");
+        }
+        Ok(())
     }
 
     fn limits(&mut self) -> Result<()> {

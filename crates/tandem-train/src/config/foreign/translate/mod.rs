@@ -529,12 +529,18 @@ impl<'a> Translator<'a> {
                     _ if name == "simpo" => "simpo",
                     None | Some((_, Some("sigmoid"))) => "cpo",
                     Some((_, Some("simpo"))) => "simpo",
+                    Some((_, Some("hinge"))) => "hinge",
+                    Some((_, Some("ipo"))) => "ipo",
                     Some((loss, _)) => {
                         return Err(loss.conflict(
-                            "it cannot be had with CPO; give \"sigmoid\" or \"simpo\", or a loss of docs/losses.md",
+                            "it cannot be had with CPO; give \"sigmoid\", \"hinge\", \"ipo\" or \"simpo\", or a loss of \
+                             docs/losses.md",
                         ));
                     }
                 };
+                if matches!(ours, "hinge" | "ipo") {
+                    self.draft.set("objective.reference_free", true, "CPO has no reference");
+                }
                 let losses = match weight {
                     Some(weight) => {
                         self.parts.insert(Part::SftWeight, weight);
@@ -707,7 +713,18 @@ impl<'a> Translator<'a> {
         let applies = |key: &DraftKey| match key.key.as_str() {
             "data.truncation" => of_method(matches!(method, Method::Sft | Method::Dpo | Method::Distill)),
             "data.loss_on" => of_method(matches!(method, Method::Sft | Method::Dpo | Method::Distill)),
-            "objective.center_rewards_coefficient" => of_method(method == Method::Reward),
+            "objective.center_rewards_coefficient" if method == Method::Reward => {
+                (key.value.as_float() != Some(0.0), "at 0".to_owned())
+            }
+            "objective.center_rewards_coefficient" => of_method(false),
+            "grpo.scale_rewards" if method == Method::Grpo => {
+                let sums = self.draft.get("grpo.multi_objective_aggregation").and_then(toml::Value::as_str);
+                (sums != Some("normalize_then_sum"), "with \"normalize_then_sum\"".to_owned())
+            }
+            "grpo.use_bias_correction_kl" if method == Method::Grpo => {
+                let beta = self.draft.get("objective.beta").and_then(toml::Value::as_float);
+                (beta.is_some_and(|beta| beta != 0.0), "without objective.beta".to_owned())
+            }
             "objective.f_alpha_divergence_coef" if method.has_reference() => {
                 (divergence == Some("alpha_divergence"), "without \"alpha_divergence\"".to_owned())
             }
