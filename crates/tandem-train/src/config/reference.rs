@@ -21,8 +21,8 @@ keys! {
         adapter: Option<&AdapterSection>
     ) {
         /// Source of the reference's log-probabilities. `"precompute"`: computed once before
-        /// training and cached on disk by content, with the weights then dropped; not for online
-        /// runs and the loss `kto`. `"base"`: the policy without its adapter. `"adapter"`: the policy's base with
+        /// training for the rows that the steps read, and cached on disk by content, with the weights then dropped;
+        /// not for online runs and the loss `kto`. `"base"`: the policy without its adapter. `"adapter"`: the policy's base with
         /// another adapter. With these two, policy and reference share each layer's pass.
         /// `"model"`: a second set of weights in memory, for distillation the teacher's. `"sync"`: a copy of the policy, pulled
         /// towards it every `sync_steps`; with an adapter, a second adapter on the same base.
@@ -88,7 +88,7 @@ impl Default for Sync {
 /// Source of the reference's log-probabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReferenceKind {
-    /// Computed once before training and cached on disk; the weights are then dropped.
+    /// Computed once before training, for the rows that the steps read, and cached on disk; the weights are then dropped.
     Precompute,
     /// The policy without its adapter.
     Base,

@@ -308,6 +308,21 @@ impl RunInputs {
         BatchSampler::new(self.train.num_rows(), config.train.batch_size, order, config.seed)
     }
 
+    /// Returns the training rows that the run's steps read, in order: all of them, unless the run is shorter than an
+    /// epoch.
+    pub fn training_rows(&self, config: &Config) -> Vec<u32> {
+        let num_rows = self.train.num_rows();
+        let (mut batches, steps) = (self.batches(config), config.total_steps(num_rows));
+        // Rows that are mixed belong to batches, not to themselves.
+        if steps >= batches.steps_per_epoch() || self.batcher(config).mixes_rows() {
+            return (0..num_rows as u32).collect();
+        }
+        let mut rows: Vec<u32> = (0..steps).flat_map(|step| batches.rows(step).to_vec()).collect();
+        rows.sort_unstable();
+        rows.dedup();
+        rows
+    }
+
     /// The tokens of a split that the run has.
     pub fn tokens(&self, split: Split) -> Option<&TokenCache> {
         match split {

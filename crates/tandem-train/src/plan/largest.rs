@@ -50,10 +50,20 @@ impl<'a> Largest<'a> {
     ) {
         let rows: Vec<u32> = (0..counts.len() as u32).collect();
         let mixed = batcher.mixes_rows().then(|| batcher.counts(cache, rows[..].into()));
-        let counts = mixed.as_deref().unwrap_or(counts);
-        for range in batcher.cut(cache, &rows) {
-            let sum = counts[range.clone()].iter().copied().sum();
-            self.consider(sum, cache, BatchPart::new(&rows, range));
+        self.consider_rows(batcher, cache, &rows, mixed.as_deref().unwrap_or(counts));
+    }
+
+    /// Adds the micro-batches of some rows of a data set; `counts` are those of all its rows.
+    pub(super) fn consider_rows(
+        &mut self,
+        batcher: &MicroBatcher,
+        cache: &'a TokenCache,
+        rows: &[u32],
+        counts: &[RowCounts],
+    ) {
+        for range in batcher.cut(cache, rows) {
+            let sum = rows[range.clone()].iter().map(|&row| counts[row as usize]).sum();
+            self.consider(sum, cache, BatchPart::new(rows, range));
         }
     }
 

@@ -241,9 +241,12 @@ fn look(config: &Config, prepared: &RunInputs) -> Result<BatchStatistics> {
     let with_eval = prepared.eval.as_ref().zip(of_eval.as_deref());
     with_eval.into_iter().for_each(|(eval, counts)| of_evaluation.consider_all(&batcher, eval, counts));
     if config.reference.kind == ReferenceKind::Precompute {
-        for (cache, counts) in std::iter::once((&prepared.train, &counts[..])).chain(with_eval) {
-            of_reference.consider_all(&batcher, cache, counts);
+        let rows = prepared.training_rows(config);
+        match rows.len() == counts.len() {
+            true => of_reference.consider_all(&batcher, &prepared.train, &counts),
+            false => of_reference.consider_rows(&batcher, &prepared.train, &rows, &counts),
         }
+        with_eval.into_iter().for_each(|(eval, counts)| of_reference.consider_all(&batcher, eval, counts));
     }
     let typical = {
         let (step, cut) = typical(&steps[..measured as usize]);

@@ -1,7 +1,7 @@
 //! The reference policy: a view, not a second model wherever that can be had.
 //!
-//! `precompute` runs the reference over all rows once and caches two numbers per row on disk, keyed
-//! by the content of weights and tokens. `model` keeps a second set of weights and scores each
+//! `precompute` runs the reference once over the rows that the run's steps read, and caches two numbers per row on disk,
+//! keyed by the content of weights and tokens. `model` keeps a second set of weights and scores each
 //! micro-batch.
 
 mod precompute;

@@ -115,10 +115,14 @@ impl Precompute<'_> {
     ) -> Result<RowScores> {
         let Self { config, prepared, placement, decoder, observer, .. } = self;
         let path = RowScores::path(&config.cache_folder(), &key.to_hex()[..32]);
+        let rows = match split {
+            Split::Train => prepared.training_rows(config),
+            Split::Eval => (0..cache.num_rows() as u32).collect(),
+        };
         // The first rank looks, for the others may not see its disk.
         let world = mesh.world();
         let mut found = if world.rank() == 0 { RowScores::read(&path, cache.num_rows()) } else { None };
-        let mut is_there = [u8::from(found.is_some())];
+        let mut is_there = [u8::from(found.as_ref().is_some_and(|found| found.has(&rows)))];
         world.broadcast(&mut is_there, 0)?;
         if is_there == [1] {
             let scores = found.get_or_insert_with(|| RowScores(vec![[0.0; 2]; cache.num_rows()]));
@@ -129,14 +133,14 @@ impl Precompute<'_> {
         let executor =
             StagedExecutor { executor: layer_executor(config, decoder, placement, split_over), stages };
         let mut batcher = prepared.batcher(config);
-        let rows: Vec<u32> = (0..cache.num_rows() as u32).collect();
         let share = batcher.share(cache, &rows, data.rank(), data.size());
         let batches = share.own_micro_batches.iter().map(|&index| batcher.build(cache, share.part(index)));
-        let total = cache.num_rows() as u64;
-        let progress = |done| observer.event(&Event::Reference { split, done, total });
+        let total = rows.len() as u64;
+        let progress = |done: u64| observer.event(&Event::Reference { split, done: done.min(total), total });
         let idle =
             if config.compute.sharded().weights { share.rounds - share.own_micro_batches.len() } else { 0 };
-        let scores = RowScores::compute(&executor, weights, cache, data, batches, idle, progress)?;
+        let mut scores = RowScores::compute(&executor, weights, cache, data, batches, idle, progress)?;
+        scores.keep(&rows, found.as_ref());
         if mesh.world().rank() == 0 {
             scores.write(&path)?;
         }

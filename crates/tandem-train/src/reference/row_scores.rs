@@ -14,12 +14,12 @@ use crate::recipe::MicroBatch;
 use crate::{Result, TrainError};
 
 /// Summed log-probabilities of the answers of each row: `[chosen, rejected]`, or twice that of a labelled
-/// completion.
+/// completion. NaN of a row that no step of a run has read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowScores(pub Vec<[f64; 2]>);
 
 /// First bytes of a file of row scores: format name and version.
-const MAGIC: &[u8; 16] = b"tandem-ref-v1\0\0\0";
+const MAGIC: &[u8; 16] = b"tandem-ref-v2\0\0\0";
 
 impl RowScores {
     /// The file for the given content key.
@@ -37,6 +37,21 @@ impl RowScores {
             }
         }
         scores
+    }
+
+    /// Returns whether these rows have scores.
+    pub(super) fn has(&self, rows: &[u32]) -> bool {
+        rows.iter().all(|&row| !self.0[row as usize][0].is_nan())
+    }
+
+    /// Takes the scores of all rows but these, which are sorted, from `earlier` ones.
+    pub(super) fn keep(&mut self, rows: &[u32], earlier: Option<&Self>) {
+        let mut own = rows.iter().copied().peekable();
+        for (row, score) in self.0.iter_mut().enumerate() {
+            if own.next_if_eq(&(row as u32)).is_none() {
+                *score = earlier.map_or([f64::NAN; 2], |earlier| earlier.0[row]);
+            }
+        }
     }
 
     /// Reads scores; `None` if the file is absent, incomplete or damaged, in which case they are
@@ -102,7 +117,7 @@ impl RowScores {
             }
             // Progress as if all ranks were equally far.
             done += (batch.rows.len() * group.size()) as u64;
-            progress(done.min(rows.len() as u64));
+            progress(done);
         }
         for _ in 0..idle_rounds {
             executor.executor.idle_forward(weights)?;

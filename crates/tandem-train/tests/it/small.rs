@@ -32,6 +32,8 @@ pub struct Heard {
     pub skipped: Vec<String>,
     /// Whether the reference was computed rather than read.
     pub computed_reference: bool,
+    /// Rows that the reference has scored.
+    pub scored_rows: u64,
 }
 
 struct Watcher<'a> {
@@ -58,7 +60,10 @@ impl Observer for Watcher<'_> {
             Event::Record(record) => self.heard.eval_losses.push(record.get("loss").unwrap_or(f64::NAN)),
             Event::Warning(text) => self.heard.warnings.push((*text).to_owned()),
             Event::Skipped { rows, .. } => self.heard.skipped.push((*rows).to_owned()),
-            Event::Reference { .. } => self.heard.computed_reference = true,
+            Event::Reference { total, .. } => {
+                self.heard.computed_reference = true;
+                self.heard.scored_rows = *total;
+            }
             _ => {}
         }
     }

@@ -814,11 +814,11 @@ mod translations {
             (Method::Reward, "center_rewards_coefficient: 0.0", "objective.center"),
             (
                 Method::Grpo,
-                "scale_rewards: group\nmulti_objective_aggregation: normalize_then_sum",
+                "num_generations: 2\nscale_rewards: group\nmulti_objective_aggregation: normalize_then_sum",
                 "grpo.scale_rewards",
             ),
-            (Method::Grpo, "use_bias_correction_kl: false\nbeta: 0.0", "grpo.use_bias"),
-            (Method::Grpo, "use_bias_correction_kl: false", "grpo.use_bias"),
+            (Method::Grpo, "num_generations: 2\nuse_bias_correction_kl: false\nbeta: 0.0", "grpo.use_bias"),
+            (Method::Grpo, "num_generations: 2\nuse_bias_correction_kl: false", "grpo.use_bias"),
         ] {
             assert!(translated(Program::Trl, method, table, settings).0.is_empty(), "{settings}");
         }
@@ -826,7 +826,7 @@ mod translations {
             Program::Trl,
             Method::Grpo,
             "grpo.use_bias",
-            "use_bias_correction_kl: false\nbeta: 0.1",
+            "num_generations: 2\nuse_bias_correction_kl: false\nbeta: 0.1",
         );
         assert_eq!(kept.0, ["grpo.use_bias_correction_kl = false"]);
     }
@@ -838,7 +838,7 @@ mod translations {
             (Method::Grpo, "true", vec![]),
             (Method::Sft, "false", vec![]),
         ] {
-            let settings = format!("shuffle_dataset: {value}");
+            let settings = format!("num_generations: 2\nshuffle_dataset: {value}");
             assert_eq!(translated(Program::Trl, method, "data.order", &settings).0, keys, "{method} {value}");
         }
     }

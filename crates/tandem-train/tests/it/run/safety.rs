@@ -17,6 +17,26 @@ fn equal_policy_and_reference_start_at_ln_2() {
 }
 
 #[test]
+fn the_reference_scores_the_rows_that_the_steps_read() {
+    let small = Small::new("dpo");
+    let run = |name: &str, steps: u64, more: &[&str]| {
+        let steps = format!("train.steps={steps}");
+        let settings = [&["train.batch_size=2", "train.warmup_steps=0", &steps], more].concat();
+        small.finish(name, RunDirPolicy::Fresh, &settings)
+    };
+    assert_eq!(run("one", 1, &[]).scored_rows, 2);
+    assert!(!run("one again", 1, &[]).computed_reference);
+    let three = run("three", 3, &[]);
+    assert_eq!(three.scored_rows, 6);
+    assert_eq!(three.steps, run("model", 3, &["reference.kind=model"]).steps);
+    // Other rows than those of the first run; the file keeps both.
+    let other = run("other", 1, &["data.order=sequential"]);
+    assert!(other.scored_rows <= 2);
+    assert!(!run("three again", 3, &[]).computed_reference);
+    assert_eq!(run("whole", 32, &[]).scored_rows, 64);
+}
+
+#[test]
 fn a_wrong_reference_stops_the_run_at_its_first_step() {
     let small = Small::new("dpo");
     small.finish("run", RunDirPolicy::Fresh, &[]);

@@ -718,7 +718,7 @@ impl<'a> Translator<'a> {
             }
             "objective.center_rewards_coefficient" => of_method(false),
             "grpo.scale_rewards" if method == Method::Grpo => {
-                let sums = self.draft.get("grpo.multi_objective_aggregation").and_then(toml::Value::as_str);
+                let sums = self.draft.get("grpo.aggregation").and_then(toml::Value::as_str);
                 (sums != Some("normalize_then_sum"), "with \"normalize_then_sum\"".to_owned())
             }
             "grpo.use_bias_correction_kl" if method == Method::Grpo => {
