@@ -63,7 +63,7 @@ pub(super) fn method(
             let words = text.split(is_space).filter(|word| !word.is_empty());
             Ok(words.map(Value::from).collect())
         }
-        "splitlines" => {
+        "splitlines" if !arguments.iter().any(Value::is_kwargs) => {
             let keeps_ends = arguments.first().is_some_and(Value::is_true);
             let kept = |(line, end): (&str, &str)| match keeps_ends {
                 true => format!("{line}{end}").into(),

@@ -34,7 +34,10 @@ pub(super) const FAMILY: Family = Family {
 fn read(config: &Config) -> Result<DecoderSpec> {
     let norm = NormSpec { kind: NormKind::LAYER, eps: config.epsilon("layer_norm_eps", 1e-5)? as f32 };
     let activation = config.activation("hidden_act", "gelu")?;
-    let mut spec = decoder(config, Sizes::read(config, None)?, norm, activation)?.with_biases();
+    let sizes = Sizes::read(config, None)?;
+    // The class has no keys for these.
+    let sizes = Sizes { kv_heads: sizes.heads, head_dim: sizes.hidden / sizes.heads, ..sizes };
+    let mut spec = decoder(config, sizes, norm, activation)?.with_biases();
     if config.flag("use_parallel_residual", true)? {
         spec.residual = Residual::Parallel { shared_norm: false };
     }

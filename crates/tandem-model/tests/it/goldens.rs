@@ -157,3 +157,14 @@ fn no_look_up_trains_the_row_of_the_padding_token() {
         }
     }
 }
+
+/// transformers reads neither key for this class.
+#[test]
+fn gpt_neox_has_no_heads_of_their_own_for_keys_and_values() {
+    let change = |config: &mut serde_json::Value| {
+        config["num_key_value_heads"] = 2.into();
+        config["head_dim"] = 6.into();
+    };
+    let spec = |golden: Golden| golden.decoder.spec().clone();
+    assert_eq!(spec(Golden::changed("gpt-neox", 32, change)), spec(Golden::new("gpt-neox")));
+}
