@@ -1,10 +1,11 @@
 //! End of a run in words: changes of answers, places of files, and the next command.
 
-use std::borrow::Cow;
 use std::path::Path;
 
 use tandem_train::config::Method;
 use tandem_train::metrics::Sample;
+
+use crate::shell::quote;
 
 /// Samples that are shown.
 const SHOWN: usize = 3;
@@ -82,10 +83,7 @@ fn printable(text: &str) -> Vec<char> {
 /// Names the files of a run that is done, and the next command.
 pub(crate) fn places(method: Option<Method>, model: &Path) -> Vec<String> {
     let run = model.parent().unwrap_or(model);
-    let in_shell = |path: &Path| {
-        let path = path.display().to_string();
-        shlex::try_quote(&path).map_or_else(|_| path.clone(), Cow::into_owned)
-    };
+    let in_shell = |path: &Path| quote(&path.display().to_string());
     let mut lines = vec![
         format!("the model is in {}", model.display()),
         format!("metrics, samples, checkpoints and this log are in {}", run.display()),

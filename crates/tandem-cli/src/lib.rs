@@ -19,6 +19,7 @@ mod page;
 mod processes;
 mod quickstart;
 mod run_folder;
+mod shell;
 mod signals;
 mod step_line;
 mod watcher;

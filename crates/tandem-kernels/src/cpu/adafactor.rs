@@ -30,8 +30,8 @@ fn shares(beta: f64) -> [f32; 2] {
 
 vector_kernel! {
     /// Adds up the squares of up to [`TOGETHER`] rows, each from its first to its last element.
-    unsafe fn sum_rows<V: Vector>(g: &View, rows: Range<usize>, sums: &mut [f64; TOGETHER]) {
-        *sums = [0.0; TOGETHER];
+    unsafe fn sum_rows<V: Vector>(g: &View, rows: Range<usize>) -> [f64; TOGETHER] {
+        let mut sums = [0.0; TOGETHER];
         let row_of = |i: usize| g.row::<f32>(rows.start + i.min(rows.len() - 1));
         let of_rows: [&[f32]; TOGETHER] = std::array::from_fn(row_of);
         for col in 0..of_rows[0].len() {
@@ -40,6 +40,7 @@ vector_kernel! {
                 sums[i] += f64::from(square(of_rows[i][col]));
             }
         }
+        sums
     }
 }
 
@@ -91,9 +92,8 @@ impl Cpu {
             // SAFETY: ranges are disjoint.
             let means = unsafe { of_rows.part(0, range.start, range.len()) };
             for (means, first) in means.chunks_mut(TOGETHER).zip(range.step_by(TOGETHER)) {
-                let mut sums = [0.0; TOGETHER];
                 // SAFETY: these rows exist.
-                unsafe { sum_rows(self.isa(), &g, first..first + means.len(), &mut sums) };
+                let sums = unsafe { sum_rows(self.isa(), &g, first..first + means.len()) };
                 for (mean, sum) in means.iter_mut().zip(sums) {
                     *mean = *mean * old + (sum / cols as f64) as f32 * new;
                 }

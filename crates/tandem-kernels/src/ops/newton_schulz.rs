@@ -76,7 +76,7 @@ fn symmetric(
     if device.backend() != Backend::Cpu {
         return product(0..side, 0..side, out);
     }
-    let panel = (side / 8).next_multiple_of(PANEL).max(PANEL);
+    let panel = side.div_ceil(8).next_multiple_of(PANEL);
     for start in (0..side).step_by(panel) {
         let end = side.min(start + panel);
         product(start..end, 0..end, out.reborrow().row_range(start..end).col_range(0..end))?;

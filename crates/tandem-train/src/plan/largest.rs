@@ -49,22 +49,28 @@ impl<'a> Largest<'a> {
         counts: &[RowCounts],
     ) {
         let rows: Vec<u32> = (0..counts.len() as u32).collect();
-        let mixed = batcher.mixes_rows().then(|| batcher.counts(cache, rows[..].into()));
-        self.consider_rows(batcher, cache, &rows, mixed.as_deref().unwrap_or(counts));
+        self.consider_rows(batcher, cache, &rows, counts);
     }
 
-    /// Adds the micro-batches of some rows of a data set; `counts` are those of all its rows.
+    /// Adds the micro-batches of some rows of a data set, and returns their counts; `counts` are those of each row
+    /// alone.
     pub(super) fn consider_rows(
         &mut self,
         batcher: &MicroBatcher,
         cache: &'a TokenCache,
         rows: &[u32],
         counts: &[RowCounts],
-    ) {
-        for range in batcher.cut(cache, rows) {
-            let sum = rows[range.clone()].iter().map(|&row| counts[row as usize]).sum();
-            self.consider(sum, cache, BatchPart::new(rows, range));
-        }
+    ) -> Vec<RowCounts> {
+        let mixed = batcher.mixes_rows().then(|| batcher.counts(cache, rows.into()));
+        let cuts = batcher.cut(cache, rows).into_iter().map(|cut| {
+            let sum = match &mixed {
+                Some(mixed) => mixed[cut.clone()].iter().copied().sum(),
+                None => rows[cut.clone()].iter().map(|&row| counts[row as usize]).sum(),
+            };
+            self.consider(sum, cache, BatchPart::new(rows, cut));
+            sum
+        });
+        cuts.collect()
     }
 
     pub(super) fn build(self, batcher: &mut MicroBatcher) -> Result<PassShape> {

@@ -208,7 +208,6 @@ fn look(config: &Config, prepared: &RunInputs) -> Result<BatchStatistics> {
     let of_rows = |cache: &TokenCache| -> Vec<RowCounts> {
         batcher.counts(cache, BatchPart::from(&(0..cache.num_rows() as u32).collect::<Vec<_>>()[..]))
     };
-    let mixes_rows = batcher.mixes_rows();
     let (counts, of_eval) = (of_rows(&prepared.train), prepared.eval.as_ref().map(of_rows));
     let (mut steps, mut sequence_tokens, mut num_rows) = (Vec::new(), 0, 0);
     let measured = total.min(per_epoch.max(LOOK_AHEAD));
@@ -219,33 +218,18 @@ fn look(config: &Config, prepared: &RunInputs) -> Result<BatchStatistics> {
     };
     for step in 0..looked_at {
         let rows = batches.rows(step);
-        let mut tokens = Vec::new();
-        let mixed = mixes_rows.then(|| batcher.counts(&prepared.train, rows.into()));
-        for cut in batcher.cut(&prepared.train, rows) {
-            let part = BatchPart::new(rows, cut.clone());
-            let rows = part.rows;
-            let counts: RowCounts = match &mixed {
-                Some(mixed) => mixed[cut].iter().copied().sum(),
-                None => rows.iter().map(|&row| counts[row as usize]).sum(),
-            };
-            of_train.consider(counts, &prepared.train, part);
-            tokens.push(counts.tokens);
-            if step < measured {
-                sequence_tokens += counts.sequence_tokens;
-                num_rows += rows.len();
-            }
+        let cuts = of_train.consider_rows(&batcher, &prepared.train, rows, &counts);
+        if step < measured {
+            sequence_tokens += cuts.iter().map(|cut| cut.sequence_tokens).sum::<u64>();
+            num_rows += rows.len();
         }
-        steps.push(tokens);
+        steps.push(cuts.into_iter().map(|cut| cut.tokens).collect());
     }
     // These passes read the rows in order.
     let with_eval = prepared.eval.as_ref().zip(of_eval.as_deref());
     with_eval.into_iter().for_each(|(eval, counts)| of_evaluation.consider_all(&batcher, eval, counts));
     if config.reference.kind == ReferenceKind::Precompute {
-        let rows = prepared.training_rows(config);
-        match rows.len() == counts.len() {
-            true => of_reference.consider_all(&batcher, &prepared.train, &counts),
-            false => of_reference.consider_rows(&batcher, &prepared.train, &rows, &counts),
-        }
+        of_reference.consider_rows(&batcher, &prepared.train, &prepared.training_rows(config), &counts);
         with_eval.into_iter().for_each(|(eval, counts)| of_reference.consider_all(&batcher, eval, counts));
     }
     let typical = {

@@ -7,6 +7,7 @@ use anyhow::Context;
 
 use crate::args::LaunchArguments;
 use crate::exit::mistake;
+use crate::shell::quote;
 
 /// A machine that ssh reaches.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,11 +41,6 @@ impl Host {
         command.args(ssh).arg(&self.name).arg(script);
         Ok(command)
     }
-}
-
-/// Quotes a word for a shell.
-fn quote(word: &str) -> String {
-    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 /// Reads the hosts of a launch; none means this machine.
@@ -165,10 +161,5 @@ mod tests {
         assert_eq!(with_ranks(&hosts, &[], 3), Some(vec![host("a", 2), host("b", 1)]));
         assert_eq!(with_ranks(&hosts, &lost, 4), Some(vec![host("b", 2), host("c", 2)]));
         assert_eq!(with_ranks(&hosts, &lost, 5), None);
-    }
-
-    #[test]
-    fn words_reach_a_shell_as_they_are() {
-        assert_eq!(quote("it's $HOME"), r"'it'\''s $HOME'");
     }
 }

@@ -43,7 +43,7 @@ program's names, but the error has the translation.
 |---|---|
 | rows of a device × accumulation × devices | `train.batch_size`, over all ranks. The number of ranks is that of Accelerate, torchrun or `--ranks`, else 1 |
 | `packing`: a batch counts packed sequences | `train.batch_size` counts rows: the batch is multiplied by the rows that fit into a sequence, measured on yours |
-| rows of a device, where one rank accumulates | `train.micro_batch_tokens`: those of so many rows of whole length, so that short rows share a micro-batch. Numbers do not depend on it |
+| rows of a device, where one rank accumulates | `train.micro_batch_tokens`: those of so many rows of whole length, so that short rows share a micro-batch. It changes nothing but the rounding of sums |
 | steps of an epoch: rounded up | the same |
 | schedules and warm-up of transformers | the same rate at every step; a share of steps is rounded up. `constant` has no warm-up there, `constant_with_warmup` has |
 | mean over tokens (SFT) or pairs (DPO) of a whole batch | the same on any number of ranks and micro-batches |

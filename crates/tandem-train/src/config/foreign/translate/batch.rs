@@ -104,8 +104,8 @@ impl Translator<'_> {
         Ok(())
     }
 
-    /// Micro-batches of `each` rows. Those that one rank accumulates may as well be larger where rows are short: numbers
-    /// do not depend on them, and each takes a pass over all weights and gradients.
+    /// Micro-batches of `each` rows. Those that one rank accumulates may as well be larger where rows are short: the cut
+    /// changes nothing but the rounding of sums, and each takes a pass over all weights and gradients.
     fn micro_batch(&mut self, given: &Given, each: u64, accumulation: u64) {
         let length = self.draft.get("data.max_length").map_or(Some(1024), toml::Value::as_integer);
         let sequences = if matches!(self.method, Method::Dpo | Method::Reward) { 2 } else { 1 };

@@ -699,63 +699,74 @@ impl<'a> Translator<'a> {
 
     /// Removes keys that the method or other keys exclude, with a remark.
     fn drop_what_does_not_apply(&mut self) {
-        let method = self.method;
-        let answers_itself = self.draft.get("distill.lmbda").is_some();
-        let optimizer = self.draft.get("train.optimizer").and_then(toml::Value::as_str).unwrap_or("adamw");
-        let has_loss = |name: &str| match self.draft.get("objective.loss") {
-            Some(toml::Value::Table(terms)) => terms.contains_key(name),
-            loss => loss.and_then(toml::Value::as_str) == Some(name),
+        let reasons: Vec<_> = self.draft.keys.iter().map(|key| self.without_effect(key)).collect();
+        let mut kept = Vec::new();
+        for (key, reason) in std::mem::take(&mut self.draft.keys).into_iter().zip(reasons) {
+            let Some(reason) = reason else {
+                kept.push(key);
+                continue;
+            };
+            let reason = format!("`{}` has no effect {reason}", key.key);
+            let setting = if key.comment.is_empty() { key.key } else { key.comment };
+            self.draft.not_needed.push(Remark { setting, reason });
+        }
+        self.draft.keys = kept;
+    }
+
+    /// Returns the setting that leaves a key without effect, if there is one: "with …" or "without …".
+    fn without_effect(&self, key: &DraftKey) -> Option<String> {
+        let (method, name) = (self.method, key.key.as_str());
+        let value = |name: &str| self.draft.get(name);
+        let text = |name: &str| value(name).and_then(toml::Value::as_str);
+        let is_of_method = match name {
+            "data.truncation" | "data.loss_on" => {
+                matches!(method, Method::Sft | Method::Dpo | Method::Distill)
+            }
+            "objective.center_rewards_coefficient" => method == Method::Reward,
+            _ if name.starts_with("objective.") => method.has_reference() && method != Method::Distill,
+            _ if name.starts_with("reference.") => method.has_reference(),
+            _ if name.starts_with("online.") => method.generates() || value("distill.lmbda").is_some(),
+            _ if name.starts_with("grpo.") => method == Method::Grpo,
+            _ if name.starts_with("distill.") => method == Method::Distill,
+            _ => true,
         };
-        let divergence = self.draft.get("objective.f_divergence_type").and_then(toml::Value::as_str);
-        let of_method = |applies: bool| (applies, format!("with method = \"{method}\""));
+        if !is_of_method {
+            return Some(format!("with method = \"{method}\""));
+        }
+        // Constants of other losses and optimisers, which TRL ignores.
+        let optimizer = text("train.optimizer").unwrap_or("adamw");
         let of_optimizer = |takers: &[&str]| (takers.contains(&optimizer), format!("with \"{optimizer}\""));
-        let of_loss = |name: &str| (has_loss(name), format!("without the loss \"{name}\""));
-        let applies = |key: &DraftKey| match key.key.as_str() {
-            "data.truncation" => of_method(matches!(method, Method::Sft | Method::Dpo | Method::Distill)),
-            "data.loss_on" => of_method(matches!(method, Method::Sft | Method::Dpo | Method::Distill)),
-            "objective.center_rewards_coefficient" if method == Method::Reward => {
-                (key.value.as_float() != Some(0.0), "at 0".to_owned())
-            }
-            "objective.center_rewards_coefficient" => of_method(false),
-            "grpo.scale_rewards" if method == Method::Grpo => {
-                let sums = self.draft.get("grpo.aggregation").and_then(toml::Value::as_str);
-                (sums != Some("normalize_then_sum"), "with \"normalize_then_sum\"".to_owned())
-            }
-            "grpo.use_bias_correction_kl" if method == Method::Grpo => {
-                let beta = self.draft.get("objective.beta").and_then(toml::Value::as_float);
-                (beta.is_some_and(|beta| beta != 0.0), "without objective.beta".to_owned())
-            }
-            "objective.f_alpha_divergence_coef" if method.has_reference() => {
-                (divergence == Some("alpha_divergence"), "without \"alpha_divergence\"".to_owned())
-            }
-            "objective.discopop_tau" if method.has_reference() => of_loss("discopop"),
-            "objective.simpo_gamma" if method.has_reference() => of_loss("simpo"),
+        let of_loss = |loss: &str| {
+            let is_there = match value("objective.loss") {
+                Some(toml::Value::Table(terms)) => terms.contains_key(loss),
+                _ => text("objective.loss") == Some(loss),
+            };
+            (is_there, format!("without the loss \"{loss}\""))
+        };
+        let (has_effect, beside) = match name {
             "train.betas" => of_optimizer(&["adamw", "lion", "schedule_free_adamw", "muon"]),
             // transformers gives Adam's constants to no other optimiser.
             "train.eps" if key.comment.contains("adam_epsilon") => {
                 of_optimizer(&["adamw", "schedule_free_adamw", "muon"])
             }
             "train.eps" => of_optimizer(&["adamw", "rmsprop", "schedule_free_adamw", "muon"]),
-            key if key.starts_with("objective.") => {
-                of_method(method.has_reference() && method != Method::Distill)
+            "objective.discopop_tau" => of_loss("discopop"),
+            "objective.simpo_gamma" => of_loss("simpo"),
+            "objective.f_alpha_divergence_coef" => {
+                let divergence = text("objective.f_divergence_type");
+                (divergence == Some("alpha_divergence"), "without \"alpha_divergence\"".to_owned())
             }
-            key if key.starts_with("reference.") => of_method(method.has_reference()),
-            key if key.starts_with("online.") => of_method(method.generates() || answers_itself),
-            key if key.starts_with("grpo.") => of_method(method == Method::Grpo),
-            key if key.starts_with("distill.") => of_method(method == Method::Distill),
-            _ => (true, String::new()),
+            "objective.center_rewards_coefficient" => (key.value.as_float() != Some(0.0), "at 0".to_owned()),
+            "grpo.scale_rewards" => {
+                let order = text("grpo.aggregation");
+                (order != Some("normalize_then_sum"), "with \"normalize_then_sum\"".to_owned())
+            }
+            "grpo.use_bias_correction_kl" => {
+                let beta = value("objective.beta").and_then(toml::Value::as_float);
+                (beta.is_some_and(|beta| beta != 0.0), "without objective.beta".to_owned())
+            }
+            _ => return None,
         };
-        let remarks: Vec<_> = self.draft.keys.iter().map(&applies).collect();
-        let mut kept = Vec::new();
-        for (key, (applies, without)) in std::mem::take(&mut self.draft.keys).into_iter().zip(remarks) {
-            if applies {
-                kept.push(key);
-                continue;
-            }
-            let reason = format!("`{}` has no effect {without}", key.key);
-            let setting = if key.comment.is_empty() { key.key } else { key.comment };
-            self.draft.not_needed.push(Remark { setting, reason });
-        }
-        self.draft.keys = kept;
+        (!has_effect).then_some(beside)
     }
 }
