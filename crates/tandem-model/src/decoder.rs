@@ -31,13 +31,25 @@ pub struct Decoder {
     sum_blocks: Blocks,
     /// Type of the residual stream.
     residual: DType,
-    fp8_matmul: bool,
+    fp8_matmul: Fp8Matmul,
     stage: PipelineStage,
     /// Layers of the stage, and the blocks among them.
     layers: Vec<LayerId>,
     blocks: Range<usize>,
     /// The whole decoder, if this is a part.
     whole: Option<Arc<Self>>,
+}
+
+/// Products of a linear layer that multiply a frozen FP8 matrix as it is packed, on a GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fp8Matmul {
+    /// No product: matrices are unpacked.
+    #[default]
+    None,
+    /// The forward pass.
+    Forward,
+    /// The forward pass, and the gradient of the input.
+    ForwardAndBackward,
 }
 
 /// Adapter and the layouts of its parameters.
@@ -76,7 +88,7 @@ impl Decoder {
             blocks: 0..spec.num_layers,
             sum_blocks: Blocks::new(&spec, TensorParallelShard::WHOLE, &spec),
             residual: DType::F32,
-            fp8_matmul: false,
+            fp8_matmul: Fp8Matmul::None,
             spec,
             positions,
             slice: TensorParallelShard::WHOLE,
@@ -146,19 +158,19 @@ impl Decoder {
         }
     }
 
-    /// Sets whether forward products on GPUs multiply frozen FP8 matrices of blocks as they are packed. They must
-    /// pass [`Packing::check_fp8`](crate::Packing::check_fp8).
+    /// Sets which products on GPUs multiply frozen FP8 matrices of blocks as they are packed. They must pass
+    /// [`Packing::check_fp8`](crate::Packing::check_fp8), unless there are none.
     ///
     /// # Panics
     /// If this is a part of a decoder.
     #[must_use]
-    pub fn with_fp8_matmul(self, fp8_matmul: bool) -> Self {
+    pub fn with_fp8_matmul(self, fp8_matmul: Fp8Matmul) -> Self {
         assert!(self.whole.is_none(), "a decoder is told before it is divided");
         Self { fp8_matmul, ..self }
     }
 
-    /// Returns whether forward products multiply frozen FP8 matrices of blocks as they are packed.
-    pub fn fp8_matmul(&self) -> bool {
+    /// Returns which products multiply frozen FP8 matrices of blocks as they are packed.
+    pub fn fp8_matmul(&self) -> Fp8Matmul {
         self.fp8_matmul
     }
 

@@ -46,7 +46,7 @@ pub mod weights;
 
 pub use adapter::{AdapterFiles, Merged, PeftFolder};
 pub use decode::{Generator, GeneratorOptions, Request, Sampling};
-pub use decoder::Decoder;
+pub use decoder::{Decoder, Fp8Matmul};
 pub use error::ModelError;
 pub use io::{ModelFolder, Save, WeightFiles, save, write_policy};
 pub use layers::{

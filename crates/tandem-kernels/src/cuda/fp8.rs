@@ -1,7 +1,7 @@
 //! Products of activations and packed FP8 weights: cuBLASLt sums codes, kernels round and scale.
 
 use super::columns::elementwise_grid;
-use super::driver::{Factor, FactorType, Grid, Matmul};
+use super::driver::{Arg, Factor, FactorType, Grid, Matmul};
 use super::graph::Work;
 use super::{Cuda, args, by_type, driver, gemm, source};
 use crate::memory::bytes::BytesView;
@@ -17,6 +17,8 @@ const SUMS: usize = 1 << 22;
 /// Rows per block of `quantise_rows`, as in `fp8.cu`, and its threads.
 const QUANTISED_ROWS: usize = 8;
 const THREADS: u32 = 256;
+/// Rows and columns of the weights that a block of `transpose_codes` takes, as in `fp8.cu`.
+const TRANSPOSED: [usize; 2] = [16 * 8, 16 * 32];
 
 /// Returns how many of `rows` rows and `cols` columns of a result are summed in f32 at a time. Blocks are
 /// large enough to fill a GPU, and for weights to be read again by few of them.
@@ -27,28 +29,66 @@ pub(crate) fn sums_shape(rows: usize, cols: usize) -> (usize, usize) {
     (rows.min(fitting), cols)
 }
 
-/// Scratch memory of an FP8 product.
+/// Scratch memory of an FP8 product, `[M, K]` by `[K, N]`.
 pub(crate) struct Scratch<'a> {
-    /// `[M, K/4]`: a byte per element of the activation.
+    /// `[M, K/4]`: a byte per element of the first factor.
     pub codes: ViewMut<'a>,
-    /// `[M, 1]`: scales of the activation's rows.
+    /// `[M, 1]`: scales of its rows.
     pub scales: ViewMut<'a>,
     /// Sums of a block of the result, whose shape is [`sums_shape`].
     pub sums: ViewMut<'a>,
+    /// The weights along k, for the gradient of an input.
+    pub transposed: Option<Transposed<'a>>,
 }
 
-/// Computes `c = x · wᵀ (+ term) (+ bias) (+ residual)`, or `c += x · wᵀ (+ term) (+ bias)`, where `w` `[N, K]`
-/// is the product's second factor in [`Format::Fp8`]. Sums are f32; a term is rounded to the type of `c` before
-/// they are added.
+/// Weights `[K, N]` the other way round.
+pub(crate) struct Transposed<'a> {
+    /// `[N, K/4]`: a byte per element.
+    pub codes: ViewMut<'a>,
+    /// `[1, K]`: scales of the weights' rows.
+    pub scales: ViewMut<'a>,
+}
+
+/// Codes that the library multiplies by.
+struct Codes<'a> {
+    /// Address of the first row, whose elements along k lie side by side.
+    address: u64,
+    /// Bytes from row to row.
+    stride: usize,
+    /// Scale of the first row, if rows have scales. Those of the others lie `stride` bytes apart.
+    scales: Option<BytesView<'a>>,
+}
+
+/// Computes `c = a · bᵀ (+ term) (+ bias) (+ residual)`, or `c += a · bᵀ (+ term) (+ bias)`, where `b` is the matrix
+/// `w` in [`Format::Fp8`]: `[N, K]`, or with `transposed` `[K, N]`. Sums are f32; a term is rounded to the type of `c`
+/// before they are added.
+///
+/// Scales of rows along k cannot be applied to the sums: those of a transposed matrix multiply the columns of `a`
+/// before that is rounded.
 pub(crate) fn run(cuda: &Cuda, product: Product, w: BytesView, scratch: Scratch) -> Result<()> {
     product.check();
     let Product { a, term, mut c, accumulate, bias, residual, .. } = product;
-    let Scratch { codes, scales, mut sums } = scratch;
+    let Scratch { codes, scales, mut sums, transposed } = scratch;
     let (x, (m, n), k) = (a.view(), c.shape(), a.depth());
-    let unit_len = Format::Fp8.unit_len(k);
-    let args = args![x, x.stride() as i32, &codes, &scales, m as i32, k as i32];
+    let of_columns = transposed.as_ref().map(|transposed| transposed.scales.view());
+    let b = match &transposed {
+        None => {
+            let unit_len = Format::Fp8.unit_len(k);
+            Codes { address: w.address(), stride: unit_len, scales: Some(w) }
+        }
+        Some(Transposed { codes, scales }) => {
+            let args = args![w, Format::Fp8.unit_len(n), codes, scales, k as i32, n as i32];
+            let [across, down] = [k.div_ceil(TRANSPOSED[0]), n.div_ceil(TRANSPOSED[1])];
+            let grid = Grid::with_dims([across, down, 1], THREADS);
+            // SAFETY: the operands are those of the kernel, of whole blocks of 16 × 16 codes.
+            unsafe { cuda.launch(&SOURCE, "transpose_codes", grid, args)? };
+            Codes { address: codes.address(), stride: k, scales: None }
+        }
+    };
+    let args = args![x, x.stride() as i32, of_columns, &codes, &scales, m as i32, k as i32];
     let grid = Grid::new(m.div_ceil(QUANTISED_ROWS), THREADS);
-    // SAFETY: the operands are those of the kernel, with a code for each element and a scale for each row.
+    // SAFETY: the operands are those of the kernel, with a code for each element, a scale for each row and a factor for
+    // each column.
     unsafe { cuda.launch(&SOURCE, by_type!("quantise_rows", x.dtype()), grid, args)? };
     if let Some(Term { a, b }) = term {
         let itself = accumulate.then(|| (c.address(), c.stride()));
@@ -62,13 +102,13 @@ pub(crate) fn run(cuda: &Cuda, product: Product, w: BytesView, scratch: Scratch)
         let (codes, scales) = (codes.row_range(rows.clone()), scales.row_range(rows.clone()));
         for col in (0..n).step_by(width.max(1)) {
             let cols = col..n.min(col + width);
-            let w = w.range(col * unit_len..cols.end * unit_len);
             let sums = sums.reborrow().row_range(0..rows.len()).col_range(0..cols.len());
+            let address = b.address + (col * b.stride) as u64;
             let matmul = Matmul {
                 size: [rows.len(), cols.len(), k],
                 dtype: FactorType::E4m3,
                 a: Factor { address: codes.address(), stride: k, along_depth: true },
-                b: Factor { address: w.address(), stride: unit_len, along_depth: true },
+                b: Factor { address, stride: b.stride, along_depth: true },
                 c: None,
                 d: (sums.address(), sums.stride()),
                 d_type: DType::F32,
@@ -76,6 +116,7 @@ pub(crate) fn run(cuda: &Cuda, product: Product, w: BytesView, scratch: Scratch)
             };
             // SAFETY: views vouch for factors and result, whose shapes fit.
             unsafe { cuda.put(Work::Matmul(matmul))? };
+            let column_scales = b.scales.map_or(0, |w| w.address() + (col * b.stride + k) as u64);
             let residual = residual.map(|residual| residual.row_range(rows.clone()).col_range(cols.clone()));
             let residual_stride = residual.map_or(0, |residual| residual.stride() as i32);
             let bias = bias.map(|bias| bias.col_range(cols.clone()));
@@ -85,9 +126,8 @@ pub(crate) fn run(cuda: &Cuda, product: Product, w: BytesView, scratch: Scratch)
                 &sums,
                 of_sums,
                 scales,
-                w,
-                unit_len,
-                k as i32,
+                Arg::address(column_scales),
+                b.stride,
                 residual,
                 residual_stride,
                 bias,
@@ -98,7 +138,7 @@ pub(crate) fn run(cuda: &Cuda, product: Product, w: BytesView, scratch: Scratch)
                 cols.len() as i32
             ];
             // SAFETY: the operands are those of the kernel: of the shape of `c`, with a scale for each row, a
-            // unit and a number of the bias for each column.
+            // scale, if there are any, and a number of the bias for each column.
             unsafe {
                 cuda.launch(&SOURCE, by_type!("scale_sums", c.dtype()), elementwise_grid(c.shape()), args)?;
             }

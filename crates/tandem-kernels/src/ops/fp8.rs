@@ -8,6 +8,14 @@ use crate::{DType, Device, Extent, Format, KernelError, MemoryKind, OpCost, Resu
 /// Name in [`OpCost`] of a linear layer's product with an FP8 weight, with and without a low-rank term.
 pub const LINEAR_FP8: &str = "linear_fp8";
 
+/// Name in [`OpCost`] of the gradient of such a layer's input, where it is an FP8 product.
+pub const LINEAR_FP8_BACKWARD_INPUT: &str = "linear_fp8_backward_input";
+
+/// Returns whether an operation of this name multiplies FP8 codes.
+pub fn is_fp8_matmul(op: &str) -> bool {
+    [LINEAR_FP8, LINEAR_FP8_BACKWARD_INPUT].contains(&op)
+}
+
 /// Number of which the rows and columns of an FP8 product's weight are multiples.
 pub const FP8_MULTIPLE: usize = 16;
 
@@ -30,17 +38,24 @@ pub(super) fn codes<'a>(op: &'static str, weight: &PackedWeight<'a>) -> Result<B
     })
 }
 
-/// Runs or records a checked product with the weight `w`, of this cost but for the traffic of the rounded input.
+/// Runs or records a checked product with the weight `w`, of this cost but for the traffic of the rounded factor.
+/// It is the gradient of an input if the second factor is transposed.
 pub(super) fn run(device: &Device, mut work: OpCost, product: Product, w: BytesView) -> Result<()> {
     let (extent, n, k) = (product.a.extent(), product.c.cols(), product.a.depth());
-    let scales = size_of::<f32>();
-    work.op = LINEAR_FP8;
-    work.bytes += 2.0 * (extent.len() * (k + scales)) as f64;
+    let is_transposed = product.b.is_transposed();
+    work.op = if is_transposed { LINEAR_FP8_BACKWARD_INPUT } else { LINEAR_FP8 };
+    work.bytes += 2.0 * (extent.len() * (k + size_of::<f32>())) as f64;
     let alloc = |rows: Extent, cols: usize| -> Result<Tensor> {
         device.alloc_in(MemoryKind::Scratch, rows, Extent::exact(cols), DType::F32)
     };
     // A byte per element.
-    let mut codes = alloc(extent, k / size_of::<f32>())?;
+    let codes_of = |rows: Extent| alloc(rows, k / size_of::<f32>());
+    let mut transposed = None;
+    if is_transposed {
+        work.bytes += 2.0 * (n * k) as f64;
+        transposed = Some((codes_of(Extent::exact(n))?, alloc(Extent::exact(1), k)?));
+    }
+    let mut codes = codes_of(extent)?;
     let mut scales = alloc(extent, 1)?;
     let [len, room] = [extent.len(), extent.room()].map(|rows| cuda::fp8::sums_shape(rows, n).0);
     let mut sums = alloc(Extent::new(len, room), cuda::fp8::sums_shape(len, n).1)?;
@@ -51,6 +66,10 @@ pub(super) fn run(device: &Device, mut work: OpCost, product: Product, w: BytesV
                 codes: codes.view_mut(),
                 scales: scales.view_mut(),
                 sums: sums.view_mut(),
+                transposed: transposed.as_mut().map(|(codes, scales)| cuda::fp8::Transposed {
+                    codes: codes.view_mut(),
+                    scales: scales.view_mut(),
+                }),
             };
             cuda::fp8::run(cuda, product, w, scratch)
         }

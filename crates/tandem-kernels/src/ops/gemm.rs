@@ -24,8 +24,8 @@ impl<'a> Operand<'a> {
     }
 
     /// Creates a factor from the columns of a matrix.
-    pub(crate) fn columns_of(view: View<'a>) -> Self {
-        Self { matrix: view.into(), transposed: true }
+    pub(crate) fn columns_of(matrix: impl Into<Weight<'a>>) -> Self {
+        Self { matrix: matrix.into(), transposed: true }
     }
 
     pub(crate) fn dtype(&self) -> DType {

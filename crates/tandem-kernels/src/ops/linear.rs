@@ -8,6 +8,7 @@ use super::columns::partial_sums;
 use super::depth_tree::DepthTree;
 use super::low_rank::LowRank;
 use crate::device::{launch, launch_matmuls};
+use crate::memory::bytes::BytesView;
 use crate::ops::Weight;
 use crate::ops::gemm::{Operand, Product, Sharded, Term};
 use crate::{
@@ -93,10 +94,10 @@ pub fn sharded_linear_low_rank<'a>(
 
 /// Computes [`linear_backward_input`] of a weight that tensor parallelism may shard, overwriting `dx`.
 /// The sum over the rows of `w` has the order of `tree`; `dx` is f32 if that has several blocks.
-pub fn sharded_linear_backward_input(
+pub fn sharded_linear_backward_input<'a>(
     device: &Device,
     dy: View,
-    w: View,
+    w: impl Into<Weight<'a>>,
     low_rank: Option<(View, View)>,
     tree: Option<&DepthTree>,
     dx: ViewMut,
@@ -105,7 +106,7 @@ pub fn sharded_linear_backward_input(
         None => "linear_backward_input",
         Some(_) => "linear_low_rank_backward_input",
     };
-    backward_input(device, op, dy, w, low_rank, dx, false, Order::sharded(tree))
+    backward_input(device, op, dy, w.into(), low_rank, dx, false, Order::sharded(tree))
 }
 
 /// Computes [`linear_backward_weight`] of a weight that tensor parallelism may shard.
@@ -173,17 +174,11 @@ fn forward(
     order: Order,
 ) -> Result<()> {
     let ((t, k), n) = (x.shape(), w.rows());
-    let fp8 = match &w {
-        Weight::Packed(packed) if device.backend() == Backend::Cuda => Some(super::fp8::codes(op, packed)?),
-        _ => None,
-    };
+    let fp8 = packed_codes(device, op, &w, order)?;
     check::shape(op, "w", &w, n, k)?;
     check::shape(op, "y", &y, t, n)?;
     check::same_type(op, "w", &w, &x)?;
     order.check(op, k, y.dtype() == DType::F32, false)?;
-    if fp8.is_some() && order.tree.is_some_and(DepthTree::is_divided) {
-        return Err(KernelError::invalid(op, "FP8 products have no sums in blocks"));
-    }
     if let Some(LowRank { h, b }) = &low_rank {
         check::shape(op, "h", h, t, b.cols())?;
         check::shape(op, "b", b, n, h.cols())?;
@@ -240,42 +235,49 @@ pub fn linear_add(device: &Device, x: View, w: View, y: ViewMut) -> Result<()> {
 /// Computes `dx[T,K] = dy[T,N] · w[N,K]`, or `+=` if `accumulate`.
 ///
 /// `dy` and `w` share one type; `dx` is either type, a bf16 sum rounded once.
-pub fn linear_backward_input(
+///
+/// On a GPU `w` may be packed, as in [`linear`]: each row of `dy`, times the scales of the rows of `w`, is rounded to
+/// E4M3 under a scale of its own.
+pub fn linear_backward_input<'a>(
     device: &Device,
     dy: View,
-    w: View,
+    w: impl Into<Weight<'a>>,
     dx: ViewMut,
     accumulate: bool,
 ) -> Result<()> {
-    backward_input(device, "linear_backward_input", dy, w, None, dx, accumulate, Order::WHOLE)
+    backward_input(device, "linear_backward_input", dy, w.into(), None, dx, accumulate, Order::WHOLE)
 }
 
 /// Computes `dx[T,K] = dy[T,N] · w[N,K] + dh[T,R] · a[R,K]`, or `+=` if `accumulate`.
 ///
-/// All factors share one type; `dx` is either type.
-pub fn linear_low_rank_backward_input(
+/// All factors share one type; `dx` is either type. `w` may be packed as in [`linear_backward_input`].
+pub fn linear_low_rank_backward_input<'a>(
     device: &Device,
     dy: View,
-    w: View,
+    w: impl Into<Weight<'a>>,
     (dh, a): (View, View),
     dx: ViewMut,
     accumulate: bool,
 ) -> Result<()> {
     let op = "linear_low_rank_backward_input";
-    backward_input(device, op, dy, w, Some((dh, a)), dx, accumulate, Order::WHOLE)
+    backward_input(device, op, dy, w.into(), Some((dh, a)), dx, accumulate, Order::WHOLE)
 }
 
 fn backward_input(
     device: &Device,
     op: &'static str,
     dy: View,
-    w: View,
+    w: Weight,
     low_rank: Option<(View, View)>,
     dx: ViewMut,
     accumulate: bool,
     order: Order,
 ) -> Result<()> {
     let ((t, n), k) = (dy.shape(), w.cols());
+    let fp8 = packed_codes(device, op, &w, order)?;
+    if matches!(w, Weight::Packed(_)) && fp8.is_none() {
+        return Err(KernelError::invalid(op, "a CPU reads no packed weights for the gradient of an input"));
+    }
     order.check(op, n, dx.dtype() == DType::F32, accumulate)?;
     check::shape(op, "w", &w, n, k)?;
     check::shape(op, "dx", &dx, t, k)?;
@@ -290,7 +292,29 @@ fn backward_input(
     let term = low_rank.map(|(dh, a)| Term { a: Operand::rows_of(dh), b: Operand::columns_of(a) });
     let Order { tree, sharded } = order;
     let product = Product { term, tree, sharded, ..Product::plain(a, b, dx, accumulate) };
-    run(device, op, product, (t, k, n), w.num_bytes(), 0)
+    let work = cost(device, op, &product, (t, k, n), w.num_bytes(), 0);
+    match fp8 {
+        Some(w) => super::fp8::run(device, work, product, w),
+        None => launch_product(device, work, product),
+    }
+}
+
+/// Returns the codes of a packed weight on a GPU, which multiplies them as FP8.
+fn packed_codes<'a>(
+    device: &Device,
+    op: &'static str,
+    w: &Weight<'a>,
+    order: Order,
+) -> Result<Option<BytesView<'a>>> {
+    let Weight::Packed(packed) = w else { return Ok(None) };
+    if device.backend() == Backend::Cpu {
+        return Ok(None);
+    }
+    let codes = super::fp8::codes(op, packed)?;
+    if order.tree.is_some_and(DepthTree::is_divided) {
+        return Err(KernelError::invalid(op, "FP8 products have no sums in blocks"));
+    }
+    Ok(Some(codes))
 }
 
 /// Computes `dw[N,K] = dy[T,N]ᵀ · x[T,K]`, or `+=` if `accumulate`. `dw` is f32; `dy` and `x` share

@@ -55,7 +55,7 @@ pub use elementwise::{divide, fill, lerp, lerp_of, mix, square_root, swap, weigh
 pub(crate) use embedding::tokens_by_id;
 pub use embedding::{embedding, embedding_backward, embedding_backward_exact};
 pub use exact::{check_terms, exact_merge, exact_sum, exact_sum_squares};
-pub use fp8::{FP8_MULTIPLE, LINEAR_FP8};
+pub use fp8::{FP8_MULTIPLE, LINEAR_FP8, LINEAR_FP8_BACKWARD_INPUT, is_fp8_matmul};
 pub use head::{
     Head, HeadGradients, HeadScores, HeadShape, HeadWeights, KeptLogits, Targets, head, head_backward,
     head_keeping, head_part,

@@ -206,6 +206,11 @@ impl Weight<'_> {
         self.describe().0
     }
 
+    /// Returns the number of columns.
+    pub fn cols(&self) -> usize {
+        self.describe().1
+    }
+
     /// Returns a range of the rows.
     pub(super) fn row_range(self, rows: Range<usize>) -> Self {
         match self {

@@ -95,8 +95,9 @@ impl LayerExecutor<'_> {
     }
 }
 
+/// Takes part in the transfers of a layer that no product reads.
 fn touch(weights: &mut dyn WeightSource, layer: LayerId) -> Result<()> {
-    weights.fetch(layer)?;
+    weights.fetch_packed(layer)?;
     weights.release(layer);
     Ok(())
 }

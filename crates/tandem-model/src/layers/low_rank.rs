@@ -321,7 +321,7 @@ impl LayerExecutor<'_> {
         mut dx: ViewMut,
     ) -> Result<LowRankBackward> {
         let LowRankBackward { dz, dh } = low_rank;
-        let (dy, w) = (dz.as_ref().map_or(dy, Tensor::view), weights.require(weight)?);
+        let (dy, w) = (dz.as_ref().map_or(dy, Tensor::view), weights.backward_weight(weight)?);
         if self.sums_input(weight) {
             let tree = self.decoder.sum_blocks().tree(weight);
             ops::sharded_linear_backward_input(self.device, dy, w, None, tree, dx)?;

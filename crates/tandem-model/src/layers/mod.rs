@@ -45,7 +45,7 @@ use tandem_kernels::ops::{HeadScores, NoiseRow};
 use tandem_kernels::{DType, Device, Extent, Forest, MemoryKind, Tensor, View, ops};
 
 use crate::Result;
-use crate::decoder::Decoder;
+use crate::decoder::{Decoder, Fp8Matmul};
 use crate::layout::{LayerId, ParamKind};
 use crate::weights::{LayerWeights, WeightSource};
 
@@ -214,8 +214,15 @@ impl LayerExecutor<'_> {
     /// norms read all weights besides.
     fn reads_packed(&self, weights: &dyn WeightSource, num_tokens: usize, is_plain: bool) -> bool {
         let pays = |format| ops::reads_packed(self.device, num_tokens, format, self.dtype);
-        let reads = self.decoder.fp8_matmul() || (is_plain && weights.packed_format().is_some_and(pays));
+        let is_fp8 = self.decoder.fp8_matmul() >= Fp8Matmul::Forward;
+        let reads = is_fp8 || (is_plain && weights.packed_format().is_some_and(pays));
         reads && !self.decoder.has_dora()
+    }
+
+    /// Returns whether the products of a backward pass, and of the forward pass that it repeats, read packed weights
+    /// as they are.
+    fn backward_reads_packed(&self) -> bool {
+        self.decoder.fp8_matmul() == Fp8Matmul::ForwardAndBackward && !self.decoder.has_dora()
     }
 
     /// Returns the passes of one stream: a reference has neither dropout nor noise.

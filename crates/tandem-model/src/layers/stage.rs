@@ -187,7 +187,10 @@ impl LayerExecutor<'_> {
             if index > first {
                 weights.prefetch(LayerId::Block(index - 1))?;
             }
-            let layer_weights = weights.fetch(layer)?;
+            let layer_weights = match self.backward_reads_packed() {
+                true => weights.fetch_packed(layer)?,
+                false => weights.fetch(layer)?,
+            };
             let mut gradients = grads.open(layer)?;
             let block = Block { walk: self, weights: &layer_weights, index };
             let saved = saved.come_back(self)?;

@@ -32,6 +32,7 @@ pub use resident::{FlatWeights, ResidentGradients, ResidentWeights};
 use tandem_kernels::ops::Weight;
 use tandem_kernels::{Format, View, ViewMut};
 
+use crate::decoder::Fp8Matmul;
 use crate::layout::{LayerId, LayerLayout, ParamKind};
 use crate::lora::{Adapter, LoraTarget};
 use crate::{ModelError, Result};
@@ -186,10 +187,19 @@ impl<'a> LayerWeights<'a> {
     /// Returns a matrix of a block for a forward product, as [`LayerWeights::require`]; packed, if the layer came
     /// from [`WeightSource::fetch_packed`] or the product is of FP8.
     pub(crate) fn weight(&self, part: ParamKind) -> Result<Weight<'a>> {
+        self.weight_for(part, Fp8Matmul::Forward)
+    }
+
+    /// Returns a matrix of a block for the gradient of its input, as [`LayerWeights::weight`].
+    pub(crate) fn backward_weight(&self, part: ParamKind) -> Result<Weight<'a>> {
+        self.weight_for(part, Fp8Matmul::ForwardAndBackward)
+    }
+
+    fn weight_for(&self, part: ParamKind, product: Fp8Matmul) -> Result<Weight<'a>> {
         let own = self.adapter.and_then(|adapter| adapter.weights.get(part));
         match (own, &self.base) {
             (None, Base::Packed(layer)) => {
-                layer.weight(part).unwrap_or_else(|| self.require(part).map(Weight::from))
+                layer.weight(part, product).unwrap_or_else(|| self.require(part).map(Weight::from))
             }
             _ => self.require(part).map(Weight::from),
         }
@@ -330,7 +340,7 @@ pub trait WeightSource {
     }
 
     /// Returns the layer's weights as [`WeightSource::fetch`], for products that read packed matrices, those of few
-    /// rows on the CPU and FP8 products: matrices of blocks may be left packed. Transfers are those of `fetch`,
+    /// rows on the CPU and FP8 products, or for none: matrices of blocks may be left packed. Transfers are those of `fetch`,
     /// which other ranks may call meanwhile.
     fn fetch_packed(&mut self, layer: LayerId) -> Result<LayerWeights<'_>> {
         self.fetch(layer)

@@ -22,7 +22,7 @@ use tandem_kernels::bytes::BytesView;
 use tandem_kernels::ops::{PackedRows, PackedWeight, Weight};
 use tandem_kernels::{DType, Device, Format, View, ViewMut, ops};
 
-use crate::decoder::Decoder;
+use crate::decoder::{Decoder, Fp8Matmul};
 use crate::families::{HfTensor, family_named, pieces};
 use crate::layout::{LayerId, LayerLayout, ParamKind, ParamSpec};
 use crate::{ModelError, Result};
@@ -37,8 +37,8 @@ pub struct Packing {
     always_unpacked_len: usize,
     format: Format,
     dtype: DType,
-    /// True if forward products read FP8 matrices as they are packed, even where they are unpacked too.
-    fp8_matmul: bool,
+    /// Products that read FP8 matrices as they are packed, even where they are unpacked too.
+    fp8_matmul: Fp8Matmul,
 }
 
 /// A parameter and its pieces.
@@ -425,12 +425,14 @@ impl<'a> PackedLayer<'a> {
         })
     }
 
-    /// Returns a parameter for a forward product: packed, if it is left so, or FP8 products read it.
-    pub(crate) fn weight(&self, part: ParamKind) -> Option<Result<Weight<'a>>> {
+    /// Returns a parameter for a forward product, or with [`Fp8Matmul::ForwardAndBackward`] for the gradient of the
+    /// input: packed, if it is left so, or FP8 products read it.
+    pub(crate) fn weight(&self, part: ParamKind, product: Fp8Matmul) -> Option<Result<Weight<'a>>> {
         let packed = self.packing.find(part)?;
         let format = packed.pieces.first()?.format;
-        // A pass that recomputes has the unpacked matrix for its gradient, and is to have the same bits.
-        let is_fp8 = self.packing.fp8_matmul && format == Format::Fp8 && !packed.in_place.is_empty();
+        // A pass that recomputes may have the unpacked matrix for its gradient, and is to have the same bits.
+        let is_fp8 =
+            self.packing.fp8_matmul >= product && format == Format::Fp8 && !packed.in_place.is_empty();
         let is_left = packed.unpacked.is_some() && self.buffer_of(packed).is_none();
         if !is_fp8 && !is_left {
             return self.get(part).map(|view| Ok(view.into()));

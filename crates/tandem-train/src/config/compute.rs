@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use tandem_kernels::{Backend, DType, Format};
+use tandem_model::Fp8Matmul;
 use toml::Value;
 
 use super::error::Result;
@@ -60,11 +61,19 @@ keys! {
             form::format().unless(|format| refuse_format(*format, has_frozen)).or(None),
         /// Multiply frozen matrices of `format = "fp8"` as FP8 in forward passes on GPUs: the stored codes,
         /// by activations of which each row is rounded to E4M3 under a scale of its own. Backward reads the
-        /// matrices in the compute type. Only on GPUs of compute capability 8.9 or later, with `format =
-        /// "fp8"`, and without `tensor` and `sum_blocks`. It has not run on a GPU: see
+        /// matrices in the compute type, unless `fp8_backward`. Only on GPUs of compute capability 8.9 or
+        /// later, with `format = "fp8"`, and without `tensor` and `sum_blocks`. It has not run on a GPU: see
         /// [formats.md](formats.md#fp8-products).
         fp8_matmul: bool = boolean()
             .unless(|fp8| fp8.then(|| refuse_fp8_matmul(format, devices)).flatten())
+            .or(false),
+        /// With `fp8_matmul`: compute the gradients of the inputs of these matrices as FP8 products too.
+        /// Each row of an output's gradient is rounded to E4M3 under a scale of its own. The gradients of
+        /// an adapter's matrices are products of the compute type. It has not run on a GPU.
+        fp8_backward: bool = boolean()
+            .unless(|backward| (*backward && !fp8_matmul).then(|| {
+                "it is for the backward pass of FP8 products; set compute.fp8_matmul = true, or remove this".to_owned()
+            }))
             .or(false),
         /// Threads of each rank; 0 divides all cores among the ranks. The number never changes a
         /// result. On a GPU: threads that update the file of `offload = "nvme"`.
@@ -120,7 +129,7 @@ keys! {
             .free(),
         /// Activations recomputed in backward to save memory: `"none"`, `"selective"` (norms and
         /// activation functions) or `"block"` (everything but each block's input). The bits are the
-        /// same.
+        /// same, but that on a GPU the last bits of the head's sums may differ from those of `"none"`.
         checkpointing: Checkpointing = choice(Checkpointing::NAMES).or(Checkpointing::None).free(),
         /// Engine of the collectives. `"threads"`: memory, between threads of one process. `"tcp"`:
         /// TCP and shared memory, between processes ([ranks.md](ranks.md#tcp)). `"mpi"`: the
@@ -358,6 +367,17 @@ fn refuse_wgmma(kernels: AttentionKernels, dtype: Option<DType>, devices: Device
         _ => return None,
     };
     Some(reason.to_owned())
+}
+
+impl ComputeConfig {
+    /// Returns which products multiply frozen FP8 matrices as they are stored.
+    pub(crate) fn fp8_products(&self) -> Fp8Matmul {
+        match (self.fp8_matmul, self.fp8_backward) {
+            (false, _) => Fp8Matmul::None,
+            (true, false) => Fp8Matmul::Forward,
+            (true, true) => Fp8Matmul::ForwardAndBackward,
+        }
+    }
 }
 
 fn refuse_fp8_matmul(format: Option<Format>, devices: Devices) -> Option<String> {

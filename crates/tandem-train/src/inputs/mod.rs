@@ -70,8 +70,8 @@ impl ModelSpecs {
             true => plain.clone(),
             false => plain.clone().without_sum_blocks(),
         };
-        let plain =
-            &plain.clone().with_residual(config.compute.residual).with_fp8_matmul(config.compute.fp8_matmul);
+        let fp8 = config.compute.fp8_products();
+        let plain = &plain.clone().with_residual(config.compute.residual).with_fp8_matmul(fp8);
         let head_dim = plain.spec().attention.head_dim;
         if config.compute.attention == AttentionKernels::Wgmma && !cuda::has_wgmma(head_dim) {
             let reason = format!(
@@ -123,7 +123,7 @@ impl ModelSpecs {
             Some(_) => {
                 let teacher = Decoder::new(open_teacher(config)?.spec().clone(), plain.positions())?;
                 // It is never cut, so its sums need no blocks.
-                Some(Arc::new(teacher.without_sum_blocks().with_fp8_matmul(config.compute.fp8_matmul)))
+                Some(Arc::new(teacher.without_sum_blocks().with_fp8_matmul(fp8)))
             }
             None => None,
         };

@@ -94,18 +94,25 @@ fn fp8_products_have_the_same_bits_on_any_number_of_gpus() {
         let settings = ["adapter.rank=4", kind, "reference.kind=base", "compute.format=fp8", "train.steps=3"];
         let run =
             |name: &str, own: &[&str]| small.finish(name, RunDirPolicy::Fresh, &[&settings, own].concat());
-        let one = run("one", &["compute.devices=cuda:0", "compute.fp8_matmul=true"]);
-        for (name, own) in [
-            ("two", &["compute.devices=cuda:0,1", "compute.sharding=zero3"][..]),
-            ("recomputed", &["compute.devices=cuda:0", "compute.checkpointing=block"]),
-        ] {
-            let other = run(name, &[&["compute.fp8_matmul=true"], own].concat());
-            assert_eq!(other.losses, one.losses, "{name}");
-            assert!(small.weights(name) == small.weights("one"), "{name}");
-        }
         let without = run("without", &["compute.devices=cuda:0"]).losses;
-        assert!(without[1..] != one.losses[1..], "activations are rounded");
-        assert!(farthest(&without, &one.losses) <= 0.02, "{without:?} and {:?}", one.losses);
+        let forward = ["compute.fp8_matmul=true"];
+        let both = ["compute.fp8_matmul=true", "compute.fp8_backward=true"];
+        let all = [("forward", &forward[..]), ("both", &both)].map(|(products, fp8)| {
+            let one = run(products, &[&["compute.devices=cuda:0"], fp8].concat());
+            for (name, own) in [
+                ("two", &["compute.devices=cuda:0,1", "compute.sharding=zero3"][..]),
+                ("recomputed", &["compute.devices=cuda:0", "compute.checkpointing=block"]),
+            ] {
+                let name = format!("{products}-{name}");
+                let other = run(&name, &[fp8, own].concat());
+                assert_eq!(other.losses, one.losses, "{name}");
+                assert!(small.weights(&name) == small.weights(products), "{name}");
+            }
+            assert!(without[1..] != one.losses[1..], "activations are rounded");
+            assert!(farthest(&without, &one.losses) <= 0.02, "{without:?} and {:?}", one.losses);
+            one.losses
+        });
+        assert!(all[0][0] == all[1][0] && all[0][1..] != all[1][1..], "gradients are rounded: {all:?}");
     }
 }
 
@@ -125,14 +132,17 @@ fn fp8_products_learn_as_products_of_bf16_do() {
         "train.learning_rate=3e-2",
         "train.steps=6",
     ];
-    let run = |name: &str, fp8: &str| {
-        small.finish(name, RunDirPolicy::Fresh, &[&settings[..], &[fp8]].concat()).losses
+    let run = |name: &str, fp8: &[&str]| {
+        small.finish(name, RunDirPolicy::Fresh, &[&settings[..], fp8].concat()).losses
     };
-    let (with, without) =
-        (run("with", "compute.fp8_matmul=true"), run("without", "compute.fp8_matmul=false"));
-    assert!(farthest(&without, &with) <= 0.01, "{without:?} and {with:?}");
+    let without = run("without", &[]);
     let fall = |losses: &[f64]| losses[0] - losses[losses.len() - 1];
-    assert!(fall(&without) > 0.1 && fall(&with) > 0.9 * fall(&without), "{without:?} and {with:?}");
+    let all = ["compute.fp8_matmul=true", "compute.fp8_backward=true"];
+    for (name, fp8) in [("forward", &all[..1]), ("both", &all)] {
+        let with = run(name, fp8);
+        assert!(farthest(&without, &with) <= 0.01, "{name}: {without:?} and {with:?}");
+        assert!(fall(&without) > 0.1 && fall(&with) > 0.9 * fall(&without), "{without:?} and {with:?}");
+    }
 }
 
 #[test]

@@ -30,6 +30,10 @@ fn a_run_takes_what_its_plan_says_and_never_more() {
         ("dpo", &["compute.dtype=bf16"]),
         ("dpo", &["adapter.rank=4", "compute.format=nf4"]),
         ("dpo", &["adapter.rank=4", "compute.format=fp8", "compute.fp8_matmul=true"]),
+        (
+            "dpo",
+            &["adapter.rank=4", "compute.format=fp8", "compute.fp8_matmul=true", "compute.fp8_backward=true"],
+        ),
         ("distill", &["compute.dtype=bf16"]),
     ] {
         let small = Small::new(method);

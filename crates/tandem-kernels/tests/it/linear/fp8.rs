@@ -41,6 +41,15 @@ impl Weights {
         (own, rounded)
     }
 
+    /// Numbers of the codes, and the scales of the rows.
+    fn codes(&self, device: &Device) -> (Vec<f64>, Vec<f32>) {
+        let bytes = self.bytes.read(device).unwrap();
+        let units: Vec<&[u8]> = bytes.chunks_exact(Format::Fp8.unit_len(self.cols)).collect();
+        let codes = units.iter().flat_map(|unit| &unit[..self.cols]);
+        let scale = |unit: &&[u8]| f32::from_le_bytes(unit[self.cols..self.cols + 4].try_into().unwrap());
+        (codes.map(|&code| f64::from(e4m3::to_f32(code))).collect(), units.iter().map(scale).collect())
+    }
+
     fn packed(&self, dtype: DType) -> PackedWeight<'_> {
         PackedWeight::new(self.bytes.view(), &self.pieces, self.format, self.cols, dtype).unwrap()
     }
@@ -145,6 +154,75 @@ fn fp8_products_are_those_of_the_rounded_factors() {
     }
 }
 
+/// The gradient of an input: rows of `dy` are rounded after the scales of the weights' rows have multiplied them.
+#[test]
+fn fp8_gradients_of_inputs_are_those_of_the_rounded_factors() {
+    let device = Place::cuda().device(1, 1 << 30);
+    // The weights of the last three are transposed by several blocks: by both sides, by rows, by columns.
+    let shapes = [(1, 16, 16), (37, 48, 80), (130, 272, 528), (9, 8208, 32), (1100, 16, 4112)];
+    for (seed, (t, n, k)) in shapes.into_iter().enumerate() {
+        let seed = 10 * seed as u64;
+        let (weights, _) = Weights::random(&device, seed, (n, k));
+        let (w, scales) = weights.codes(&device);
+        let columns: Vec<f64> = (0..k)
+            .flat_map(|col| (0..n).map(move |row| (row, col)))
+            .map(|(row, col)| w[row * k + col])
+            .collect();
+        for (dtype, out, padding) in
+            [(DType::Bf16, DType::F32, 0), (DType::F32, DType::Bf16, 3), (DType::Bf16, DType::Bf16, 4)]
+        {
+            let mut values: Vec<f32> = numbers(seed + 1, t * n);
+            // A row of zeros, and a row with an outlier.
+            values[..n].fill(0.0);
+            values[(t - 1) * n + 3] = 100.0;
+            let dy = Matrix::from_values(&device, &values, (t, n), dtype, padding);
+            let scaled: Vec<f32> =
+                dy.read(&device).iter().enumerate().map(|(i, x)| x * scales[i % n]).collect();
+            let dy_rounded = rounded(&scaled, n);
+            let [dh, a] =
+                [(4, (t, 4)), (5, (4, k))].map(|(i, shape)| Matrix::new(&device, seed + i, shape, dtype, 0));
+            for [has_term, accumulate] in [[false, false], [true, false], [false, true], [true, true]] {
+                let mut dx = Matrix::new(&device, 9, (t, k), out, padding);
+                let before = dx.read(&device);
+                let w = packed(weights.packed(dtype));
+                match has_term {
+                    false => {
+                        ops::linear_backward_input(&device, dy.view(), w, dx.view_mut(), accumulate).unwrap();
+                    }
+                    true => {
+                        let term = (dh.view(), a.view());
+                        let dx = dx.view_mut();
+                        ops::linear_low_rank_backward_input(&device, dy.view(), w, term, dx, accumulate)
+                            .unwrap();
+                    }
+                }
+                let found = dx.read(&device);
+                for (row, col) in (0..t).flat_map(|row| (0..k).map(move |col| (row, col))) {
+                    let (mut sum, mut size) = dot(&dy_rounded[row * n..][..n], &columns[col * n..][..n]);
+                    let mut bound = 0.0;
+                    let before = if accumulate { f64::from(before[row * k + col]) } else { 0.0 };
+                    if has_term {
+                        let a: Vec<f64> = (0..4).map(|r| a.values[r * k + col]).collect();
+                        let (term, more) = dot(&dh.values[row * 4..][..4], &a);
+                        (sum, size) = (sum + term, size + more);
+                        // The term is rounded before it is added, to what was there and to the product.
+                        let all = 2.0 * more + before.abs();
+                        bound += if out == DType::Bf16 { all * 2f64.powi(-8) } else { 0.0 };
+                    }
+                    (sum, size) = (sum + before, size + before.abs());
+                    bound += (n + 16) as f64 * 2f64.powi(-24) * size;
+                    if out == DType::Bf16 {
+                        bound += sum.abs() * 2f64.powi(-8);
+                    }
+                    let found = f64::from(found[row * k + col]);
+                    let what = format!("{t}x{n}x{k} of {dtype} into {out}, at {row}, {col}");
+                    assert!((found - sum).abs() <= bound, "{what}: {found} and {sum}, {bound}");
+                }
+            }
+        }
+    }
+}
+
 /// A NaN keeps its place: it does not become the largest number.
 #[test]
 fn activations_that_are_not_finite_show_in_their_rows_alone() {
@@ -214,6 +292,17 @@ fn fp8_products_that_cannot_be_are_refused() {
     let w = packed(weights.packed(DType::F32));
     let error = ops::sharded_linear(&gpu, x.view(), w, Some(&tree), None, None, y.view_mut()).unwrap_err();
     assert_eq!(error.to_string(), "linear: FP8 products have no sums in blocks");
+    let dx = y.view_mut();
+    let error = ops::sharded_linear_backward_input(&gpu, x.view(), w, None, Some(&tree), dx).unwrap_err();
+    assert_eq!(error.to_string(), "linear_backward_input: FP8 products have no sums in blocks");
+    let cpu = Device::cpu(1, 1 << 24).unwrap();
+    let weights = Weights::new(&cpu, Format::Fp8, (16, 16));
+    let (dy, mut dx) =
+        (Matrix::new(&cpu, 1, (2, 16), DType::F32, 0), Matrix::new(&cpu, 1, (2, 16), DType::F32, 0));
+    let w = packed(weights.packed(DType::F32));
+    let error = ops::linear_backward_input(&cpu, dy.view(), w, dx.view_mut(), false).unwrap_err();
+    let expected = "linear_backward_input: a CPU reads no packed weights for the gradient of an input";
+    assert_eq!(error.to_string(), expected);
 }
 
 /// A plan counts the scratch memory, and lists the products for the choice of algorithms.
@@ -227,9 +316,13 @@ fn a_dry_run_of_an_fp8_product_counts_the_same_memory() {
         let mut y = device.zeros(MemoryKind::Activations, 70, 48, DType::Bf16).unwrap();
         let w = packed(weights.packed(DType::Bf16));
         ops::linear(device, x.view(), w, None, None, y.view_mut()).unwrap();
+        let mut dx = device.zeros(MemoryKind::Activations, 70, 32, DType::Bf16).unwrap();
+        ops::linear_backward_input(device, y.view(), w, dx.view_mut(), false).unwrap();
     }
     assert_eq!((gpu.memory(), gpu.high_water()), (meta.memory(), meta.high_water()));
-    let matmuls = matmuls.take();
-    assert_eq!(matmuls.iter().map(|matmul| matmul.size).collect::<Vec<_>>(), [[70, 48, 32]]);
-    assert_eq!(matmuls[0].dtype, tandem_kernels::cuda::driver::FactorType::E4m3);
+    let mut matmuls = matmuls.take();
+    matmuls.sort_by_key(|matmul| matmul.size);
+    assert_eq!(matmuls.iter().map(|matmul| matmul.size).collect::<Vec<_>>(), [[70, 32, 48], [70, 48, 32]]);
+    let e4m3 = tandem_kernels::cuda::driver::FactorType::E4m3;
+    assert!(matmuls.iter().all(|matmul| matmul.dtype == e4m3));
 }

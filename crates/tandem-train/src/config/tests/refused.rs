@@ -136,8 +136,14 @@ fn fp8_products_are_of_fp8_weights_on_gpus() {
             "sum_blocks",
             "FP8 products have no sums in blocks; remove compute.fp8_matmul, or this",
         ),
+        (
+            "compute.fp8_backward=true compute.fp8_matmul=false",
+            "fp8_backward",
+            "it is for the backward pass of FP8 products; set compute.fp8_matmul = true, or remove this",
+        ),
     ] {
-        let error = refusal(EXAMPLE, &[&adapter[..], &[more]].concat());
+        let more: Vec<&str> = more.split(' ').collect();
+        let error = refusal(EXAMPLE, &[&adapter[..], &more].concat());
         assert!(error.contains(&format!("`compute.{key}`: {expected}")), "{error}");
     }
 }

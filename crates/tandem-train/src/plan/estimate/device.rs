@@ -243,7 +243,7 @@ impl DeviceKind {
 
     /// The same of FP8 products, if the operation is one.
     fn fp8_peak(&self, work: &OpCost) -> Option<f64> {
-        self.fp8_tflops.filter(|_| work.op == ops::LINEAR_FP8).map(|peak| peak * 1e12)
+        self.fp8_tflops.filter(|_| ops::is_fp8_matmul(work.op)).map(|peak| peak * 1e12)
     }
 
     /// Seconds of a call of one of `ranks` ranks with `threads` threads, and what bounds them: the slower of its
@@ -256,6 +256,8 @@ impl DeviceKind {
         let nearest = rates::nearest(&self.rate, work)
             .filter(|rate| self.fp8_peak(work).is_none() || rate.operation == work.op);
         let (arithmetic, memory) = match nearest.map(OperationRate::rate) {
+            // Rounding, transposition and scaling are kernels before and after the product's.
+            None if self.fp8_peak(work).is_some() => (arithmetic + memory, memory),
             None => (arithmetic, memory),
             Some(Rate::Flops(rate)) => (work.flops / (rate * share), memory),
             // Bytes that caches give are told as such: they say all.
@@ -395,11 +397,15 @@ mod tests {
         let work = OpCost {
             op: ops::LINEAR_FP8,
             flops: 1979e12 * h100.achievable_product,
-            bytes: 1.0,
+            bytes: 0.0,
             dtype: DType::Bf16,
             shape: [8192, 4096, 4096],
         };
-        assert_eq!(h100.seconds(&work, 1, 1), (1.0, Bound::Arithmetic));
+        for op in [ops::LINEAR_FP8, ops::LINEAR_FP8_BACKWARD_INPUT] {
+            assert_eq!(h100.seconds(&OpCost { op, ..work }, 1, 1), (1.0, Bound::Arithmetic));
+            let bytes = h100.memory_rate(1, 1) / 4.0;
+            assert_eq!(h100.seconds(&OpCost { op, bytes, ..work }, 1, 1), (1.25, Bound::Arithmetic));
+        }
         let without = DeviceKind { fp8_tflops: None, ..h100.clone() };
         let linear = OpCost { op: "linear", ..work };
         assert_eq!(without.seconds(&work, 1, 1), without.seconds(&linear, 1, 1));

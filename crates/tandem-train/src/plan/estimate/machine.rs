@@ -46,7 +46,7 @@ impl Machine {
             DType::F32 => self.f32_peak,
             DType::Bf16 => self.bf16_peak,
         };
-        let peak = self.fp8_peak.filter(|_| work.op == ops::LINEAR_FP8).unwrap_or(of_type);
+        let peak = self.fp8_peak.filter(|_| ops::is_fp8_matmul(work.op)).unwrap_or(of_type);
         (work.flops / peak, work.bytes / self.copy_rate)
     }
 }
