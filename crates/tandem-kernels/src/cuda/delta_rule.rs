@@ -1,7 +1,7 @@
 //! The gated delta rule: blocks of threads walk over runs, each with some columns of one state.
 
 use super::driver::{Arg, Grid};
-use super::{Cuda, args, by_type, driver, source};
+use super::{Cuda, WIDEST_HEAD, args, by_type, driver, source};
 use crate::batch::runs::{After, Runs};
 use crate::ops::{DeltaRule, DeltaRuleBackward, DeltaShape};
 use crate::{DType, KernelError, Result, Tensor};
@@ -193,10 +193,10 @@ macro_rules! by_size {
 /// Checks that kernels have room for a state's columns and rows.
 fn check(shape: &DeltaShape) -> Result<()> {
     match shape.key_dim.max(shape.value_dim) {
-        ..=256 => Ok(()),
+        ..=WIDEST_HEAD => Ok(()),
         width => Err(KernelError::invalid(
             "delta_rule",
-            format!("head size {width}; GPU kernels support at most 256"),
+            format!("head size {width}; GPU kernels support at most {WIDEST_HEAD}"),
         )),
     }
 }

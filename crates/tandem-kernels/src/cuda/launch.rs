@@ -5,7 +5,7 @@ use super::driver::{Arg, Grid, Source};
 use super::graph::Work;
 use crate::memory::bytes::{BytesMut, BytesView};
 use crate::numerics::exact::ExactView;
-use crate::{Result, View, ViewMut};
+use crate::{KernelError, Result, View, ViewMut};
 
 /// Embeds a source file of kernels; `not fused` rounds products and sums separately.
 macro_rules! source {
@@ -150,7 +150,16 @@ impl Cuda {
             }
         };
         // SAFETY: the caller's promise.
-        unsafe { self.put_with(Work::Launch { function, grid, num_args: args.len() }, args) }
+        let launched = unsafe { self.put_with(Work::Launch { function, grid, num_args: args.len() }, args) };
+        launched.map_err(|error| match error {
+            KernelError::Cuda { what, reason } => {
+                let Grid { blocks: [x, y, z], threads, shared } = grid;
+                let of =
+                    format!("{what}: {name}, {x} x {y} x {z} blocks of {threads} threads, {shared} bytes");
+                KernelError::Cuda { what: of, reason }
+            }
+            other => other,
+        })
     }
 }
 

@@ -4,6 +4,7 @@
 //! sent table stays on the device with a copy in pinned memory, and is sent again only if it
 //! differs. A step so sends each table once, without any notion of a batch.
 
+use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
 use super::driver::{Drivers, Event, Region, Stream};
@@ -12,6 +13,10 @@ use crate::{KernelError, MemoryKind, Result};
 
 /// Bytes of tables on the device.
 pub(crate) const TABLES: usize = 256 << 20;
+
+/// Most tables that are kept: several times those of a pass. Each look-up goes through them, latest first, and
+/// those of a batch are never wanted again.
+const MOST_TABLES: usize = 512;
 
 /// Bytes read back at a time.
 const WINDOW: usize = 4 << 20;
@@ -29,7 +34,7 @@ struct State {
     /// Allocated ranges; a table has the same offset in both memories.
     free: FreeList,
     /// Least recently used first.
-    tables: Vec<Table>,
+    tables: VecDeque<Table>,
 }
 
 struct Table {
@@ -60,7 +65,7 @@ fn hash(bytes: &[u8]) -> u64 {
 impl Tables {
     pub(crate) fn new(driver: &Drivers, stream: Stream) -> Result<Self> {
         let (device, host) = (driver.reserve(TABLES)?, driver.pinned(TABLES)?);
-        let state = State { device, host, free: FreeList::new(TABLES), tables: Vec::new() };
+        let state = State { device, host, free: FreeList::new(TABLES), tables: VecDeque::new() };
         Ok(Self { driver: driver.clone(), stream, state: Mutex::new(state) })
     }
 
@@ -118,19 +123,10 @@ impl Tables {
         let cut = loop {
             match state.free.cut(MemoryKind::Scratch, bytes) {
                 Some(cut) => break cut,
-                None if state.tables.is_empty() => {
-                    return Err(KernelError::invalid(
-                        "table",
-                        format!("{bytes} bytes, more than the {TABLES} of all tables"),
-                    ));
-                }
+                None if self.forget_oldest(state)? => {}
                 None => {
-                    let oldest = state.tables.remove(0);
-                    // Its pinned copy may still be read. Readers of the device copy precede later
-                    // writes in the stream.
-                    self.driver.finish(oldest.sent)?;
-                    self.driver.end_event(oldest.sent);
-                    state.free.free(oldest.cut);
+                    let reason = format!("{bytes} bytes do not fit among the {TABLES} of all tables");
+                    return Err(KernelError::invalid("table", reason));
                 }
             }
         };
@@ -140,7 +136,20 @@ impl Tables {
         Ok(cut)
     }
 
+    /// Frees the table that was not used for longest; returns whether there was one.
+    fn forget_oldest(&self, state: &mut State) -> Result<bool> {
+        let Some(oldest) = state.tables.pop_front() else { return Ok(false) };
+        // Its pinned copy may still be read. Readers of the device copy precede later writes in the stream.
+        self.driver.finish(oldest.sent)?;
+        self.driver.end_event(oldest.sent);
+        state.free.free(oldest.cut);
+        Ok(true)
+    }
+
     fn put(&self, state: &mut State, key: Key, bytes: &[u8]) -> Result<u64> {
+        if state.tables.len() >= MOST_TABLES {
+            self.forget_oldest(state)?;
+        }
         let cut = self.cut(state, bytes.len())?;
         let (from, to) = (state.host.base() + cut.offset() as u64, state.device.base() + cut.offset() as u64);
         let sent = self.driver.new_event()?;
@@ -151,7 +160,7 @@ impl Tables {
             self.driver.copy(self.stream, from, to, bytes.len())?;
         }
         self.driver.record(sent, self.stream)?;
-        state.tables.push(Table { cut, len: bytes.len(), key, sent });
+        state.tables.push_back(Table { cut, len: bytes.len(), key, sent });
         Ok(to)
     }
 }
@@ -203,10 +212,10 @@ impl Block {
 impl State {
     /// Returns the address of the matching table and makes it the most recently used.
     fn find(&mut self, is_it: impl Fn(&Self, &Table) -> bool) -> Option<u64> {
-        let index = self.tables.iter().position(|table| is_it(self, table))?;
-        let table = self.tables.remove(index);
+        let index = self.tables.iter().rposition(|table| is_it(self, table))?;
+        let table = self.tables.remove(index)?;
         let address = self.device.base() + table.cut.offset() as u64;
-        self.tables.push(table);
+        self.tables.push_back(table);
         Some(address)
     }
 

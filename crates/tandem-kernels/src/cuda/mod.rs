@@ -39,7 +39,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-pub use attention::{WGMMA, has_wgmma};
+pub use attention::{WGMMA, WIDEST_HEAD, has_wgmma};
 pub use discovery::{Gpus, install_emulator, is_stand_in, list, open};
 pub use driver::Driver;
 pub use graph::RepeatKey;
@@ -57,8 +57,11 @@ use memory::{TABLES, Tables, Window};
 
 pub(crate) use launch::{args, by_type, source};
 
-/// Bytes of a GPU used outside arenas: tables, library workspaces, code.
+/// Bytes of a GPU used outside arenas by a process that computes in one stream: tables, library workspaces, code.
 pub const BESIDE: usize = TABLES + (128 << 20);
+
+/// Bytes that each further stream takes: tables and a workspace.
+pub const OF_STREAM: usize = TABLES + nvidia::WORKSPACE;
 
 /// One GPU: its memory, and the stream that work is put into.
 pub struct Cuda {
@@ -276,7 +279,7 @@ impl Cuda {
     }
 
     /// Returns the device address of a table, valid for work put into the stream before the next
-    /// table is requested, or while it is among the latest 256 MiB.
+    /// table is requested, or while it is among the latest 512, of 256 MiB in all.
     pub(crate) fn table<T: bytes::Plain>(&self, values: &[T]) -> Result<u64> {
         let bytes = bytes::as_bytes(values);
         match self.repeated_table(bytes)? {

@@ -13,7 +13,7 @@ use tandem_data::row::RowOptions;
 use tandem_data::source::{self, Source, Sources};
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
-use tandem_kernels::cuda;
+use tandem_kernels::{Backend, cuda};
 use tandem_model::adapter::PeftFolder;
 use tandem_model::{Adapter, AdapterConfig, Decoder, DecoderSpec, ModelFolder, ParamKind};
 
@@ -60,6 +60,21 @@ pub struct ModelSpecs {
     pub teacher: Option<Arc<Decoder>>,
 }
 
+/// Refuses heads that a GPU's kernels are not made for.
+fn check_heads(config: &Config, whose: &str, spec: &DecoderSpec) -> Result<()> {
+    let linear =
+        spec.linear_attention.iter().flat_map(|linear| [linear.shape.key_dim, linear.shape.value_dim]);
+    let widest = linear.fold(spec.attention.head_dim, usize::max);
+    if config.compute.devices.backend() == Backend::Cpu || widest <= cuda::WIDEST_HEAD {
+        return Ok(());
+    }
+    let reason = format!(
+        "{whose} has heads of {widest} numbers, and kernels of GPUs are for up to {}; set compute.devices to \"cpu\"",
+        cuda::WIDEST_HEAD
+    );
+    Err(TrainError::Mismatch { reason })
+}
+
 impl ModelSpecs {
     /// Decoders of a config.
     ///
@@ -80,6 +95,7 @@ impl ModelSpecs {
             );
             return Err(TrainError::Mismatch { reason });
         }
+        check_heads(config, "the model", plain.spec())?;
         let adapted = |adapter: AdapterConfig| -> Result<_> {
             Ok(Arc::new(plain.clone().with_adapter(Adapter::new(adapter, plain.spec())?)))
         };
@@ -122,6 +138,7 @@ impl ModelSpecs {
         let teacher = match config.distill {
             Some(_) => {
                 let teacher = Decoder::new(open_teacher(config)?.spec().clone(), plain.positions())?;
+                check_heads(config, "the teacher", teacher.spec())?;
                 // It is never cut, so its sums need no blocks.
                 Some(Arc::new(teacher.without_sum_blocks().with_fp8_matmul(fp8)))
             }

@@ -208,6 +208,9 @@ static F32: [Kernels; 4] = [
     kernels_f32!(3, 256, 16, 16),
 ];
 
+/// Most numbers of a head, in attention and in linear attention.
+pub const WIDEST_HEAD: usize = 256;
+
 /// Returns the kernels of the narrowest width that fits a head; with `wgmma` those that multiply by
 /// warpgroups, if they have this width.
 pub(super) fn kernels(dtype: DType, head_dim: usize, wgmma: bool) -> Result<&'static Kernels> {
@@ -249,7 +252,10 @@ fn of_sizes() -> impl Iterator<Item = &'static Source> {
 
 /// Creates the error for a head that no kernel has registers for.
 pub(super) fn too_wide(head_dim: usize) -> KernelError {
-    KernelError::invalid("attention", format!("head size {head_dim}; GPU kernels support at most 256"))
+    KernelError::invalid(
+        "attention",
+        format!("head size {head_dim}; GPU kernels support at most {WIDEST_HEAD}"),
+    )
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ mod tables;
 pub(crate) use decode::{decode, decode_parts};
 pub(super) use kernels::{BACKWARD, BACKWARD_WGMMA, BOTH_F32, DECODE, DELTA, FORWARD, FORWARD_WGMMA, serves};
 
-pub use kernels::{WGMMA, has_wgmma};
+pub use kernels::{WGMMA, WIDEST_HEAD, has_wgmma};
 
 use kernels::{Kernel, Kernels, NO_WINDOW, kernels};
 use tables::Entry;

@@ -27,6 +27,7 @@ mod raw;
 mod tests;
 mod usage;
 
+pub(super) use blas::WORKSPACE;
 pub use compiler::{Compiled, Compiler};
 pub use device::{list, open};
 pub use inventory::Inventory;

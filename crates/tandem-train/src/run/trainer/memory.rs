@@ -1,7 +1,7 @@
 //! Out-of-memory handling: refusal before loading, or an explained error later.
 
 use tandem_comm::{ProcessGroup, Reduction};
-use tandem_kernels::{ArenaPlace, KernelError};
+use tandem_kernels::{ArenaPlace, KernelError, cuda};
 
 use crate::config::Config;
 use crate::inputs::RunInputs;
@@ -18,7 +18,12 @@ pub(super) fn refuse_too_large(
     plan: &Plan,
     group: &mut ProcessGroup,
 ) -> Result<()> {
-    let gpu = Gpu::for_rank(&config.compute, group.rank())?;
+    let mut gpu = Gpu::for_rank(&config.compute, group.rank())?;
+    let needs = plan.needs();
+    if let Some(gpu) = &mut gpu {
+        let streams = [needs.beside, needs.judges].into_iter().filter(|&own| own > 0).count();
+        gpu.usable = gpu.usable.saturating_sub((streams * cuda::OF_STREAM) as u64);
+    }
     let needed = if gpu.is_some() { plan.arena_bytes() } else { plan.ram_bytes() };
     let over = |limit: Option<u64>| limit.map_or(f64::NEG_INFINITY, |limit| needed as f64 - limit as f64);
     let mut excess = [over(config.compute.memory), over(gpu.as_ref().map(|gpu| gpu.usable))];

@@ -21,7 +21,8 @@ use super::raw::Opaque;
 use crate::Result;
 use crate::cuda::driver::{Algorithm, Matmul, MatmulChoice, Properties, Region, Stream};
 use crate::cuda::failed;
-use plan::{Plan, WORKSPACE, check};
+pub(in crate::cuda) use plan::WORKSPACE;
+use plan::{Plan, check};
 use raw::{BlasFunctions, FP8_VERSION};
 use shape::Shape;
 
@@ -43,6 +44,9 @@ pub(super) struct Blas {
     /// Workspace by stream: GEMMs of different streams run concurrently.
     workspaces: Mutex<HashMap<Stream, Memory>>,
 }
+
+/// Most plans that are kept.
+const MOST_PLANS: usize = 4096;
 
 impl Blas {
     pub(super) fn new(context: &Arc<Context>, library: BlasFunctions, cache: Cache) -> Result<Self> {
@@ -154,6 +158,10 @@ impl Blas {
         let mut plans = lock(&self.plans);
         if let Some(plan) = plans.get(&shape) {
             return Ok(plan.clone());
+        }
+        // Micro-batches have ever other numbers of tokens, and what a plan takes the host to make is microseconds.
+        if plans.len() >= MOST_PLANS {
+            plans.clear();
         }
         let algorithm = self.algorithm(&product.rounded())?;
         let plan = Arc::new(Plan::new(&self.library, self.handle, &shape, &algorithm)?);

@@ -14,7 +14,7 @@ use crate::cuda::failed;
 use crate::cuda::nvidia::raw::Opaque;
 
 /// Workspace of algorithms in bytes: NVIDIA's advice for Hopper. Less would only exclude some.
-pub(super) const WORKSPACE: usize = 32 << 20;
+pub(in crate::cuda) const WORKSPACE: usize = 32 << 20;
 
 pub(super) struct Plan {
     library: Arc<BlasFunctions>,

@@ -1,5 +1,6 @@
 //! Regions of both kinds, and copies between them.
 
+use crate::cuda::memory::Tables;
 use crate::cuda::nvidia::fake::{Fake, GRANULARITY, Kind};
 use crate::cuda::{Options, nvidia::cache::Cache};
 use crate::{DType, Device, MemoryKind, ops};
@@ -143,6 +144,33 @@ fn copies_stop_where_pieces_of_pinned_memory_meet() {
     let cleared = bytes(host.base(), 8 * MIB);
     assert!(cleared[1..8 * MIB - 1].iter().all(|&byte| byte == 0));
     assert_eq!((cleared[0], cleared[8 * MIB - 1]), (0, ((8 * MIB - 1) * 7 / 5) as u8));
+}
+
+/// A run sends tables without end, and each look-up goes through those that are kept.
+#[test]
+fn tables_are_few_and_those_in_use_stay() {
+    let (fake, driver, stream) = Fake::opened();
+    let before = driver.free_memory().unwrap();
+    let tables = Tables::new(&driver, stream).unwrap();
+    let name = (7, 3);
+    let named = tables.send_named(name, &[1; 1000]).unwrap();
+    let often = tables.send(&[2; 500]).unwrap();
+    for step in 0..10_000u32 {
+        tables.send(&[step.to_le_bytes(); 16].concat()).unwrap();
+        assert_eq!((tables.find(name), tables.send(&[2; 500]).unwrap()), (Some(named), often), "step {step}");
+    }
+    assert_eq!(bytes(often, 500), [2; 500]);
+    assert!(before - driver.free_memory().unwrap() <= 2 * MIB, "they take the place of those before");
+    let copies = fake.calls().iter().filter(|call| call.starts_with("copy ")).count();
+    assert_eq!(copies, 10_002, "what is there is not sent again");
+    tables.send(&[0; 64]).unwrap();
+    assert_eq!(
+        fake.calls().iter().filter(|call| call.starts_with("copy ")).count(),
+        1,
+        "step 0 was forgotten"
+    );
+    drop(tables);
+    driver.end_stream(stream);
 }
 
 #[test]
