@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use tandem_kernels::ops::{LowRankFactor, Weight};
-use tandem_kernels::{DType, MemoryKind, Tensor, View, ViewMut, ops};
+use tandem_kernels::{Backend, DType, MemoryKind, Tensor, View, ViewMut, ops};
 
 use super::LayerExecutor;
 use super::rows::SequenceParallelRows;
@@ -31,6 +31,9 @@ pub(super) struct LowRankBackward {
     /// Gradient of `x̃ Aᵀ` `[T, S·r]` in the compute type, if there are terms.
     dh: Option<Tensor>,
 }
+
+/// Rank from which modules of one matrix have products of their own on a CPU.
+const SEPARATE_RANK: usize = 64;
 
 impl LowRank<'_> {
     /// Lists, for each module, its columns of `x̃ Aᵀ`, its `B`, and its columns of `y`.
@@ -193,10 +196,51 @@ impl LayerExecutor<'_> {
         y: ViewMut,
     ) -> Result<()> {
         let w = w.into();
+        if let Weight::Plain(w) = w
+            && self.device.backend() == Backend::Cpu
+            && term.sites.len() > 1
+            && term.rank >= SEPARATE_RANK
+        {
+            return self.with_separate_terms(term, x, w, hidden, bias, y);
+        }
         let spread = self.spread_b(term, w.rows())?;
         let b = spread.as_ref().map_or(term.b, Tensor::view);
         let low_rank = ops::LowRank { h: hidden, b };
         Ok(ops::sharded_linear_low_rank(self.device, x, w, low_rank, bias, y)?)
+    }
+
+    /// Computes the same by a product for each module, and for the outputs between them: there are no zeros
+    /// that [`Self::spread_b`] would have between modules.
+    fn with_separate_terms(
+        &self,
+        term: &LowRank,
+        x: View,
+        w: View,
+        hidden: View,
+        bias: Option<View>,
+        mut y: ViewMut,
+    ) -> Result<()> {
+        let mut of_rows = |rows: Range<usize>, low_rank: Option<ops::LowRank>| {
+            let (w, bias) = (w.row_range(rows.clone()), bias.map(|bias| bias.col_range(rows.clone())));
+            let y = y.reborrow().col_range(rows);
+            match low_rank {
+                Some(low_rank) => ops::sharded_linear_low_rank(self.device, x, w, low_rank, bias, y),
+                None => ops::sharded_linear(self.device, x, w, None, bias, None, y),
+            }
+        };
+        let mut end = 0;
+        for (columns, b, rows) in term.each() {
+            debug_assert!(end <= rows.start, "modules come in the order of their rows");
+            if end < rows.start {
+                of_rows(end..rows.start, None)?;
+            }
+            end = rows.end;
+            of_rows(rows, Some(ops::LowRank { h: hidden.col_range(columns), b }))?;
+        }
+        if end < w.rows() {
+            of_rows(end..w.rows(), None)?;
+        }
+        Ok(())
     }
 
     /// Returns the matrix `[N, S·r]` from hidden columns to all `rows` outputs, unless it is `B`
