@@ -33,15 +33,30 @@ pub(crate) struct CompletionText {
     pub is_ended: bool,
 }
 
-/// Generates one completion per prompt. The model is in memory only during this call. After each
-/// token `watch` gets the number of finished completions; if it returns stop, the result is `None`.
+/// Follows completions while they are generated.
+pub(crate) trait Watch {
+    /// Takes the number of finished completions, before each token. [`Flow::End`] stops all.
+    fn step(&mut self, done: usize) -> Flow;
+
+    /// Takes the finished completion of a prompt, counted from 0.
+    fn finished(&mut self, _prompt: usize, _answer: &CompletionText) {}
+}
+
+impl<F: FnMut(usize) -> Flow> Watch for F {
+    fn step(&mut self, done: usize) -> Flow {
+        self(done)
+    }
+}
+
+/// Generates one completion per prompt. The model is in memory only during this call. If `watch` stops, the
+/// result is `None`.
 pub(crate) fn all(
     weights: &WeightArguments,
     tokenizer: Tokenizer,
     prompts: Vec<Vec<u32>>,
     wanted: &Wanted<'_>,
     compute: &ComputeArguments,
-    watch: &mut dyn FnMut(usize) -> Flow,
+    watch: &mut dyn Watch,
 ) -> tandem_train::Result<Option<Vec<CompletionText>>> {
     let context = positions_of(&weights.model, usize::MAX)?;
     if let Some((number, prompt)) = prompts.iter().enumerate().find(|(_, prompt)| prompt.len() >= context) {
@@ -77,7 +92,7 @@ pub(crate) fn all(
     }
     let (mut failure, mut done) = (None, 0);
     while !generator.is_idle() {
-        if watch(done) == Flow::End {
+        if watch.step(done) == Flow::End {
             return Ok(None);
         }
         // The generator is new, so request ids are prompt indices.
@@ -97,9 +112,10 @@ pub(crate) fn all(
             answered.text += &text.finish()?;
             answered.tokens = tokenizer.without_end(&answer.tokens).len();
             answered.is_ended = answer.finish == Finish::Stop;
+            watch.finished(answer.request, answered);
             done += 1;
         }
     }
-    watch(done);
+    watch.step(done);
     Ok(Some(under_way.into_iter().map(|(_, answered)| answered).collect()))
 }

@@ -1,10 +1,11 @@
 //! Commands that succeed.
 
 use std::fs;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
 
 use crate::workshop::{Workshop, entries};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use tandem_model::{Adapter, AdapterConfig, AdapterKind, Decoder, ModelFolder, Targets, adapter};
 
@@ -261,6 +262,32 @@ fn generate_reads_prompts_from_standard_input() {
     assert!(output.status.success());
     let argued = shop.run(&["generate", "model", "the quick", "brown fox", "--raw", "--max-new-tokens", "3"]);
     assert_eq!(String::from_utf8_lossy(&output.stdout), argued.stdout);
+}
+
+/// Completions are printed while others are generated, so Ctrl-C loses those in progress alone.
+#[test]
+fn generate_prints_what_is_finished_before_it_is_stopped() {
+    let shop = Workshop::new();
+    let prompts: String = (0..20_000).map(|i| format!("the quick {i}\n")).collect();
+    std::fs::write(shop.path("prompts.txt"), &prompts).unwrap();
+    let mut command = shop.command(&["generate", "model", "--raw", "--json", "--max-new-tokens", "40"]);
+    let file = std::fs::File::open(shop.path("prompts.txt")).unwrap();
+    let mut child = command.stdin(file).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let first = lines.next().expect("a completion").unwrap();
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let rest: Vec<String> = lines.map(Result::unwrap).collect();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(rest.len() < 10_000, "it went on");
+    let number = |line: &String| -> usize {
+        let answer: serde_json::Value = serde_json::from_str(line).unwrap();
+        answer["prompt"].as_str().unwrap().strip_prefix("the quick ").unwrap().parse().unwrap()
+    };
+    let numbers: Vec<usize> = std::iter::once(&first).chain(&rest).map(number).collect();
+    assert!(
+        numbers[0] == 0 && numbers.is_sorted_by(|a, b| a < b),
+        "not in the order of prompts: {numbers:?}"
+    );
 }
 
 #[test]

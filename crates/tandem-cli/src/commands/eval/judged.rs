@@ -123,7 +123,7 @@ fn answers_of(
     let sampling = arguments.sampling.sampling(0.0, seed.unwrap_or_default())?;
     let wanted = Wanted { sampling, max_new_tokens, stop: ends };
     let bar = progress(&format!("answers of {name}"), side.len());
-    let answers = side.answers(&wanted, &arguments.compute, &mut |done| {
+    let answers = side.answers(&wanted, &arguments.compute, &mut |done: usize| {
         bar.set_position(done as u64);
         if stop.load(Ordering::Relaxed) { Flow::End } else { Flow::Continue }
     });

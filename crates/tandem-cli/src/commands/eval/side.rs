@@ -5,10 +5,10 @@ use std::path::Path;
 use serde_json::Value;
 use tandem_data::prompts::PromptRow;
 use tandem_data::tokenizer::Tokenizer;
-use tandem_model::decode::Flow;
 
 use crate::args::{ComputeArguments, WeightArguments};
 use crate::exit::mistake;
+use crate::generation::answers::Watch;
 use crate::generation::loaded::{positions_of, tokenizer_of};
 use crate::generation::{CompletionText, Wanted, answers};
 
@@ -74,7 +74,7 @@ impl Side {
         self,
         wanted: &Wanted<'_>,
         compute: &ComputeArguments,
-        watch: &mut dyn FnMut(usize) -> Flow,
+        watch: &mut dyn Watch,
     ) -> tandem_train::Result<Option<Vec<CompletionText>>> {
         match self {
             Self::Given(answers) => Ok(Some(answers)),
