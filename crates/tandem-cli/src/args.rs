@@ -349,7 +349,7 @@ impl LaunchArguments {
 }
 
 /// Options that only apply with `--judge`.
-const JUDGED: [&str; 19] = [
+const JUDGED: [&str; 18] = [
     "model",
     "adapter",
     "against",
@@ -357,7 +357,6 @@ const JUDGED: [&str; 19] = [
     "against_column",
     "prompts",
     "samples",
-    "json",
     "max_new_tokens",
     "temperature",
     "top_k",
@@ -421,7 +420,7 @@ pub(crate) struct JudgedArguments {
     /// prompt.
     #[arg(long, value_name = "FILE")]
     pub samples: Option<PathBuf>,
-    /// Print the result as JSON.
+    /// Print the result as JSON. Without --judge it always is.
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]

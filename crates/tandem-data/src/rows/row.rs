@@ -365,7 +365,11 @@ impl Context<'_> {
         let (text, ranges) = template.render_with_turns(messages, self.options(false), &ends)?;
         let (tokens, offsets) = self.tokenizer.encode_with_offsets(&text)?;
         // A token that crosses a boundary is the assistant's, as a merged token is the response's.
-        let inside = |token: &Range<usize>| ranges.iter().any(|r| token.start < r.end && r.start < token.end);
+        let inside = |token: &Range<usize>| {
+            // Turns come in order; a conversation may have thousands.
+            let first = ranges.partition_point(|range| range.end <= token.start);
+            ranges.get(first).is_some_and(|range| range.start < token.end)
+        };
         Ok((tokens, offsets.iter().map(|token| u8::from(inside(token))).collect()))
     }
 }

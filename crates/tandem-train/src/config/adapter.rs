@@ -51,7 +51,7 @@ impl AdapterSection {
             /// keys only `dropout` is allowed.
             start = path_or_name(HubPart::Adapter).optional(), now.folder().cloned();
             /// Dropout rate of the terms' inputs in training. The reference, evaluation and
-            /// generation use no dropout.
+            /// generation use no dropout. What is dropped depends on the cut into micro-batches, not on ranks.
             dropout = number(0.0..1.0).maybe().or(start.is_none().then_some(0.0)).shown("0, or `lora_dropout` of `start`"),
                 now.dropout;
             /// `"lora"`: a low-rank term beside each matrix. `"dora"`: LoRA with a trained length

@@ -137,6 +137,11 @@ impl Aggregation {
 }
 
 impl GrpoConfig {
+    /// Returns whether an answer is left out of the loss, given whether it came to an end of its own.
+    pub fn is_masked(&self, is_ended: bool) -> bool {
+        self.mask_truncated && !is_ended
+    }
+
     /// Options of the loss, for answers of at most this many tokens, which a server gave if there is a
     /// `correction`.
     pub fn options(&self, max_new_tokens: usize, correction: Option<SamplerCorrection>) -> GrpoOptions {

@@ -107,7 +107,7 @@ impl Advantages {
         let kept = groups.filter(|(_, is_uniform)| !(config.drop_uniform && **is_uniform));
         let ready = |((answered, advantages), _): ((&'a CompletedPrompt, &Vec<f64>), &bool)| {
             let policy = answered.answers.iter().zip(advantages).map(|(answer, &advantage)| {
-                let is_masked = config.mask_truncated && !answer.is_ended;
+                let is_masked = config.is_masked(answer.is_ended);
                 let has_old = !answer.old_log_probs.is_empty();
                 SampledAnswer {
                     answer: PolicyAnswer { advantage, is_on_policy, is_masked },

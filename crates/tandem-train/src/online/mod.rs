@@ -84,6 +84,8 @@ pub struct Online {
     samples: Option<MetricsFile>,
     /// Prompts that were trained on since this began.
     num_trained: usize,
+    /// Prompts whose answers were unlike, but all cut and masked.
+    num_masked: usize,
     took: RoundTimings,
 }
 
@@ -153,6 +155,7 @@ impl Online {
             state,
             samples,
             num_trained: 0,
+            num_masked: 0,
             took: RoundTimings::default(),
         }
     }
@@ -390,6 +393,11 @@ impl Online {
         self.num_trained
     }
 
+    /// Prompts with better and worse answers since this began, none of them in the loss: all were cut.
+    pub fn num_masked(&self) -> usize {
+        self.num_masked
+    }
+
     /// State for a checkpoint. No round may be in progress ([`Online::finish_pending`]).
     pub fn state(&self) -> &OnlineState {
         &self.state
@@ -468,11 +476,19 @@ impl Online {
             summary.add_replayed(1);
         }
         ranked.retain(|ranked| ranked.weight() > 0);
-        // A group with equal rewards teaches nothing.
-        let is_lesson = |is_uniform: &&bool| !**is_uniform;
-        self.num_trained += compared
-            .as_ref()
-            .map_or(ranked.len(), |compared| compared.is_uniform.iter().filter(is_lesson).count());
+        match (grpo, &compared) {
+            (Some(grpo), Some(compared)) => {
+                // A group with equal rewards teaches nothing, nor does one of which no answer is in the loss.
+                let groups = batch.prompts.iter().zip(&compared.is_uniform);
+                for (prompt, _) in groups.filter(|(_, is_uniform)| !**is_uniform) {
+                    match prompt.answers.iter().all(|answer| grpo.is_masked(answer.is_ended)) {
+                        true => self.num_masked += 1,
+                        false => self.num_trained += 1,
+                    }
+                }
+            }
+            _ => self.num_trained += ranked.len(),
+        }
         let step = batch.step + 1;
         if let Some(file) = &mut self.samples
             && samples_every.is_some_and(|every| step.is_multiple_of(every) || step == 1)

@@ -114,14 +114,28 @@ impl RowSize {
         RowCounts::for_answers(self.prompt, &vec![self.tokens; self.answers], share_prefix)
     }
 
-    /// Returns a size with as many tokens, and as many scored ones, as this and a given completion have at most.
+    /// Returns a size with as many tokens, and as many scored ones, as this and a given completion have at most. No
+    /// sequence is longer than the longer of both.
     fn or_larger(self, given: RowCounts, share_prefix: bool) -> Self {
         let own = self.counts(share_prefix);
         if given.tokens <= own.tokens && given.scored_rows <= own.scored_rows {
             return self;
         }
-        let (tokens, scored) = (own.tokens.max(given.tokens), own.scored_rows.max(given.scored_rows));
-        Self { prompt: tokens - scored, answers: 1, tokens: scored }
+        if given.tokens > own.tokens {
+            let scored = own.scored_rows.max(given.scored_rows);
+            return Self { prompt: given.tokens - scored, answers: 1, tokens: scored };
+        }
+        // Answers grow at the prompt's cost until enough of them is scored.
+        let copies = if share_prefix { 1 } else { self.answers };
+        let with_answers_of = |tokens: usize| {
+            let prompt = own.tokens.saturating_sub(self.answers * tokens).div_ceil(copies).max(1);
+            Self { prompt, tokens, ..self }
+        };
+        let mut grown = with_answers_of(self.tokens + 1);
+        while grown.counts(share_prefix).scored_rows < given.scored_rows {
+            grown = with_answers_of(grown.tokens + 1);
+        }
+        grown
     }
 
     /// Makes a prompt with answers of the same length, all in one chain of pairs.
@@ -173,4 +187,32 @@ fn cut_to(rows: &[ScoredPrompt], most: usize, share_prefix: bool) -> Vec<ScoredP
 fn build(batcher: &mut MicroBatcher, rows: &[ScoredPrompt]) -> Result<MicroBatch> {
     let numbers: Vec<u32> = (0..rows.len() as u32).collect();
     batcher.build(Rows::Ranked(rows), &numbers[..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_for_both_bounds_both_and_has_no_longer_sequence() {
+        for (prompt, answers, tokens) in
+            [(1, 1, 1), (5, 1, 3), (30, 2, 4), (30, 8, 4), (3, 3, 40), (60, 64, 1)]
+        {
+            let own = RowSize { prompt, answers, tokens };
+            for (of_given, share_prefix) in (2..300)
+                .flat_map(|given| (1..given).map(move |scored| (given, scored)))
+                .zip([true, false].iter().cycle())
+            {
+                let given = RowCounts { tokens: of_given.0, scored_rows: of_given.1, ..RowCounts::default() };
+                let both = own.or_larger(given, *share_prefix);
+                let (counts, before) = (both.counts(*share_prefix), own.counts(*share_prefix));
+                let what = format!(
+                    "{prompt} + {answers} x {tokens}, given {of_given:?}, shared {share_prefix}: {counts:?}"
+                );
+                assert!(counts.tokens >= given.tokens.max(before.tokens), "{what}");
+                assert!(counts.scored_rows >= given.scored_rows.max(before.scored_rows), "{what}");
+                assert!(both.prompt + both.tokens <= given.tokens.max(prompt + tokens), "{what}");
+            }
+        }
+    }
 }

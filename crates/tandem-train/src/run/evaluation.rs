@@ -49,6 +49,7 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
         let checkpoint = Checkpoint::open(path)?;
         resume::restore_evaluated(&checkpoint, config.train.evaluation_weights(), &mut scorer)?;
         step = checkpoint.cursor().step;
+        scorer.rewards = checkpoint.cursor().rewards.unwrap_or_default();
     }
     scorer.placement.reserve()?;
     let Some(cache) = &prepared.eval else { unreachable!("data.eval is not empty") };

@@ -237,7 +237,12 @@ impl Trainer {
         let is_without_lesson = self.resumed_from.is_none()
             && self.online.as_ref().is_some_and(|online| online.num_trained() == 0);
         if self.cursor.updates == 0 || is_without_lesson {
+            let is_masked = self.online.as_ref().is_some_and(|online| online.num_masked() > 0);
             let reason = match self.cursor.skipped {
+                0 if is_masked => {
+                    "answers to a prompt were better than others, but all of them were cut at online.max_new_tokens, and \
+                     grpo.mask_truncated leaves such answers out; raise the limit, or remove grpo.mask_truncated"
+                }
                 0 => {
                     "in none was an answer to a prompt better than another. samples.jsonl has what was answered and what the \
                      judges said; answers that differ need online.temperature above 0"

@@ -90,12 +90,20 @@ const ONLINE: [&[&str]; 10] = [
 const REWARD: [&[&str]; 2] = [&[], &["adapter.rank=4", "compute.format=nf4"]];
 
 /// Settings of a distillation. The teacher is larger than the policy.
-const DISTILL: [&[&str]; 6] = [
+const DISTILL: [&[&str]; 7] = [
     &["data.take=chosen"],
     &["data.take=chosen", "distill.beta=0.0", "compute.checkpointing=block", "compute.dtype=bf16"],
     &["data.take=chosen", "adapter.rank=4", "compute.format=nf4", "distill.temperature=2.0"],
     &["data.take=chosen", "compute.format=int8", "distill.beta=1.0"],
     &["data.take=chosen", "distill.lmbda=0.5", "online.answers=3", "online.max_new_tokens=24"],
+    // Given completions are longer than answers.
+    &[
+        "data.take=chosen",
+        "distill.lmbda=0.5",
+        "online.answers=2",
+        "online.max_new_tokens=4",
+        "data.share_prefix=false",
+    ],
     &[
         "distill.lmbda=0.5",
         "data.take=chosen",

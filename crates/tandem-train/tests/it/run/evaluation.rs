@@ -80,7 +80,7 @@ fn sft_is_sampled_from_the_prompts_of_its_rows() {
 const RISES: [&str; 4] =
     ["train.eval_every=1", "train.keep_best=eval/loss", "train.learning_rate=3e-2", "train.steps=12"];
 
-fn eval_losses(small: &Small, name: &str) -> Vec<(u64, f64)> {
+pub fn eval_losses(small: &Small, name: &str) -> Vec<(u64, f64)> {
     let records = lines(&small.path(name).join("metrics.jsonl"));
     let eval = records.iter().filter(|record| record["split"] == "eval");
     eval.map(|record| (record["step"].as_u64().unwrap(), record["loss"].as_f64().unwrap())).collect()

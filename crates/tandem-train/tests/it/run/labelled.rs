@@ -3,9 +3,38 @@
 use std::path::Path;
 
 use tandem_train::Outcome;
+use tandem_train::events::Silent;
+use tandem_train::run::evaluation;
 use tandem_train::run::run_dir::RunDirPolicy;
 
+use super::evaluation::eval_losses;
 use crate::small::Small;
+
+/// The rewards' mean that BCO takes away is the checkpoint's.
+#[test]
+fn a_checkpoint_is_evaluated_as_its_run_evaluated_it() {
+    let small = Small::new("kto");
+    let labelled = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens/small/unpaired.jsonl");
+    let data = ["train", "eval"].map(|key| format!("data.{key}={}", labelled.display()));
+    let own = [
+        "objective.loss=bco",
+        "reference.kind=model",
+        "train.eval_every=2",
+        "train.save_every=2",
+        "train.keep=9",
+    ];
+    let settings: Vec<&str> = own.into_iter().chain(data.iter().map(String::as_str)).collect();
+    small.finish("run", RunDirPolicy::Fresh, &settings);
+    let losses = eval_losses(&small, "run");
+    let at = |step: u64| losses.iter().find(|(at, _)| *at == step).expect("it was evaluated").1;
+    assert!(at(2) != at(4));
+    for step in [2, 4] {
+        let checkpoint = small.path(&format!("run/checkpoints/step-{step:06}"));
+        let config = small.config("run", &settings);
+        let record = evaluation::evaluate(&config, Some(&checkpoint), &mut Silent).unwrap();
+        assert_eq!(record.get("loss").unwrap(), at(step), "step {step}");
+    }
+}
 
 /// The same steps, evaluations and weights as with a second model, on one rank and two, and after a stop.
 #[test]

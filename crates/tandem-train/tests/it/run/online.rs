@@ -484,7 +484,7 @@ fn groups_with_equal_rewards_leave_nothing_to_learn_which_is_no_success() {
         "train.steps=2",
         "judges=[{kind=\"json\", keys=[\"name\"]}]",
     ];
-    learns_nothing(&small, &[&COMMON[..], &settings].concat());
+    learns_nothing(&small, &[&COMMON[..], &settings].concat(), "in none was an answer");
     for line in log(&small, "run") {
         assert_eq!(
             (&line["frac_reward_zero_std"], &line["grad_norm"]),
@@ -498,7 +498,7 @@ fn groups_with_equal_rewards_leave_nothing_to_learn_which_is_no_success() {
 fn answers_that_are_all_alike_leave_nothing_to_learn_which_is_no_success() {
     let small = Small::new("online");
     let settings = [&COMMON[..], &["online.temperature=0", "train.steps=2"]].concat();
-    learns_nothing(&small, &settings);
+    learns_nothing(&small, &settings, "in none was an answer");
     let log = log(&small, "run");
     assert_eq!(log.len(), 2);
     for line in &log {
@@ -509,12 +509,24 @@ fn answers_that_are_all_alike_leave_nothing_to_learn_which_is_no_success() {
     assert!(small.path("run/checkpoints/step-000002").exists());
 }
 
+#[test]
+fn answers_that_are_all_cut_and_masked_leave_nothing_to_learn() {
+    let small = Small::new("online");
+    let cut = ["method=grpo", "online.answers=4", "online.max_new_tokens=1", "grpo.mask_truncated=true"];
+    let settings = [&COMMON[..], &cut, &["train.steps=2"]].concat();
+    learns_nothing(
+        &small,
+        &settings,
+        "answers to a prompt were better than others, but all of them were cut",
+    );
+}
+
 /// Runs all steps, of which none changes the model.
-fn learns_nothing(small: &Small, settings: &[&str]) {
+fn learns_nothing(small: &Small, settings: &[&str], reason: &str) {
     let (_, outcome) = small.run("run", RunDirPolicy::Overwrite, None, settings);
     let error = outcome.expect_err("no answer is better than another");
     assert_eq!(error.fault(), tandem_train::Fault::Own);
     let error = tandem_train::chain(&error);
-    assert!(error.starts_with("nothing was learned in 2 steps: in none was an answer"), "{error}");
+    assert!(error.starts_with(&format!("nothing was learned in 2 steps: {reason}")), "{error}");
     assert!(!small.path("run/final").exists());
 }
