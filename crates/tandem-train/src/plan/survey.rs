@@ -289,6 +289,13 @@ impl SyntheticBatch {
             (1..=tokens / 4).find(|rows| sequence(tokens / rows) <= config.data.max_length).unwrap_or(1);
         let row = tokens / rows;
         let answer = answer(row).max(1);
+        // A micro-batch has no part of a prompt's answers.
+        let generated = config.online.as_ref().filter(|online| online.environment.is_none());
+        if let Some(online) = generated.filter(|online| row < answers * online.max_new_tokens) {
+            let answer = online.max_new_tokens;
+            let room = config.data.max_length.saturating_sub(answer);
+            return ((row / (answers + 1)).clamp(1, room.max(1)), answer, 1);
+        }
         let rows = match config.train.micro_batch {
             MicroBatchSize::Tokens(_) => rows,
             MicroBatchSize::Rows(most) => rows.min(most),

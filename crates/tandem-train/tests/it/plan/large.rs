@@ -36,3 +36,18 @@ fn seventy_billion_parameters_on_64_devices_are_planned_without_weights() {
     let per_token = rank.phases[1].flops / 4096.0 / PARAMETERS as f64;
     assert!((9.0..10.5).contains(&per_token), "{per_token}");
 }
+
+/// A micro-batch has no part of a group, so a small assumption does not make it fit.
+#[test]
+fn a_group_of_answers_is_planned_whole_whatever_is_assumed() {
+    // 384 tokens are assumed.
+    let sketch = Sketch::small();
+    let judge = "judges=[{ kind = \"regex\", pattern = \"a\" }]";
+    let settings = ["method=grpo", "objective.beta=0.1", "online.max_new_tokens=100", judge];
+    let tokens = |answers: &str| {
+        let plan = sketch.plan(&[&settings[..], &[answers]].concat(), 1, &device("A10"));
+        plan.fullest().data.max_micro_batch_tokens
+    };
+    let [few, many] = ["online.answers=3", "online.answers=64"].map(tokens);
+    assert!((300..=384).contains(&few) && (6400..6500).contains(&many), "{few} and {many} tokens");
+}
