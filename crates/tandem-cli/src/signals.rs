@@ -29,8 +29,8 @@ pub(crate) fn stop_flag() -> io::Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// As [`stop_flag`], for a run. While `at_once` is set, the first signal ends the process: it prepares, which may
-/// take long, and has nothing to save.
+/// As [`stop_flag`]. While `at_once` is set, the first signal ends the process: it prepares, which may take long, and
+/// has nothing to save.
 pub(crate) fn stop_flag_of_run(at_once: &Arc<AtomicBool>) -> io::Result<Arc<AtomicBool>> {
     for signal in ending() {
         flag::register_conditional_default(signal, Arc::clone(at_once))?;

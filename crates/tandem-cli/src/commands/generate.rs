@@ -16,7 +16,7 @@ use crate::generation::loaded::{encode_chat, message, tokenizer_of};
 use crate::generation::{Wanted, answers};
 use crate::hub;
 use crate::output::{print_lines, print_texts};
-use crate::signals::stop_flag;
+use crate::signals::stop_flag_of_run;
 
 /// Text around a prompt.
 #[derive(Clone, Copy, Debug)]
@@ -36,18 +36,21 @@ pub(crate) fn run(arguments: &GenerateArguments) -> anyhow::Result<Exit> {
     let sampling = arguments.sampling.sampling(0.0, arguments.sampling.seed.unwrap_or_default())?;
     let wanted = Wanted { sampling, max_new_tokens, stop };
     let weights = hub::weights(&arguments.weights)?;
+    let has_nothing = Arc::new(AtomicBool::new(true));
     let mut printer = Printer {
         prompts: &prompts,
         json: arguments.json,
         waiting: vec![None; prompts.len()],
         next: 0,
-        stop: stop_flag().context("cannot handle signals")?,
+        stop: stop_flag_of_run(&has_nothing).context("cannot handle signals")?,
+        has_nothing,
         failure: None,
     };
     let answers = answers_of(&weights, &texts, framing, &wanted, &arguments.compute, &mut printer)?;
     if answers.is_none() {
         // These are finished, and wait for prompts that will never be.
-        printer.print(printer.waiting.iter().flatten().cloned().collect());
+        let waiting = std::mem::take(&mut printer.waiting);
+        printer.print(waiting.into_iter().flatten().collect());
     }
     match printer.failure {
         Some(error) => Err(error),
@@ -64,6 +67,9 @@ struct Printer<'a> {
     /// First prompt whose completion is not printed.
     next: usize,
     stop: Arc<AtomicBool>,
+    /// Set until a completion is finished: the first signal then ends the process at once, as the model may take
+    /// long to load.
+    has_nothing: Arc<AtomicBool>,
     failure: Option<anyhow::Error>,
 }
 
@@ -94,6 +100,7 @@ impl Watch for Printer<'_> {
     }
 
     fn finished(&mut self, prompt: usize, answer: &CompletionText) {
+        self.has_nothing.store(false, Ordering::Relaxed);
         self.waiting[prompt] = Some(self.text(prompt, answer));
         let mut lines = Vec::new();
         while let Some(line) = self.waiting.get_mut(self.next).and_then(Option::take) {
