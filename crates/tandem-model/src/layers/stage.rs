@@ -68,10 +68,7 @@ impl LayerExecutor<'_> {
                 // Before the stream has room, the last layer of the pass before is dropped, whose place
                 // depends on that pass. Otherwise its gap would grow the arena beyond the plan.
                 let first = LayerId::Block(self.decoder.blocks().start);
-                match self.reads_packed(weights, tokens.len(), true) {
-                    true => weights.fetch_packed(first)?,
-                    false => weights.fetch(first)?,
-                };
+                weights.fetch_for(first, self.reads_packed(weights, tokens.len(), true))?;
                 let own = self.shares(tokens.len()).own_extent();
                 let mut x = self.alloc(own, self.decoder.spec().hidden_size, self.decoder.residual())?;
                 stages.recv_stream(device, &mut x)?;
@@ -187,10 +184,7 @@ impl LayerExecutor<'_> {
             if index > first {
                 weights.prefetch(LayerId::Block(index - 1))?;
             }
-            let layer_weights = match self.backward_reads_packed() {
-                true => weights.fetch_packed(layer)?,
-                false => weights.fetch(layer)?,
-            };
+            let layer_weights = weights.fetch_for(layer, self.backward_reads_packed())?;
             let mut gradients = grads.open(layer)?;
             let block = Block { walk: self, weights: &layer_weights, index };
             let saved = saved.come_back(self)?;

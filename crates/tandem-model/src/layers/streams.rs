@@ -49,7 +49,7 @@ impl<'w> StreamWeights<'w> {
             let (policy, reference) = weights.fetch_both(layer, may_be_packed)?;
             return Ok(Self { policy, reference: Some(reference) });
         }
-        let policy = if may_be_packed { weights.fetch_packed(layer)? } else { weights.fetch(layer)? };
+        let policy = weights.fetch_for(layer, may_be_packed)?;
         Ok(Self { policy, reference: None })
     }
 

@@ -346,6 +346,12 @@ pub trait WeightSource {
         self.fetch(layer)
     }
 
+    /// Returns the layer's weights as [`WeightSource::fetch_packed`] if `may_be_packed`, else as
+    /// [`WeightSource::fetch`].
+    fn fetch_for(&mut self, layer: LayerId, may_be_packed: bool) -> Result<LayerWeights<'_>> {
+        if may_be_packed { self.fetch_packed(layer) } else { self.fetch(layer) }
+    }
+
     /// Returns the layer's weights of the policy and of a reference that shares its base, as
     /// [`WeightSource::fetch_packed`] if `may_be_packed`.
     ///

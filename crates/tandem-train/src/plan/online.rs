@@ -131,7 +131,7 @@ impl RowSize {
             let prompt = own.tokens.saturating_sub(self.answers * tokens).div_ceil(copies).max(1);
             Self { prompt, tokens, ..self }
         };
-        let mut grown = with_answers_of(self.tokens + 1);
+        let mut grown = with_answers_of((self.tokens + 1).max(given.scored_rows.div_ceil(self.answers)));
         while grown.counts(share_prefix).scored_rows < given.scored_rows {
             grown = with_answers_of(grown.tokens + 1);
         }

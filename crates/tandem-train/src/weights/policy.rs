@@ -302,7 +302,7 @@ impl WeightSource for Policy {
             return Err(ModelError::Invalid(SHARES.to_owned()));
         };
         let reads_all = reference.as_ref().is_some_and(|weights| weights.decoder().has_dora());
-        let base = if may_be_packed && !reads_all { base.fetch_packed(layer)? } else { base.fetch(layer)? };
+        let base = base.fetch_for(layer, may_be_packed && !reads_all)?;
         let of_reference = reference.as_ref().and_then(|weights| adapter_layer(weights, layer));
         Ok((base.with_adapter(adapter_layer(weights, layer)), base.with_adapter(of_reference)))
     }

@@ -32,12 +32,8 @@ impl Weights {
             ops::pack(device, rows, Format::Fp8, own.bytes.range_mut(piece.bytes.clone())).unwrap();
             row += piece.rows;
         }
-        let bytes = own.bytes.read(device).unwrap();
-        let numbers = |unit: &[u8]| {
-            let scale = f64::from(f32::from_le_bytes(unit[k..k + 4].try_into().unwrap()));
-            unit[..k].iter().map(|&code| f64::from(e4m3::to_f32(code)) * scale).collect::<Vec<_>>()
-        };
-        let rounded = bytes.chunks_exact(Format::Fp8.unit_len(k)).flat_map(numbers).collect();
+        let (codes, scales) = own.codes(device);
+        let rounded = codes.iter().enumerate().map(|(i, code)| code * f64::from(scales[i / k])).collect();
         (own, rounded)
     }
 
@@ -88,6 +84,14 @@ fn rounded(x: &[f32], k: usize) -> Vec<f64> {
     x.chunks(k).flat_map(row).collect()
 }
 
+/// Random numbers but for a row of zeros, the first, and a row with an outlier, the last.
+fn uneven_rows(seed: u64, (rows, cols): (usize, usize)) -> Vec<f32> {
+    let mut values: Vec<f32> = numbers(seed, rows * cols);
+    values[..cols].fill(0.0);
+    values[(rows - 1) * cols + 3] = 100.0;
+    values
+}
+
 /// Sum of the products of two rows, and of their magnitudes.
 fn dot(a: &[f64], b: &[f64]) -> (f64, f64) {
     a.iter().zip(b).fold((0.0, 0.0), |(sum, size), (a, b)| (sum + a * b, size + (a * b).abs()))
@@ -106,11 +110,7 @@ fn fp8_products_are_those_of_the_rounded_factors() {
             (DType::F32, DType::Bf16, DType::F32, 3),
             (DType::Bf16, DType::Bf16, DType::Bf16, 4),
         ] {
-            let mut values: Vec<f32> = numbers(seed + 1, t * k);
-            // A row of zeros, and a row with an outlier.
-            values[..k].fill(0.0);
-            values[(t - 1) * k + 3] = 100.0;
-            let x = Matrix::from_values(&device, &values, (t, k), dtype, padding);
+            let x = Matrix::from_values(&device, &uneven_rows(seed + 1, (t, k)), (t, k), dtype, padding);
             let x_rounded = rounded(&x.read(&device), k);
             let bias = Matrix::new(&device, seed + 2, (1, n), DType::F32, 0);
             let residual = Matrix::new(&device, seed + 3, (t, n), stream, 1);
@@ -171,11 +171,7 @@ fn fp8_gradients_of_inputs_are_those_of_the_rounded_factors() {
         for (dtype, out, padding) in
             [(DType::Bf16, DType::F32, 0), (DType::F32, DType::Bf16, 3), (DType::Bf16, DType::Bf16, 4)]
         {
-            let mut values: Vec<f32> = numbers(seed + 1, t * n);
-            // A row of zeros, and a row with an outlier.
-            values[..n].fill(0.0);
-            values[(t - 1) * n + 3] = 100.0;
-            let dy = Matrix::from_values(&device, &values, (t, n), dtype, padding);
+            let dy = Matrix::from_values(&device, &uneven_rows(seed + 1, (t, n)), (t, n), dtype, padding);
             let scaled: Vec<f32> =
                 dy.read(&device).iter().enumerate().map(|(i, x)| x * scales[i % n]).collect();
             let dy_rounded = rounded(&scaled, n);

@@ -76,7 +76,7 @@ impl<B: WeightSource> WeightSource for Adapted<'_, B> {
     ) -> Result<(LayerWeights<'_>, LayerWeights<'_>)> {
         self.fetched.push(layer);
         let own = Self::of(self.weights, self.copy, self.decoder, layer);
-        let base = if may_be_packed { self.base.fetch_packed(layer)? } else { self.base.fetch(layer)? };
+        let base = self.base.fetch_for(layer, may_be_packed)?;
         Ok((base.with_adapter(Some(own)), base))
     }
 
