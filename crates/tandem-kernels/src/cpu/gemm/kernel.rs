@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::lanes::Lanes;
-use super::pack::pack;
+use super::outlined::Outlined;
 use super::packed::Part;
 use super::{Operand, Product, codes, in_place};
 use crate::cpu::prefetch::{LINE, prefetch, prefetch_far};
@@ -222,13 +222,13 @@ impl<M: Multiply, const MR: usize, const NV: usize, const NR: usize> Kernel for 
     #[inline(always)]
     unsafe fn pack_rows(panels: Panels) {
         // SAFETY: the caller's promise.
-        unsafe { pack::<M::Vector, MR>(panels, M::DEPTH) };
+        unsafe { M::Vector::pack::<MR>(panels, M::DEPTH) };
     }
 
     #[inline(always)]
     unsafe fn pack_columns(panels: Panels) {
         // SAFETY: the caller's promise.
-        unsafe { pack::<M::Vector, NR>(panels, M::DEPTH) };
+        unsafe { M::Vector::pack::<NR>(panels, M::DEPTH) };
     }
 
     fn packed_body(weight: &PackedWeight, elements: &Range<usize>) -> Range<usize> {
@@ -243,7 +243,7 @@ impl<M: Multiply, const MR: usize, const NV: usize, const NR: usize> Kernel for 
         to: *mut f32,
     ) {
         // SAFETY: the caller's promise.
-        unsafe { codes::pack::<M, NR>(weight, part, ahead, to) };
+        unsafe { M::pack_codes::<NR>(weight, part, ahead, to) };
     }
 
     unsafe fn begin() {}
@@ -273,7 +273,7 @@ impl<M: Multiply, const MR: usize, const NV: usize, const NR: usize> Kernel for 
 /// Sums of a tile in registers.
 pub(super) struct Sums<V, const MR: usize, const NV: usize>(pub [[V; NV]; MR]);
 
-impl<V: Lanes, const MR: usize, const NV: usize> Sums<V, MR, NV> {
+impl<V: Outlined, const MR: usize, const NV: usize> Sums<V, MR, NV> {
     /// Stores the tile. The sums pass through memory, so that only the loops before touch their array and
     /// it stays in registers.
     ///
@@ -289,14 +289,14 @@ impl<V: Lanes, const MR: usize, const NV: usize> Sums<V, MR, NV> {
                     self.0[i][j].store(values[i].as_mut_ptr().cast::<f32>().add(j * V::LANES), V::LANES);
                 }
             }
-            tile.store::<V>(values.as_ptr().cast());
+            V::store_tile(tile, values.as_ptr().cast());
         }
     }
 }
 
 /// Multiplication of packed lanes. A lane is 32 bits: one f32, or a pair of bf16.
 pub(super) trait Multiply {
-    type Vector: Lanes;
+    type Vector: Outlined;
     /// Elements along k in one lane.
     const DEPTH: usize;
 
@@ -305,6 +305,17 @@ pub(super) trait Multiply {
     /// # Safety
     /// The CPU must have the vector's level.
     unsafe fn multiply_add(a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
+
+    /// Calls [`codes::pack`].
+    ///
+    /// # Safety
+    /// As [`Self::multiply_add`], and as there.
+    unsafe fn pack_codes<const W: usize>(
+        weight: &PackedWeight,
+        part: &Part,
+        ahead: &[*const u8; MOST_COLUMNS],
+        to: *mut f32,
+    );
 
     /// Rounds numbers to bf16, a pair to a lane of two. Those below 2⁻¹²⁶ may become zeros.
     ///
@@ -319,13 +330,24 @@ pub(super) trait Multiply {
 /// One f32 per lane.
 pub(super) struct Singles<V>(PhantomData<V>);
 
-impl<V: Lanes> Multiply for Singles<V> {
+impl<V: Outlined> Multiply for Singles<V> {
     type Vector = V;
     const DEPTH: usize = 1;
 
     #[inline(always)]
     unsafe fn multiply_add(a: V, b: V, c: V) -> V {
         a.mul_add(b, c)
+    }
+
+    #[inline(always)]
+    unsafe fn pack_codes<const W: usize>(
+        weight: &PackedWeight,
+        part: &Part,
+        ahead: &[*const u8; MOST_COLUMNS],
+        to: *mut f32,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { V::pack_codes::<W>(weight, part, ahead, to) };
     }
 }
 
@@ -342,6 +364,17 @@ impl Multiply for Pairs {
     unsafe fn multiply_add(a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector {
         // SAFETY: the caller's promise.
         unsafe { super::lanes::multiply_add_pairs(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn pack_codes<const W: usize>(
+        weight: &PackedWeight,
+        part: &Part,
+        ahead: &[*const u8; MOST_COLUMNS],
+        to: *mut f32,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { super::outlined::pack_pairs_of_codes::<W>(weight, part, ahead, to) };
     }
 
     #[inline(always)]

@@ -78,12 +78,19 @@ macro_rules! level {
 
             $(#[target_feature(enable = $features)])?
             unsafe fn few_rows(height: usize, few: &Few, panels: Range<usize>, buffer: *mut f32) {
+                // One function for all heights would take the compiler longer than their sum.
+                $(#[target_feature(enable = $features)])?
+                #[inline(never)]
+                unsafe fn run<K: Kernel>(few: &Few, panels: Range<usize>, buffer: *mut f32) {
+                    // SAFETY: the caller's promise.
+                    unsafe { few.run::<K>(panels, buffer) };
+                }
                 // SAFETY: the caller's promise.
                 unsafe {
                     match height {
-                        $($height => few.run::<$lower>(panels, buffer),)*
-                        $($rows => few.run::<$turned>(panels, buffer),)*
-                        _ => few.run::<$kernel>(panels, buffer),
+                        $($height => run::<$lower>(few, panels, buffer),)*
+                        $($rows => run::<$turned>(few, panels, buffer),)*
+                        _ => run::<$kernel>(few, panels, buffer),
                     }
                 }
             }

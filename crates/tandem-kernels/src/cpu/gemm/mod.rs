@@ -14,6 +14,7 @@ mod in_place;
 mod kernel;
 mod lanes;
 mod level;
+mod outlined;
 mod pack;
 mod packed;
 mod skinny;

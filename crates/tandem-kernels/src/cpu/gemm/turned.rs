@@ -7,7 +7,8 @@ use std::mem::MaybeUninit;
 use super::few::TURNED_TILES;
 use super::in_place::WORDS;
 use super::kernel::{Ahead, InPlace, Kernel, Lines, MOST_COLUMNS, Multiply, Panels, Tail, Tile};
-use super::pack::{Packing, Whole, pack, with_packing};
+use super::outlined::Outlined;
+use super::pack::{Packing, Whole, with_packing};
 use crate::cpu::prefetch::prefetch_far;
 use crate::cpu::vector::Vector;
 
@@ -32,13 +33,13 @@ impl<M: Multiply, const MR: usize, const NT: usize, const NC: usize, const NR: u
     #[inline(always)]
     unsafe fn pack_rows(panels: Panels) {
         // SAFETY: the caller's promise.
-        unsafe { pack::<M::Vector, MR>(panels, M::DEPTH) };
+        unsafe { M::Vector::pack::<MR>(panels, M::DEPTH) };
     }
 
     #[inline(always)]
     unsafe fn pack_columns(panels: Panels) {
         // SAFETY: the caller's promise.
-        unsafe { pack::<M::Vector, NR>(panels, M::DEPTH) };
+        unsafe { M::Vector::pack::<NR>(panels, M::DEPTH) };
     }
 
     unsafe fn begin() {}
@@ -123,7 +124,7 @@ impl<M: Multiply, const MR: usize, const NT: usize, const NC: usize, const NR: u
                     }
                 }
             }
-            tile.store::<M::Vector>(values.as_ptr().cast());
+            M::Vector::store_tile(tile, values.as_ptr().cast());
         }
     }
 
