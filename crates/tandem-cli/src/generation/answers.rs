@@ -67,9 +67,12 @@ pub(crate) fn all(
         ))
         .into());
     }
-    let longest = prompts.iter().map(Vec::len).max().unwrap_or_default();
-    let positions = longest.saturating_add(wanted.max_new_tokens).min(context);
-    let cache_tokens = positions * prompts.len().clamp(1, MAX_BATCH);
+    let length = |prompt: &Vec<u32>| prompt.len().saturating_add(wanted.max_new_tokens).min(context);
+    let mut lengths: Vec<usize> = prompts.iter().map(length).collect();
+    lengths.sort_unstable_by_key(|&length| std::cmp::Reverse(length));
+    let positions = lengths.first().copied().unwrap_or(1);
+    // The longest that may be in progress together.
+    let cache_tokens = lengths.iter().take(MAX_BATCH).sum::<usize>().max(1);
     let room = GenerationLimits { positions, cache_tokens, max_batch: MAX_BATCH, log_probs: false };
     let model = Loaded::open(weights, tokenizer, room, compute)?;
     let (tokenizer, mut generator, mut source) = (model.tokenizer(), model.generator()?, model.source());

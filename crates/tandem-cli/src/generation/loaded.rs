@@ -5,7 +5,7 @@ use std::path::Path;
 use tandem_data::chat_template::RenderOptions;
 use tandem_data::record::Message;
 use tandem_data::tokenizer::Tokenizer;
-use tandem_kernels::{DType, Device, MemoryKind, cuda};
+use tandem_kernels::{Backend, DType, Device, MemoryKind, cuda};
 use tandem_model::{
     Decoder, FlatWeights, Generator, GeneratorOptions, Merged, ModelFolder, PeftFolder, ResidentWeights,
 };
@@ -13,8 +13,8 @@ use tandem_train::{TrainError, chain};
 
 use crate::args::{ComputeArguments, ComputeType, Place, WeightArguments};
 
-/// Largest number of prompt tokens in one prefill pass.
-const PREFILL_TOKENS: usize = 4096;
+/// Largest number of prompt tokens in one prefill pass, on a CPU and on a GPU: other completions wait for it.
+const PREFILL_TOKENS: [usize; 2] = [1024, 8192];
 
 /// Limits that a model is loaded for.
 #[derive(Clone, Copy, Debug)]
@@ -92,7 +92,8 @@ impl Loaded {
     /// Creates a generator with its own KV cache.
     pub(crate) fn generator(&self) -> tandem_model::Result<Generator<'_>> {
         let GenerationLimits { cache_tokens, max_batch, log_probs, .. } = self.room;
-        let options = GeneratorOptions { max_batch, cache_tokens, prefill_tokens: PREFILL_TOKENS, log_probs };
+        let prefill_tokens = PREFILL_TOKENS[usize::from(self.device.backend() == Backend::Cuda)];
+        let options = GeneratorOptions { max_batch, cache_tokens, prefill_tokens, log_probs };
         Generator::new(&self.decoder, &self.device, self.dtype, options)
     }
 }

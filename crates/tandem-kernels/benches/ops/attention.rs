@@ -114,7 +114,7 @@ fn one(
     let multiplied = if bench.is_gpu() { dtype } else { DType::F32 };
     bench.line(&format!("{name} forward"), Work::Flops(2.0 * product, multiplied), || {
         let (out, lse) = (out.view_mut(), lse.view_mut());
-        let call = ops::Attention { q, k, v, forest, shape: &shape, out, log_sum_exp: lse };
+        let call = ops::Attention { q, k, v, forest, first_query: 0, shape: &shape, out, log_sum_exp: lse };
         ops::attention(&bench.device, call).expect("shapes fit");
     });
     bench.line(&format!("{name} backward"), Work::Flops(5.0 * product, multiplied), || {

@@ -41,11 +41,18 @@ impl AttentionShape {
         Ok(())
     }
 
-    /// Returns the number of query/key pairs over all heads.
-    fn pairs(&self, forest: &Forest) -> f64 {
+    /// Returns the number of query/key pairs over all heads, of the queries from one on.
+    fn pairs(&self, forest: &Forest, first_query: usize) -> f64 {
         let window = self.window.unwrap_or(u32::MAX);
-        let seen: f64 = forest.positions.iter().map(|&p| f64::from(window.min(p + 1))).sum();
+        let queries = &forest.positions[first_query..];
+        let seen: f64 = queries.iter().map(|&p| f64::from(window.min(p + 1))).sum();
         seen * self.heads as f64
+    }
+
+    /// Returns the number of queries that a CPU takes together. At its multiples a segment may be divided, and attention
+    /// of the parts has the bits of attention of all of it.
+    pub fn query_block(&self) -> usize {
+        kernel::block_queries(self)
     }
 }
 
@@ -55,10 +62,10 @@ fn check_operands(
     q: &impl Operand,
     k: &impl Operand,
     v: &impl Operand,
-    tokens: usize,
+    [queries, tokens]: [usize; 2],
     shape: &AttentionShape,
 ) -> Result<()> {
-    check::shape(op, "q", q, tokens, shape.heads * shape.head_dim)?;
+    check::shape(op, "q", q, queries, shape.heads * shape.head_dim)?;
     for (name, operand) in [("k", k as &dyn Operand), ("v", v)] {
         check::shape(op, name, operand, tokens, shape.kv_heads * shape.head_dim)?;
         check::same_type(op, name, operand, q)?;
@@ -125,9 +132,9 @@ impl Visible {
     }
 }
 
-/// Operands of [`attention`]. `q`, `k`, `v` and `out` share one type.
+/// Operands of [`attention`]. `q`, `k`, `v` and `out` share one type. Q is T without the tokens before `first_query`.
 pub struct Attention<'a> {
-    /// `[T, H·d]`.
+    /// `[Q, H·d]`.
     pub q: View<'a>,
     /// `[T, K·d]`.
     pub k: View<'a>,
@@ -135,11 +142,13 @@ pub struct Attention<'a> {
     pub v: View<'a>,
     /// The segments of the T tokens.
     pub forest: &'a Forest,
+    /// The first token that is a query; those before it are only seen.
+    pub first_query: usize,
     /// Heads, scale and mask.
     pub shape: &'a AttentionShape,
-    /// `[T, H·d]`.
+    /// `[Q, H·d]`.
     pub out: ViewMut<'a>,
-    /// `[T, H]` f32, saved for backward.
+    /// `[Q, H]` f32, saved for backward.
     pub log_sum_exp: ViewMut<'a>,
 }
 
@@ -192,16 +201,19 @@ pub struct AttentionDecode<'a> {
 /// itself, and all of its ancestors. Query head `h` uses key/value head `h / (heads/kv_heads)`.
 pub fn attention(device: &Device, call: Attention) -> Result<()> {
     const OP: &str = "attention";
-    let Attention { q, k, v, forest, shape, out, log_sum_exp } = &call;
+    let Attention { q, k, v, forest, first_query, shape, out, log_sum_exp } = &call;
     shape.check(OP)?;
-    let tokens = forest.num_tokens();
-    check_operands(OP, q, k, v, tokens, shape)?;
-    check::shape(OP, "out", out, tokens, q.cols())?;
+    let (tokens, first_query) = (forest.num_tokens(), *first_query);
+    if first_query > tokens {
+        return Err(KernelError::invalid(OP, format!("the first query is token {first_query} of {tokens}")));
+    }
+    check_operands(OP, q, k, v, [tokens - first_query, tokens], shape)?;
+    check::shape(OP, "out", out, q.rows(), q.cols())?;
     check::same_type(OP, "out", out, q)?;
-    check::f32_shape(OP, "log_sum_exp", log_sum_exp, tokens, shape.heads)?;
+    check::f32_shape(OP, "log_sum_exp", log_sum_exp, q.rows(), shape.heads)?;
     let bytes = check::bytes(&[q, k, v, out, log_sum_exp]);
     let (q, forest, shape) = (*q, *forest, *shape);
-    let work = || forest_work(OP, &q, (4.0, shape), forest, bytes);
+    let work = || forest_work(OP, &q, (4.0, shape), (forest, first_query), bytes);
     let run = on!(cpu => kernel::forward(cpu, call), cuda => cuda::attention::forward(cuda, call));
     device.launch_counting(work, run).map(drop)
 }
@@ -213,8 +225,8 @@ pub fn attention_backward(device: &Device, call: AttentionBackward) -> Result<()
         &call;
     shape.check(OP)?;
     let tokens = forest.num_tokens();
-    check_operands(OP, q, k, v, tokens, shape)?;
-    check_operands(OP, dq, dk, dv, tokens, shape)?;
+    check_operands(OP, q, k, v, [tokens; 2], shape)?;
+    check_operands(OP, dq, dk, dv, [tokens; 2], shape)?;
     check::same_type(OP, "dq", dq, q)?;
     for (name, operand) in [("out", out), ("d_out", d_out)] {
         check::shape(OP, name, operand, tokens, q.cols())?;
@@ -232,7 +244,7 @@ pub fn attention_backward(device: &Device, call: AttentionBackward) -> Result<()
     };
     let bytes = check::bytes(&[q, k, v, out, log_sum_exp, d_out, dq, dk, dv]);
     let (q, forest, shape) = (*q, *forest, *shape);
-    let work = || forest_work(OP, &q, (10.0, shape), forest, bytes);
+    let work = || forest_work(OP, &q, (10.0, shape), (forest, 0), bytes);
     let scratch = scratch.view_mut();
     let run = on!(
         cpu => kernel::backward(cpu, call, scratch),
@@ -247,11 +259,11 @@ fn forest_work(
     op: &'static str,
     q: &View,
     (flops, shape): (f64, &AttentionShape),
-    forest: &Forest,
+    (forest, first_query): (&Forest, usize),
     bytes: f64,
 ) -> OpCost {
-    let pairs = shape.pairs(forest);
-    let keys = pairs / (shape.heads * forest.num_tokens()).max(1) as f64;
+    let pairs = shape.pairs(forest, first_query);
+    let keys = pairs / (shape.heads * q.rows()).max(1) as f64;
     check::work(op, q, flops * shape.head_dim as f64 * pairs, bytes).with_depth(keys.round() as usize)
 }
 

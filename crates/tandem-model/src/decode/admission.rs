@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::text::{CachedPrompt, Open, Text};
+use super::text::{CachedPrompt, LongPrompt, Open, Text};
 use super::{Generator, Request};
 use crate::layers::PolicyAndReferenceScores;
 use crate::{ModelError, Result};
@@ -47,16 +47,19 @@ impl Generator<'_> {
     }
 
     /// Begins queued completions while there is room; returns the requests whose prompts are new to
-    /// the cache.
+    /// the cache. Those of long prompts begin after the last part of their prompt.
     pub(super) fn admit(&mut self) -> Vec<usize> {
         let (mut new_prompts, mut new_tokens) = (Vec::new(), 0);
-        while self.texts.len() < self.options.max_batch
+        let behind_long = self.long.iter().map(|long| long.texts.len()).sum::<usize>();
+        let mut under_way = self.texts.len() + behind_long;
+        while under_way < self.options.max_batch
             && let Some((number, answer)) = self.waiting.front()
         {
             let open = &self.requests[&number];
             let limit = self.limit(&open.request);
             let missing = if open.cached.is_some() { 0 } else { open.request.prompt.len() };
-            if missing > 0 && new_tokens > 0 && new_tokens + missing > self.options.prefill_tokens {
+            let is_long = missing > self.options.prefill_tokens;
+            if !is_long && new_tokens > 0 && new_tokens + missing > self.options.prefill_tokens {
                 break;
             }
             let Some(place) = self.take_place(missing, limit - 1) else {
@@ -68,18 +71,25 @@ impl Generator<'_> {
             };
             let Place { prompt_rows, prompt_slot, rows, slot } = place;
             if missing > 0 {
-                new_tokens += missing;
                 let cached = CachedPrompt {
                     rows: prompt_rows,
                     slot: prompt_slot,
                     logits: PolicyAndReferenceScores::default(),
                 };
                 self.requests.get_mut(&number).expect("found above").cached = Some(cached);
-                new_prompts.push(number);
+                if is_long {
+                    self.long.push_back(LongPrompt { request: number, num_cached: 0, texts: Vec::new() });
+                } else {
+                    new_tokens += missing;
+                    new_prompts.push(number);
+                }
             }
             self.waiting.pop_front();
+            under_way += 1;
             let (tokens, log_probs) = (Vec::with_capacity(limit), Vec::new());
-            self.texts.push(Text { request: number, answer, tokens, log_probs, rows, slot, limit });
+            let long = self.long.iter_mut().find(|long| long.request == number);
+            let texts = long.map_or(&mut self.texts, |long| &mut long.texts);
+            texts.push(Text { request: number, answer, tokens, log_probs, rows, slot, limit });
         }
         new_prompts
     }
@@ -105,7 +115,10 @@ impl Generator<'_> {
     /// Frees the cache rows of a prompt without running completions, other than `next` and those that are new.
     /// Returns false if there is none.
     fn forget_waiting_prompt(&mut self, next: usize, new: &[usize]) -> bool {
-        let is_running = |number| self.texts.iter().any(|text| text.request == number);
+        let is_running = |number| {
+            self.texts.iter().any(|text| text.request == number)
+                || self.long.iter().any(|long| long.request == number)
+        };
         let may_leave = |&(&number, open): &(&usize, &Open)| {
             open.cached.is_some() && number != next && !new.contains(&number) && !is_running(number)
         };

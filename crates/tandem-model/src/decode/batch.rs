@@ -18,14 +18,17 @@ pub(super) struct NewPrompt<'r> {
     pub(super) keep: Option<u32>,
 }
 
+/// Prompts of a prefill, or a part of one.
 pub(super) struct Prompts {
     /// One segment per prompt, of texts as long as the requests allow.
     pub(super) forest: Forest,
-    /// Cache row of each token.
+    /// Tokens before this part, which are in the cache; 0 but for a part.
+    pub(super) first: usize,
+    /// Cache row of each token from there on.
     pub(super) rows: Vec<u32>,
     /// The prompts, each kept in a slot.
     pub(super) runs: Runs,
-    /// Row of each prompt's last token.
+    /// Row of each prompt's last token, of the part's last one.
     pub(super) last: Vec<u32>,
 }
 
@@ -46,7 +49,29 @@ impl Prompts {
         }
         let forest = Forest::new(tokens, segments, Vec::new(), 0)?.with_lengths(lengths)?;
         let runs = Runs::new(runs)?;
-        Ok(Self { forest, rows, runs, last })
+        Ok(Self { forest, first: 0, rows, runs, last })
+    }
+
+    /// Takes a range of a prompt whose tokens before it are in the cache.
+    pub(super) fn part(prompt: NewPrompt<'_>, range: Range<usize>) -> Result<Self> {
+        let NewPrompt { prompt, length, row, keep } = prompt;
+        let (first, end, count) = (range.start, range.end as u32, range.len() as u32);
+        let segment = Segment { range: 0..end, parent: None, first_position: 0 };
+        let forest = Forest::new(prompt[..range.end].to_vec(), vec![segment], Vec::new(), 0)?;
+        let before = keep.filter(|_| first > 0);
+        let run = Run { rows: 0..count, after: before.map_or(After::Nothing, After::Slot), keep };
+        Ok(Self {
+            forest: forest.with_lengths(vec![length; range.end])?,
+            first,
+            rows: (row + first as u32..row + end).collect(),
+            runs: Runs::new(vec![run])?,
+            last: vec![count - 1],
+        })
+    }
+
+    /// Returns the tokens that are new to the cache.
+    pub(super) fn tokens(&self) -> &[u32] {
+        &self.forest.tokens[self.first..]
     }
 }
 

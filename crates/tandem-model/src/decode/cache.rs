@@ -92,13 +92,21 @@ pub(super) struct Prefill<'a> {
 
 impl AttentionKernel for Prefill<'_> {
     fn places(&self) -> TokenPlaces<'_> {
-        TokenPlaces::of_forest(&self.prompts.forest)
+        let Prompts { forest, first, .. } = self.prompts;
+        TokenPlaces { positions: &forest.positions[*first..], lengths: &forest.lengths[*first..] }
     }
 
     fn attend(&mut self, layer: usize, heads: Heads) -> Result<()> {
-        let Prompts { forest, rows, .. } = self.prompts;
-        self.cache.store(layer, heads.k, heads.v, rows)?;
-        heads.attend_forest(&self.cache.device, forest)
+        let Prompts { forest, first, rows, .. } = self.prompts;
+        let device = self.cache.device.clone();
+        let (keys, values) = self.cache.store(layer, heads.k, heads.v, rows)?;
+        if *first == 0 {
+            return heads.attend_forest(&device, forest);
+        }
+        // The rows of a prompt lie side by side.
+        let begin = rows[0] as usize - first;
+        let [k, v] = [keys, values].map(|cached| cached.row_range(begin..begin + forest.num_tokens()));
+        Heads { k, v, ..heads }.attend_from(*first, &device, forest)
     }
 
     fn recurrence(&mut self, layer: usize) -> Recurrence<'_> {

@@ -1,6 +1,6 @@
 //! The generator: requests in, one step of the batch, completions out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
@@ -11,7 +11,7 @@ use super::batch::{NewPrompt, NextTokens, Prompts};
 use super::cache::CacheSize;
 use super::models::Models;
 use super::rows::Rows;
-use super::text::{CachedPrompt, Open, Text};
+use super::text::{CachedPrompt, LongPrompt, Open, Text};
 use super::waiting::Waiting;
 use super::{Answer, Finish, Flow, Lockstep, NewToken, Request, SingleRank, Sources};
 use crate::decoder::Decoder;
@@ -26,7 +26,8 @@ pub struct GeneratorOptions {
     pub max_batch: usize,
     /// Cache rows: tokens of prompts and running completions.
     pub cache_tokens: usize,
-    /// Largest number of prompt tokens in one prefill; a longer prompt is prefilled alone.
+    /// Largest number of prompt tokens in one prefill. A longer prompt is prefilled in parts of about so many, in turns
+    /// with other prompts, and with a step of the running completions after each.
     pub prefill_tokens: usize,
     /// True to report log-probabilities.
     pub log_probs: bool,
@@ -46,6 +47,10 @@ pub struct Generator<'a> {
     /// Completions not yet begun.
     pub(super) waiting: Waiting,
     pub(super) texts: Vec<Text>,
+    /// Prompts on their way into the cache, the first one next.
+    pub(super) long: VecDeque<LongPrompt>,
+    /// Whether the next prefill is a part of a long prompt, if there is one.
+    long_is_next: bool,
     scores: HeadScores,
     /// Logits of the last sampling; the memory is reused.
     logits: Vec<f32>,
@@ -120,6 +125,8 @@ impl<'a> Generator<'a> {
             next_request: 0,
             waiting: Waiting::default(),
             texts: Vec::new(),
+            long: VecDeque::new(),
+            long_is_next: false,
             scores: HeadScores::default(),
             logits: Vec::new(),
         })
@@ -156,9 +163,12 @@ impl<'a> Generator<'a> {
     /// Cancels a request, and returns its completions that had begun and not ended.
     pub fn cancel(&mut self, request: usize) -> Vec<Answer> {
         self.waiting.remove(request);
-        let (ended, under_way) =
+        let (mut ended, under_way): (Vec<_>, _) =
             std::mem::take(&mut self.texts).into_iter().partition(|text: &Text| text.request == request);
         self.texts = under_way;
+        if let Some(index) = self.long.iter().position(|long| long.request == request) {
+            ended.extend(self.long.remove(index).expect("it is there").texts);
+        }
         if let Some(Open { cached: Some(prompt), .. }) = self.requests.remove(&request) {
             self.forget(prompt);
         }
@@ -276,18 +286,20 @@ impl<'a> Generator<'a> {
             }
         }
         let first = self.texts.len();
-        let new_prompts = self.admit();
-        if meet.any(!new_prompts.is_empty())? {
-            if new_prompts.is_empty() {
-                self.idle(sources)?;
-            } else {
-                self.prefill(sources, &new_prompts)?;
+        let new_prompts = if self.long_is_next { Vec::new() } else { self.admit() };
+        let is_part = new_prompts.is_empty() && !self.long.is_empty();
+        self.long_is_next = !is_part && !self.long.is_empty();
+        if meet.any(is_part || !new_prompts.is_empty())? {
+            match (is_part, new_prompts.is_empty()) {
+                (true, _) => self.prefill_part(sources)?,
+                (_, true) => self.idle(sources)?,
+                (_, false) => self.prefill(sources, &new_prompts)?,
             }
         }
         if first < self.texts.len() {
             let logits = self.first_logits(first)?;
             self.draw(logits, first, on_token, ended)?;
-        } else if under_way == 0 && !self.is_idle() {
+        } else if under_way == 0 && self.long.is_empty() && !self.is_idle() {
             // Prompts cached for later completions leave no room for these. Alone, each request
             // fits.
             let cached: Vec<_> = self.requests.values_mut().filter_map(|open| open.cached.take()).collect();
@@ -303,18 +315,57 @@ impl<'a> Generator<'a> {
 
     /// Prefills new prompts, and stores the logits after each.
     fn prefill(&mut self, sources: &mut dyn Sources, new_prompts: &[usize]) -> Result<()> {
-        let prompts = Prompts::new(new_prompts.iter().map(|number| {
-            let open = &self.requests[number];
-            let (prompt, cached) = (&open.request.prompt[..], open.cached());
-            let length = (prompt.len() + self.limit(&open.request)) as u32;
-            NewPrompt { prompt, length, row: cached.rows.start, keep: cached.slot }
-        }))?;
-        let logits = self.models.each(sources, |model, weights| {
-            let logits = model.prefill(weights, &prompts)?;
+        let prompts = Prompts::new(new_prompts.iter().map(|&number| self.new_prompt(number)))?;
+        let logits = self.prefill_logits(sources, &prompts)?;
+        self.keep_logits(new_prompts, logits);
+        Ok(())
+    }
+
+    /// Prefills the next part of the first long prompt. After the last one its completions begin.
+    fn prefill_part(&mut self, sources: &mut dyn Sources) -> Result<()> {
+        let &LongPrompt { request, num_cached, .. } = &self.long[0];
+        let length = self.requests[&request].request.prompt.len();
+        let end = length.min(num_cached + self.part_tokens());
+        let part = Prompts::part(self.new_prompt(request), num_cached..end)?;
+        let logits = self.prefill_logits(sources, &part)?;
+        self.long[0].num_cached = end;
+        if end < length {
+            return Ok(());
+        }
+        let long = self.long.pop_front().expect("looked at above");
+        self.texts.extend(long.texts);
+        self.keep_logits(&[request], logits);
+        Ok(())
+    }
+
+    /// Returns the tokens of a long prompt's part: a prompt in such parts has the bits of one in a single pass.
+    fn part_tokens(&self) -> usize {
+        let block = self.models.query_block();
+        (self.options.prefill_tokens / block * block).max(block)
+    }
+
+    fn new_prompt(&self, request: usize) -> NewPrompt<'_> {
+        let open = &self.requests[&request];
+        let (prompt, cached) = (&open.request.prompt[..], open.cached());
+        let length = (prompt.len() + self.limit(&open.request)) as u32;
+        NewPrompt { prompt, length, row: cached.rows.start, keep: cached.slot }
+    }
+
+    fn prefill_logits(
+        &mut self,
+        sources: &mut dyn Sources,
+        prompts: &Prompts,
+    ) -> Result<Option<PolicyAndReferenceScores<Vec<f32>>>> {
+        self.models.each(sources, |model, weights| {
+            let logits = model.prefill(weights, prompts)?;
             logits.map(|logits| model.read(&logits)).transpose()
-        })?;
-        let Some(logits) = logits else { return Ok(()) };
-        for (index, number) in new_prompts.iter().enumerate() {
+        })
+    }
+
+    /// Stores the logits after prompts, in their order; all stages but the last have none.
+    fn keep_logits(&mut self, requests: &[usize], logits: Option<PolicyAndReferenceScores<Vec<f32>>>) {
+        let Some(logits) = logits else { return };
+        for (index, number) in requests.iter().enumerate() {
             let row = index * self.models.vocabulary()..(index + 1) * self.models.vocabulary();
             let cached = self.requests.get_mut(number).and_then(|open| open.cached.as_mut());
             cached.expect("admitted").logits = PolicyAndReferenceScores {
@@ -322,7 +373,6 @@ impl<'a> Generator<'a> {
                 reference: logits.reference.as_ref().map(|logits| logits[row].to_vec()),
             };
         }
-        Ok(())
     }
 
     /// Returns the logits after the prompts of the completions from `first` on; `None` on all stages but the

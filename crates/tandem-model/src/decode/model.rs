@@ -41,10 +41,10 @@ impl<'a> Model<'a> {
         weights: &mut dyn WeightSource,
         prompts: &Prompts,
     ) -> Result<Option<Tensor>> {
-        let Prompts { forest, last, .. } = prompts;
+        let (tokens, last) = (prompts.tokens(), &prompts.last[..]);
         let mut attend = Prefill { cache: &mut self.cache, prompts };
-        let x = self.walk.generate_blocks(weights, &forest.tokens, &mut attend, Some(last))?;
-        let logits = |x: Tensor| self.walk.head_logits(weights, x.view(), forest.num_tokens(), Some(last));
+        let x = self.walk.generate_blocks(weights, tokens, &mut attend, Some(last))?;
+        let logits = |x: Tensor| self.walk.head_logits(weights, x.view(), tokens.len(), Some(last));
         x.map(logits).transpose()
     }
 

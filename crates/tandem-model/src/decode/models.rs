@@ -57,6 +57,14 @@ impl<'a> Models<'a> {
         self.policy.vocabulary()
     }
 
+    /// Returns the number of tokens at whose multiples a prompt may be divided, with the same bits.
+    pub(super) fn query_block(&self) -> usize {
+        let of = |model: &Model| model.walk.decoder.spec().attention.shape(0).query_block();
+        let own = of(&self.policy);
+        let other = self.reference.as_ref().map_or(own, |reference| of(&reference.model));
+        if own == other { own } else { own * other }
+    }
+
     /// Returns the longest sequence, in tokens.
     pub(super) fn positions(&self) -> usize {
         let of = |model: &Model| model.walk.decoder.positions();

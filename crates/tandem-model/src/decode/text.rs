@@ -23,6 +23,15 @@ pub(super) struct CachedPrompt {
     pub(super) logits: PolicyAndReferenceScores<Vec<f32>>,
 }
 
+/// Prompt that is prefilled in parts.
+pub(super) struct LongPrompt {
+    pub(super) request: usize,
+    /// Its tokens in the cache.
+    pub(super) num_cached: usize,
+    /// Completions that begin after its last part.
+    pub(super) texts: Vec<Text>,
+}
+
 /// Running completion.
 pub(super) struct Text {
     pub(super) request: usize,

@@ -44,8 +44,13 @@ pub(crate) struct Heads<'a> {
 impl<'a> Heads<'a> {
     /// Computes attention over a forest.
     pub(crate) fn attend_forest(self, device: &Device, forest: &'a Forest) -> Result<()> {
+        self.attend_from(0, device, forest)
+    }
+
+    /// Computes attention of the tokens from `first_query` on; `k` and `v` are those of all tokens.
+    pub(crate) fn attend_from(self, first_query: usize, device: &Device, forest: &'a Forest) -> Result<()> {
         let Self { q, k, v, shape, out, log_sum_exp } = self;
-        Ok(ops::attention(device, ops::Attention { q, k, v, forest, shape, out, log_sum_exp })?)
+        Ok(ops::attention(device, ops::Attention { q, k, v, forest, first_query, shape, out, log_sum_exp })?)
     }
 }
 

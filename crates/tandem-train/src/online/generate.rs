@@ -76,8 +76,9 @@ impl Generation {
             cache_tokens = cache_tokens.max(max_batch * max_length);
             longest = max_length;
         }
+        // A prompt is read in one pass, as it trains.
         let prefill_tokens = match config.train.micro_batch {
-            MicroBatchSize::Tokens(tokens) => tokens,
+            MicroBatchSize::Tokens(tokens) => tokens.max(longest),
             MicroBatchSize::Rows(rows) => rows * longest,
         };
         let within = GeneratorOptions { max_batch, cache_tokens, prefill_tokens, log_probs: true };

@@ -100,7 +100,7 @@ pub(crate) fn backward(cpu: &Cpu, call: AttentionBackward, mut sums: ViewMut) {
                 (task / (parts * kv_heads), task / kv_heads % parts, task % kv_heads);
             scratch::with_f32(len, |memory| {
                 call.clear(&groups[group], part, kv_head);
-                let own = blocks(forest, groups[group].clone(), shape).skip(part).step_by(parts);
+                let own = blocks(forest, groups[group].clone(), 0, shape).skip(part).step_by(parts);
                 for block in own {
                     // SAFETY: this part's sums and this block's rows of these heads belong to this
                     // task alone.

@@ -53,7 +53,7 @@ pub(super) struct Layout {
 }
 
 /// Returns the largest number of queries per block.
-fn block_queries(shape: &AttentionShape) -> usize {
+pub(crate) fn block_queries(shape: &AttentionShape) -> usize {
     (ROWS * shape.kv_heads / shape.heads).max(1)
 }
 
@@ -78,16 +78,18 @@ impl Layout {
     }
 }
 
-/// Returns the blocks of a range of segments, in order.
+/// Returns the blocks of a range of segments from the token `first` on, in order.
 pub(super) fn blocks(
     forest: &Forest,
     segments: Range<usize>,
+    first: usize,
     shape: &AttentionShape,
 ) -> impl Iterator<Item = Block> {
     let size = block_queries(shape);
     segments.flat_map(move |index| {
         let segment = &forest.segments[index];
-        (0..segment.range.len()).step_by(size).map(move |start| Block {
+        let before = first.saturating_sub(segment.range.start as usize);
+        (before..segment.range.len()).step_by(size).map(move |start| Block {
             segment: index,
             first_token: segment.range.start as usize + start,
             first_position: segment.first_position as usize + start,

@@ -24,9 +24,12 @@ pub(super) struct Forward<'a, E> {
 }
 
 pub(crate) fn forward(cpu: &Cpu, call: Attention) {
-    let Attention { q, k, v, forest, shape, out, log_sum_exp } = call;
+    let Attention { q, k, v, forest, first_query, shape, out, log_sum_exp } = call;
     let log_sum_exp = RowsMut::new(log_sum_exp);
-    let mut tasks: Vec<Block> = blocks(forest, 0..forest.segments.len(), shape).collect();
+    let blocks = blocks(forest, 0..forest.segments.len(), first_query, shape);
+    // Rows of `q` begin with the first query.
+    let mut tasks: Vec<Block> =
+        blocks.map(|block| Block { first_token: block.first_token - first_query, ..block }).collect();
     // Blocks that see most keys come first, to balance the threads.
     tasks.sort_by_key(|block| std::cmp::Reverse(block.first_position));
     let on_tiles = cpu.isa().has_tiles_of(q.dtype());

@@ -17,5 +17,6 @@ mod forward;
 mod tiles;
 
 pub(crate) use backward::backward;
+pub(crate) use block::block_queries;
 pub(crate) use decode::decode;
 pub(crate) use forward::forward;

@@ -40,10 +40,10 @@ impl<'a> Call<'a> {
         Ok(Self { cuda, forest, shape, kernels, pack: pack(shape, 16), window })
     }
 
-    /// Returns the table of a kernel's tiles of queries, and a grid with one block per tile and
+    /// Returns the table of a kernel's tiles of queries from one on, and a grid with one block per tile and
     /// pack.
-    fn query_tiles(&self, kernel: &Kernel) -> Result<(u64, Grid)> {
-        let (count, entries) = tables::query_tiles(self.forest, kernel.rows / self.pack);
+    fn query_tiles(&self, kernel: &Kernel, first_query: usize) -> Result<(u64, Grid)> {
+        let (count, entries) = tables::query_tiles(self.forest, first_query, kernel.rows / self.pack);
         let blocks = [count, self.shape.heads / self.pack, 1];
         let grid = Grid::with_dims(blocks, kernel.threads).with_shared(kernel.shared);
         Ok((self.cuda.table::<Entry>(&entries)?, grid))
@@ -82,10 +82,10 @@ fn stride(view: &View) -> i32 {
 }
 
 pub(crate) fn forward(cuda: &Cuda, operands: Attention) -> Result<()> {
-    let Attention { q, k, v, forest, shape, out, log_sum_exp } = operands;
+    let Attention { q, k, v, forest, first_query, shape, out, log_sum_exp } = operands;
     let call = Call::new(cuda, q, forest, shape)?;
     let kernel = &call.kernels.forward;
-    let (tiles, grid) = call.query_tiles(kernel)?;
+    let (tiles, grid) = call.query_tiles(kernel, first_query)?;
     let (out, log_sum_exp) = (out.view(), log_sum_exp.view());
     let args = args![
         tiles,
@@ -128,7 +128,7 @@ pub(crate) fn backward(cuda: &Cuda, operands: AttentionBackward, scratch: ViewMu
     ]
     .to_vec();
     let kernel = &call.kernels.of_queries;
-    let (tiles, grid) = call.query_tiles(kernel)?;
+    let (tiles, grid) = call.query_tiles(kernel, 0)?;
     operands[0] = Arg::address(tiles);
     let own = [&operands[..], args![dq, stride(&dq)]].concat();
     // SAFETY: as in `forward`; `scratch` has a number for each row and head.

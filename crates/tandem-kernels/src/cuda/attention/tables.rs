@@ -20,11 +20,11 @@ fn len(segment: &Segment) -> u32 {
     segment.range.end - segment.range.start
 }
 
-/// Returns tiles of at most `size` queries of one segment: first row, length, first position, and
-/// the entry of the first piece of the path from the root. Keys are numbered by their position on
-/// the path.
-pub(super) fn query_tiles(forest: &Forest, size: usize) -> (usize, Vec<Entry>) {
-    let size = size as u32;
+/// Returns tiles of at most `size` queries of one segment, from the token `first` on: first row
+/// counted from there, length, first position, and the entry of the first piece of the path from the
+/// root. Keys are numbered by their position on the path.
+pub(super) fn query_tiles(forest: &Forest, first: usize, size: usize) -> (usize, Vec<Entry>) {
+    let (first, size) = (first as u32, size as u32);
     let mut pieces = Vec::with_capacity(2 * forest.segments.len());
     let mut tiles = Vec::with_capacity(forest.segments.len() + forest.num_tokens() / size as usize);
     for (index, segment) in forest.segments.iter().enumerate() {
@@ -32,8 +32,9 @@ pub(super) fn query_tiles(forest: &Forest, size: usize) -> (usize, Vec<Entry>) {
         pieces.push(segment);
         pieces.extend(forest.ancestors(index));
         pieces[first_piece as usize..].reverse();
-        for start in (0..len(segment)).step_by(size as usize) {
-            let (row, position) = (segment.range.start + start, segment.first_position + start);
+        let before = first.saturating_sub(segment.range.start);
+        for start in (before..len(segment)).step_by(size as usize) {
+            let (row, position) = (segment.range.start + start - first, segment.first_position + start);
             tiles.push([row, size.min(len(segment) - start), position, first_piece]);
         }
     }
@@ -118,7 +119,7 @@ mod tests {
 
     #[test]
     fn keys_of_a_tile_of_queries_are_its_path() {
-        let (count, entries) = query_tiles(&forest(), 4);
+        let (count, entries) = query_tiles(&forest(), 0, 4);
         assert_eq!(
             entries[..count].iter().map(|tile| [tile[0], tile[1], tile[2]]).collect::<Vec<_>>(),
             [[10, 1, 8], [7, 1, 7], [3, 4, 3], [8, 2, 3], [0, 3, 0],]

@@ -126,8 +126,11 @@ fn run_behind(
     let mut out = poison(device, tokens, pad + q_width, dtype);
     let mut lse = poison(device, tokens, shape.heads, DType::F32);
     let [_, to] = out.view_mut().split_cols([pad, q_width]);
-    ops::attention(device, ops::Attention { q, k, v, forest, shape, out: to, log_sum_exp: lse.view_mut() })
-        .unwrap();
+    ops::attention(
+        device,
+        ops::Attention { q, k, v, forest, first_query: 0, shape, out: to, log_sum_exp: lse.view_mut() },
+    )
+    .unwrap();
     let d_out = d_out.behind(pad).tensor(device, dtype);
     let mut d_qkv = poison(device, tokens, pad + q_width + 2 * kv_width, dtype);
     let [_, dq, dk, dv] = d_qkv.view_mut().split_cols([pad, q_width, kv_width, kv_width]);
@@ -368,6 +371,52 @@ fn the_bits_of_a_tree_do_not_depend_on_its_neighbours() {
     }
 }
 
+/// Queries from any token on have the results of all of them, and on a CPU the bits where blocks begin.
+#[test]
+fn queries_from_a_token_on() {
+    let windowed = AttentionShape { window: Some(50), ..plain(14, 2, 32) };
+    for (shape, segments) in [
+        (plain(4, 2, 64), &[(400, None)][..]),
+        (windowed, &[(300, None)]),
+        (plain(2, 2, 40), &[(70, None), (230, Some(0)), (30, Some(0)), (90, None)]),
+    ] {
+        let (forest, shape) = (forest(segments), &shape);
+        let (tokens, q_width, kv_width) =
+            (forest.num_tokens(), shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
+        for (place, dtype) in cases() {
+            let mut random = Random(23);
+            let [q, k, v] = [q_width, kv_width, kv_width].map(|width| random.matrix(tokens, width, dtype));
+            let from = |first_query: usize| {
+                same_at_every_thread_count(place, |device| {
+                    let q = q.rows(first_query, tokens - first_query);
+                    let [q, k, v] = [&q, &k, &v].map(|matrix| matrix.tensor(device, dtype));
+                    let mut out = poison(device, tokens - first_query, q_width, dtype);
+                    let mut lse = poison(device, tokens - first_query, shape.heads, DType::F32);
+                    let (q, k, v, to) = (q.view(), k.view(), v.view(), out.view_mut());
+                    let log_sum_exp = lse.view_mut();
+                    let call =
+                        ops::Attention { q, k, v, forest: &forest, first_query, shape, out: to, log_sum_exp };
+                    ops::attention(device, call).unwrap();
+                    [Matrix::read(device, out.view()), Matrix::read(device, lse.view())]
+                })
+            };
+            let all = from(0);
+            let block = shape.query_block();
+            for first in [1, block, 100, 2 * block, 299] {
+                let what = format!("{shape:?} from {first}, {dtype} {}", place.name());
+                let found = from(first);
+                let expected = all.each_ref().map(|all| all.rows(first, tokens - first));
+                if matches!(place, Place::Cpu(_)) && segments.len() == 1 && first % block == 0 {
+                    assert!(found == expected, "{what}");
+                }
+                let tolerance = if dtype == DType::F32 { 1e-5 } else { 1e-2 };
+                found[0].assert_close(&expected[0], tolerance, &what);
+                found[1].assert_close(&expected[1], 1e-5, &what);
+            }
+        }
+    }
+}
+
 #[test]
 fn softcap() {
     let shape = AttentionShape { softcap: Some(5.0), ..plain(4, 2, 16) };
@@ -436,6 +485,7 @@ fn operands_that_do_not_fit_are_named() {
             k: k.view(),
             v: k.view(),
             forest: &forest,
+            first_query: 0,
             shape,
             out: out.view_mut(),
             log_sum_exp: lse.view_mut(),

@@ -133,7 +133,7 @@ fn check_bits(device: &Device, forest: &Forest, shape: &AttentionShape, dtype: D
     let mut lse = poison(device, tokens, heads, DType::F32);
     let (to, log_sum_exp) = (out.view_mut(), lse.view_mut());
     let (q, k, v) = (q.view(), k.view(), v.view());
-    let call = ops::Attention { q, k, v, forest, shape, out: to, log_sum_exp };
+    let call = ops::Attention { q, k, v, forest, first_query: 0, shape, out: to, log_sum_exp };
     ops::attention(device, call).unwrap();
     let expected = Matrix::read(device, out.view());
     for token in 0..tokens {

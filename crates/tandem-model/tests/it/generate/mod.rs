@@ -143,6 +143,122 @@ fn answers_do_not_depend_on_what_else_is_in_the_batch() {
     }
 }
 
+/// Long prompts with the tokens before and behind windows, and among them short ones.
+fn long_prompts(golden: &Golden) -> Vec<Vec<u32>> {
+    let vocabulary = golden.decoder.spec().vocab_size as u32;
+    let prompt = |length: u32| (0..length).map(|i| (i * i + 7 * i + length) % vocabulary).collect();
+    [430, 3, 250, 97, 96].map(prompt).into()
+}
+
+/// A model of 500 positions.
+fn of_long_texts(name: &'static str) -> Golden {
+    Golden::changed(name, 500, |config| {
+        let positions = ["n_positions", "max_position_embeddings"].map(|key| config.get(key).map(|_| key));
+        positions.into_iter().flatten().for_each(|key| config[key] = 500.into());
+    })
+}
+
+#[test]
+fn a_prompt_in_parts_has_the_bits_of_a_whole_one() {
+    for name in ["llama", "gpt2", "qwen2-window", "qwen3-5", "gemma2"] {
+        let (golden, device) = (of_long_texts(name), cpu());
+        let weights = golden.load(&device);
+        for dtype in [DType::F32, DType::Bf16] {
+            let copy = weights.compute_copy(&golden.decoder, &device, MemoryKind::Weights, dtype).unwrap();
+            let mut source = ResidentWeights::new(&golden.decoder, &weights, Some(&copy));
+            let mut texts = |prefill_tokens| {
+                let options =
+                    GeneratorOptions { cache_tokens: 2000, prefill_tokens, log_probs: true, max_batch: 8 };
+                let mut generator = Generator::new(&golden.decoder, &device, dtype, options).unwrap();
+                let mut requests = requests(long_prompts(&golden), sampling());
+                requests.iter_mut().for_each(|request| request.num_answers = 2);
+                generator.generate(&mut source, requests, &mut |_| Flow::Continue).unwrap()
+            };
+            let whole = texts(1000);
+            for prefill_tokens in [1, 200, 300] {
+                assert_eq!(texts(prefill_tokens), whole, "{name}, {dtype}, {prefill_tokens} tokens");
+            }
+        }
+    }
+    for name in ["llama", "qwen2-window", "qwen3-5"] {
+        let device = tandem_cuda_emulator::device(1 << 28).unwrap();
+        let golden = of_long_texts(name);
+        let weights = golden.load(&device);
+        let mut source = ResidentWeights::new(&golden.decoder, &weights, None);
+        let [whole, parts] = [1000, 100].map(|prefill_tokens| {
+            let options =
+                GeneratorOptions { cache_tokens: 2000, prefill_tokens, log_probs: true, max_batch: 8 };
+            let mut generator = Generator::new(&golden.decoder, &device, DType::F32, options).unwrap();
+            let requests = requests(long_prompts(&golden), Sampling::GREEDY);
+            generator.generate(&mut source, requests, &mut |_| Flow::Continue).unwrap()
+        });
+        for (whole, part) in whole.iter().zip(&parts) {
+            assert_eq!(whole.tokens, part.tokens, "{name}");
+            for (a, b) in whole.log_probs.iter().zip(&part.log_probs) {
+                assert!((a - b).abs() < 1e-4, "{name}: {a} and {b}");
+            }
+        }
+    }
+}
+
+#[test]
+fn others_go_on_while_a_long_prompt_is_read() {
+    let (golden, device) = (of_long_texts("llama"), cpu());
+    let weights = golden.load(&device);
+    let mut source = ResidentWeights::new(&golden.decoder, &weights, None);
+    let prompts = long_prompts(&golden);
+    let options = GeneratorOptions { cache_tokens: 510, prefill_tokens: 96, log_probs: true, max_batch: 3 };
+    let mut generator = Generator::new(&golden.decoder, &device, DType::F32, options.clone()).unwrap();
+    let [long, short, other, ..]: [Request; 5] = requests(prompts, sampling()).try_into().unwrap();
+    let expected = Generator::new(&golden.decoder, &device, DType::F32, options)
+        .unwrap()
+        .generate(&mut source, vec![long.clone(), short.clone()], &mut |_| Flow::Continue)
+        .unwrap();
+    let largest = long.clone();
+    let long_number = generator.submit(long.clone()).unwrap();
+    let mut ended = Vec::new();
+    let mut first_tokens = Vec::new();
+    let mut step = |generator: &mut Generator, ended: &mut Vec<Answer>| {
+        let mut note = |new: NewToken| {
+            if new.index == 0 {
+                first_tokens.push(new.request);
+            }
+            Flow::Continue
+        };
+        ended.extend(generator.step(&mut source, &mut note).unwrap());
+    };
+    // The prompt takes five parts; the short one comes between them.
+    step(&mut generator, &mut ended);
+    let short_number = generator.submit(short.clone()).unwrap();
+    while !generator.is_idle() {
+        step(&mut generator, &mut ended);
+    }
+    ended.sort_by_key(|answer| answer.request);
+    let texts = |answers: &[Answer]| answers.iter().map(|answer| answer.tokens.clone()).collect::<Vec<_>>();
+    assert_eq!(texts(&ended), texts(&expected));
+    // One that is given up while it is read leaves its room.
+    let [given_up, kept] =
+        [long, other].map(|request| generator.submit(Request { num_answers: 2, ..request }).unwrap());
+    let mut ended = Vec::new();
+    step(&mut generator, &mut ended);
+    step(&mut generator, &mut ended);
+    let broken = generator.cancel(given_up);
+    assert!(broken.iter().all(|answer| answer.tokens.is_empty() && answer.finish == Finish::Interrupted));
+    while !generator.is_idle() {
+        step(&mut generator, &mut ended);
+    }
+    assert!(
+        ended.len() == 2 && ended.iter().all(|answer| answer.request == kept && answer.tokens.len() == 8)
+    );
+    // The 430 tokens and 69 of the completion, side by side.
+    let last = generator.submit(Request { max_new_tokens: 500, ..largest }).unwrap();
+    while !generator.is_idle() {
+        step(&mut generator, &mut ended);
+    }
+    assert_eq!((ended[2].request, ended[2].tokens.len()), (last, 70), "the cache is whole again");
+    assert_eq!(first_tokens[..2], [short_number, long_number]);
+}
+
 #[test]
 fn another_seed_gives_other_text_and_the_same_seed_the_same() {
     let (golden, device, weights) = Golden::loaded("llama");

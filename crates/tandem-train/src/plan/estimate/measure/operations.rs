@@ -198,7 +198,7 @@ pub(super) fn attention(
         let (q, k, v, shape) = (q.view(), k.view(), v.view(), &heads);
         if !is_backward {
             let (out, log_sum_exp) = (out.view_mut(), log_sum_exp.view_mut());
-            let call = ops::Attention { q, k, v, forest: &forest, shape, out, log_sum_exp };
+            let call = ops::Attention { q, k, v, forest: &forest, first_query: 0, shape, out, log_sum_exp };
             return Ok(ops::attention(&device, call)?);
         }
         let call = ops::AttentionBackward {
