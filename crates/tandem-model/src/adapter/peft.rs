@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::files::AdapterFiles;
 use super::peft_config::PeftConfig;
 use crate::decoder::Decoder;
-use crate::io::{TensorArchive, torch};
+use crate::io::{TensorArchive, is_checkpoint, torch};
 use crate::lora::AdapterConfig;
 use crate::{ModelError, Result};
 
@@ -34,11 +34,13 @@ impl PeftFolder {
         let file = path.join(CONFIG);
         if !file.is_file() {
             let below = adapters_below(path);
-            let hint = match below.is_empty() {
-                true => String::new(),
-                false => {
-                    format!("; there are adapters in it: {}; name one of these folders", below.join(", "))
-                }
+            let hint = if !below.is_empty() {
+                format!("; there are adapters in it: {}; name one of these folders", below.join(", "))
+            } else if is_checkpoint(path) {
+                "; it is a checkpoint of a run: `tandem checkpoint export` makes an adapter folder of it"
+                    .to_owned()
+            } else {
+                String::new()
             };
             return Err(ModelError::format(path, format!("holds no {CONFIG}{hint}")));
         }

@@ -406,5 +406,15 @@ fn read_config(path: &Path) -> Result<(Config, Option<Gguf>)> {
         let problem = "a folder of an adapter, where a whole model is needed: `tandem merge` makes one";
         return Err(ModelError::format(path, problem));
     }
+    if !config.exists() && is_checkpoint(path) {
+        let problem =
+            "a checkpoint of a run, where a model is needed: `tandem checkpoint export` makes one of it";
+        return Err(ModelError::format(path, problem));
+    }
     Ok((Config::read(&config)?, None))
+}
+
+/// Returns whether a folder is a run's checkpoint.
+pub(crate) fn is_checkpoint(folder: &Path) -> bool {
+    ["cursor.json", "manifest.json"].iter().all(|name| folder.join(name).is_file())
 }

@@ -18,6 +18,7 @@ pub use tensor_file::ReadLayer;
 pub use torch::write_policy;
 
 pub(crate) use archive::{StoredType, TensorArchive};
+pub(crate) use folder::is_checkpoint;
 pub(crate) use load::{Source, read_sources};
 pub(crate) use new_folder::{write_folder, write_json};
 pub(crate) use order::widened;

@@ -376,6 +376,16 @@ fn adapters_below_a_folder_are_listed() {
     let open = |path: &Path| PeftFolder::open(path).map(|_| ()).map_err(|error| error.to_string());
     assert!(open(&tree.path().join("none")).unwrap_err().ends_with("no such adapter folder"));
     assert!(open(tree.path()).unwrap_err().ends_with("holds no adapter_config.json"));
+    let checkpoint = tree.path().join("step-000010");
+    fs::create_dir(&checkpoint).unwrap();
+    ["cursor.json", "manifest.json"].iter().for_each(|name| fs::write(checkpoint.join(name), "{}").unwrap());
+    for error in [open(&checkpoint).unwrap_err(), ModelFolder::open(&checkpoint).err().unwrap().to_string()] {
+        assert!(
+            error.contains("a checkpoint of a run") && error.contains("`tandem checkpoint export`"),
+            "{error}"
+        );
+    }
+    fs::remove_dir_all(checkpoint).unwrap();
     let adapted = Adapted::new("llama-lora");
     for name in ["ref", "old"] {
         fs::create_dir(tree.path().join(name)).unwrap();
