@@ -104,8 +104,9 @@ impl MicroBatchSize {
     fn visit(now: Option<&Self>, keys: &mut Keys) -> Result<Self> {
         let is_rows = keys.has_second("micro_batch_tokens", "micro_batch_size")?;
         keys! { let keys, now;
-            /// Largest micro-batch; a micro-batch has at least one row: where completions are generated, a
-            /// prompt with all its answers. It bounds memory; the loss is the mean over the whole batch.
+            /// Largest micro-batch, of at least one row. Completions of a prompt beyond it are in several, each with a
+            /// copy of the prompt; those that are compared in pairs stay together. It bounds memory; the loss is the
+            /// mean over the whole batch.
             micro_batch_tokens = integer(1..=1 << 31).unit("tokens").maybe().or((!is_rows).then_some(4096)),
                 if let Self::Tokens(tokens) = *now { Some(tokens) } else { None };
             /// Instead: pairs or rows of a micro-batch.

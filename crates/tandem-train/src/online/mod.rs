@@ -123,7 +123,8 @@ pub struct RoundTimings {
 
 /// Batch of a step.
 pub struct TrainingBatch {
-    /// Prompts of the step and replayed prompts.
+    /// Prompts of the step and replayed prompts; one whose answers exceed a micro-batch comes more than once, each time
+    /// with other answers.
     pub ranked: Vec<ScoredPrompt>,
     /// Statistics of the step's own completions.
     pub summary: Summary,
@@ -207,9 +208,9 @@ impl Online {
         if self.config.overlap && self.state.pending.is_empty() && step + 1 < self.total_steps {
             self.begin(step + 1, step, scorer, mesh, batches, stop)?;
         }
-        let ready = self.rank(&batch)?;
+        let TrainingBatch { ranked, summary } = self.rank(&batch)?;
         self.current = Some(batch);
-        Ok(Some(ready))
+        Ok(Some(TrainingBatch { ranked: batcher.divide(ranked), summary }))
     }
 
     /// Starts generating and judging the round of the 0-based step `first`, with weights after

@@ -36,7 +36,7 @@ impl Online {
                 policy: vec![SampledAnswer::default(); answered.answers.len()],
                 ..ScoredPrompt::default()
             };
-            let ranked: Vec<ScoredPrompt> = batch.prompts.iter().map(ready).collect();
+            let ranked = batcher.divide(batch.prompts.iter().map(ready).collect());
             let numbers: Vec<u32> = (0..ranked.len() as u32).collect();
             let rows = Rows::Ranked(&ranked);
             let share = batcher.share(rows, &numbers, mesh.data().rank(), mesh.data().size());

@@ -43,8 +43,21 @@ pub(super) fn survey(config: &Config, prepared: &RunInputs) -> Result<BatchStati
         by_size.iter().cycle().take(in_step).map(|&row| largest_of(row)).collect();
     let tokens =
         |rows: &[ScoredPrompt]| rows.iter().map(|row| row.counts(share_prefix).tokens).sum::<usize>();
+    // The most that is not divided: an answer with its prompt, or a given completion.
+    let undivided = |row: usize| {
+        let prompt = cache.prompt_tokens(row).len();
+        let given = match cache.kind() {
+            RowKind::Supervised => cache.scored(row).counts().tokens,
+            _ => 0,
+        };
+        given.max(prompt + longest_answer(prompt))
+    };
+    let whole = match longest[0].is_divisible() {
+        true => (0..cache.num_rows()).map(undivided).fold(0, usize::max),
+        false => tokens(&longest[..1]),
+    };
     let most = match config.train.micro_batch {
-        MicroBatchSize::Tokens(most) => tokens(&longest).min(most).max(tokens(&longest[..1])),
+        MicroBatchSize::Tokens(most) => tokens(&longest).min(most).max(whole),
         MicroBatchSize::Rows(rows) => tokens(&longest[..rows.min(in_step)]),
     };
     let mut batcher = prepared.batcher(config);
@@ -61,11 +74,18 @@ pub(super) fn survey(config: &Config, prepared: &RunInputs) -> Result<BatchStati
     let shortest: Vec<ScoredPrompt> =
         by_size.iter().rev().take(in_step).map(|&row| largest_of(row)).collect();
     largest.push(build(&mut batcher, &cut_to(&shortest, most, share_prefix))?);
+    for rows in [&longest, &shortest] {
+        if rows[0].is_divisible() && tokens(&rows[..1]) > most {
+            largest.push(build(&mut batcher, &[with_fewer_answers(&rows[0], most, share_prefix)])?);
+        }
+    }
     let scored = largest.iter().map(|batch| batch.forest.scored_rows().0.len()).max().unwrap_or(0);
     let train = PassShape { room: BatchCapacity { tokens: most, scored }, largest };
     // Time is estimated for completions of the greatest length.
     let mut batches = prepared.batches(config);
-    let rows = |rows: &[u32]| rows.iter().map(|&row| largest_of(row as usize)).collect();
+    let rows = |batcher: &MicroBatcher, rows: &[u32]| {
+        batcher.divide(rows.iter().map(|&row| largest_of(row as usize)).collect())
+    };
     let cuts = |rows: &[ScoredPrompt]| {
         let lengths: Vec<usize> = rows.iter().map(|row| row.counts(share_prefix).tokens).collect();
         order::cut(&lengths, config.train.micro_batch.into())
@@ -75,12 +95,13 @@ pub(super) fn survey(config: &Config, prepared: &RunInputs) -> Result<BatchStati
     };
     let (mut steps, mut sequence_tokens, mut num_rows) = (Vec::new(), 0, 0);
     for step in 0..measured {
-        let ranked: Vec<ScoredPrompt> = rows(batches.rows(step));
+        let of_step = batches.rows(step);
+        let ranked = rows(&batcher, of_step);
         sequence_tokens += ranked.iter().map(|row| row.counts(share_prefix).sequence_tokens).sum::<u64>();
-        num_rows += ranked.len();
+        num_rows += of_step.len();
         steps.push(cuts(&ranked).into_iter().map(|cut| tokens(&ranked[cut])).collect());
     }
-    let first: Vec<ScoredPrompt> = rows(batches.rows(0));
+    let first = rows(&batcher, batches.rows(0));
     let typical = build(&mut batcher, &first[cuts(&first)[0].clone()])?;
     let per_step = |count: f64| count / measured as f64;
     let none = PassShape { room: BatchCapacity::default(), largest: Vec::new() };
@@ -94,7 +115,7 @@ pub(super) fn survey(config: &Config, prepared: &RunInputs) -> Result<BatchStati
         reference: none,
         typical,
         steps,
-        single_micro_batches: cuts(&longest).len() <= 1,
+        single_micro_batches: cuts(&batcher.divide(longest)).len() <= 1,
         measured: measured as usize,
         sequence_tokens: per_step(sequence_tokens as f64),
         rows: per_step(num_rows as f64),
@@ -159,29 +180,54 @@ impl RowSize {
     }
 }
 
-/// Rows of at most this many tokens: the first whole, the last with shortened completions.
+/// Rows of at most this many tokens: the first whole, the last with shortened completions. A first one is shortened only
+/// where it may be divided.
 fn cut_to(rows: &[ScoredPrompt], most: usize, share_prefix: bool) -> Vec<ScoredPrompt> {
     let mut left = most;
     let mut kept: Vec<ScoredPrompt> = Vec::new();
     for row in rows {
         let tokens = row.counts(share_prefix).tokens;
-        if tokens <= left || kept.is_empty() {
+        if tokens <= left || kept.is_empty() && !row.is_divisible() {
             left = left.saturating_sub(tokens);
             kept.push(row.clone());
             continue;
         }
         let mut row = row.clone();
+        if kept.is_empty() {
+            // As many answers as there may be.
+            shorten(&mut row, |_| 1);
+            let fitting = row.answers_within(left, share_prefix);
+            row = rows[0].clone().split_first(fitting);
+        }
         let copies = if share_prefix { 1 } else { row.answers.len() };
         let Some(for_answers) = left.checked_sub(copies * row.prompt.len()) else { break };
-        let length = for_answers / row.answers.len();
+        let (length, longer) = (for_answers / row.answers.len(), for_answers % row.answers.len());
         if length > 0 {
-            row.answers.iter_mut().for_each(|answer| answer.truncate(length));
-            row.policy.iter_mut().for_each(|answer| answer.sampled.truncate(length));
+            shorten(&mut row, |answer| length + usize::from(answer < longer));
             kept.push(row);
         }
         break;
     }
     kept
+}
+
+/// A part of a prompt's answers of at most this many tokens: as many whole ones as fit, and a shortened one.
+fn with_fewer_answers(prompt: &ScoredPrompt, most: usize, share_prefix: bool) -> ScoredPrompt {
+    let whole = prompt.answers_within(most, share_prefix);
+    let mut part = prompt.clone().split_first((whole + 1).min(prompt.answers.len()));
+    let excess = part.counts(share_prefix).tokens.saturating_sub(most);
+    let last = part.answers.last().map_or(0, Vec::len);
+    match last > excess {
+        true => shorten(&mut part, |answer| if answer == whole { last - excess } else { usize::MAX }),
+        false => part = part.split_first(whole),
+    }
+    part
+}
+
+/// Shortens answers to the lengths that `length` gives.
+fn shorten(row: &mut ScoredPrompt, length: impl Fn(usize) -> usize) {
+    row.answers.iter_mut().enumerate().for_each(|(answer, tokens)| tokens.truncate(length(answer)));
+    row.policy.iter_mut().enumerate().for_each(|(answer, policy)| policy.sampled.truncate(length(answer)));
 }
 
 fn build(batcher: &mut MicroBatcher, rows: &[ScoredPrompt]) -> Result<MicroBatch> {

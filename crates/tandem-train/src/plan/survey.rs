@@ -168,7 +168,7 @@ impl<'a> PlanInputs<'a> {
     pub fn longest_prompt(&self, config: &Config) -> usize {
         match self.rows {
             Rows::Known(prepared) => prepared.longest_prompt,
-            Rows::Assumed(assumed) => assumed.shape(config).0.max(1),
+            Rows::Assumed(assumed) => assumed.shape(config).prompt.max(1),
         }
     }
 
@@ -176,7 +176,7 @@ impl<'a> PlanInputs<'a> {
     pub(crate) fn sampler(&self, config: &Config) -> Option<Sampler> {
         match self.rows {
             Rows::Known(prepared) => Sampler::new(config, prepared),
-            Rows::Assumed(assumed) => Sampler::assumed(config, assumed.shape(config).0),
+            Rows::Assumed(assumed) => Sampler::assumed(config, assumed.shape(config).prompt),
         }
     }
 
@@ -271,13 +271,24 @@ fn typical(steps: &[Vec<usize>]) -> (usize, usize) {
     all().min_by_key(|(_, _, n)| n.abs_diff(mean)).map_or((0, 0), |(step, cut, _)| (step, cut))
 }
 
+/// Rows of an assumed micro-batch, all alike.
+#[derive(Clone, Copy)]
+struct AssumedShape {
+    /// Tokens of the prompt.
+    prompt: usize,
+    /// Tokens of each answer.
+    answer: usize,
+    /// Answers to each prompt in the micro-batch.
+    answers: usize,
+    rows: usize,
+}
+
 impl SyntheticBatch {
-    /// Tokens of the prompt and of an answer of each row, and how many rows there are.
-    fn shape(self, config: &Config) -> (usize, usize, usize) {
+    fn shape(self, config: &Config) -> AssumedShape {
         let answers = recipe::for_method(config.method).num_responses(config);
-        let tokens = match config.train.micro_batch {
-            MicroBatchSize::Tokens(most) => self.tokens.min(most),
-            MicroBatchSize::Rows(_) => self.tokens,
+        let (tokens, most_rows) = match config.train.micro_batch {
+            MicroBatchSize::Tokens(most) => (self.tokens.min(most), None),
+            MicroBatchSize::Rows(most) => (self.tokens, Some(most)),
         };
         // A third of a pair, half of another row.
         let answer = |tokens: usize| match self.scored {
@@ -288,30 +299,36 @@ impl SyntheticBatch {
         let rows =
             (1..=tokens / 4).find(|rows| sequence(tokens / rows) <= config.data.max_length).unwrap_or(1);
         let row = tokens / rows;
-        let answer = answer(row).max(1);
-        // A micro-batch has no part of a prompt's answers.
         let generated = config.online.as_ref().filter(|online| online.environment.is_none());
         if let Some(online) = generated.filter(|online| row < answers * online.max_new_tokens) {
-            let answer = online.max_new_tokens;
-            let room = config.data.max_length.saturating_sub(answer);
-            return ((row / (answers + 1)).clamp(1, room.max(1)), answer, 1);
+            let longest = online.max_new_tokens;
+            let room = config.data.max_length.saturating_sub(longest).max(1);
+            // Answers that are in pairs stay together.
+            let has_pairs = online.algorithm.grpo().is_none() && online.algorithm.distill().is_none();
+            if has_pairs || most_rows.is_some() {
+                let prompt = (row / (answers + 1)).clamp(1, room);
+                return AssumedShape { prompt, answer: longest, answers, rows: 1 };
+            }
+            let scored = (answer(tokens) * answers).max(tokens.saturating_sub(room)).min(tokens - 1);
+            let fitting = (scored / longest).clamp(1, answers);
+            let prompt = tokens.saturating_sub(fitting * longest).clamp(1, room);
+            return AssumedShape { prompt, answer: longest, answers: fitting, rows: 1 };
         }
-        let rows = match config.train.micro_batch {
-            MicroBatchSize::Tokens(_) => rows,
-            MicroBatchSize::Rows(most) => rows.min(most),
-        };
-        (row.saturating_sub(answers * answer), answer, rows.min(config.train.batch_size))
+        let rows = most_rows.map_or(rows, |most| rows.min(most));
+        let answer = answer(row).max(1);
+        let prompt = row.saturating_sub(answers * answer);
+        AssumedShape { prompt, answer, answers, rows: rows.min(config.train.batch_size) }
     }
 
     fn survey(self, config: &Config) -> Result<BatchStatistics> {
-        let (prompt, answer, rows) = self.shape(config);
+        let AssumedShape { prompt, answer, answers, rows } = self.shape(config);
         let (recipe, mut builder) =
             (recipe::for_method(config.method), ForestBuilder::new(config.data.share_prefix));
         let row = AssumedRow {
             prompt: vec![0; prompt],
             chosen: vec![0; answer],
             rejected: vec![1; answer],
-            num_responses: recipe.num_responses(config),
+            num_responses: answers,
         };
         (0..rows).for_each(|_| recipe.add_assumed(&row, &mut builder));
         let forest = builder.finish()?;
@@ -328,7 +345,9 @@ impl SyntheticBatch {
             ..MicroBatch::default()
         };
         recipe.label_assumed(config, rows, sequences, &mut batch);
-        let in_step = config.train.batch_size.div_ceil(rows);
+        // A step's rows, as many of them as this micro-batch has, where it may have a part of one.
+        let in_step = config.train.batch_size * recipe.num_responses(config);
+        let in_step = in_step as f64 / (rows * answers) as f64;
         let pass = PassShape {
             room: BatchCapacity { tokens: num_tokens, scored: batch.forest.scored_rows().0.len() },
             largest: vec![batch.clone()],
@@ -338,10 +357,10 @@ impl SyntheticBatch {
             evaluation: pass.clone(),
             reference: pass,
             typical: batch,
-            steps: vec![vec![num_tokens; in_step]],
-            single_micro_batches: in_step <= 1,
+            steps: vec![vec![num_tokens; in_step.ceil() as usize]],
+            single_micro_batches: in_step <= 1.0,
             measured: 1,
-            sequence_tokens: sequence_tokens as f64 * config.train.batch_size as f64 / rows as f64,
+            sequence_tokens: sequence_tokens as f64 * in_step,
             rows: config.train.batch_size as f64,
         })
     }

@@ -230,6 +230,32 @@ impl MicroBatcher {
         Self { ld_alpha, ..self }
     }
 
+    /// Divides prompts whose answers exceed a micro-batch among several, each with a copy of the prompt. Where answers
+    /// are in pairs a prompt stays whole.
+    pub fn divide(&self, prompts: Vec<ScoredPrompt>) -> Vec<ScoredPrompt> {
+        let MicroBatchSize::Tokens(most) = self.size else { return prompts };
+        let share_prefix = self.layout.share_prefix;
+        let mut divided = Vec::with_capacity(prompts.len());
+        // Tokens of the last micro-batch, as it will be cut.
+        let mut used = 0;
+        for mut prompt in prompts {
+            let mut tokens = prompt.counts(share_prefix).tokens;
+            while tokens > most && prompt.is_divisible() {
+                let count = match prompt.answers_within(most.saturating_sub(used), share_prefix) {
+                    0 => prompt.answers_within(most, share_prefix).max(1),
+                    beside_others => beside_others,
+                };
+                let first = prompt.split_first(count);
+                used = fill(used, first.counts(share_prefix).tokens, most);
+                divided.push(first);
+                tokens = prompt.counts(share_prefix).tokens;
+            }
+            used = fill(used, tokens, most);
+            divided.push(prompt);
+        }
+        divided
+    }
+
     /// The micro-batches of a batch, as ranges of its rows.
     pub fn cut<'a>(&self, of: impl Into<Rows<'a>>, rows: &[u32]) -> Vec<std::ops::Range<usize>> {
         let lengths: Vec<usize> = self.counts(of, rows.into()).iter().map(|counts| counts.tokens).collect();
@@ -350,6 +376,11 @@ impl MicroBatcher {
     }
 }
 
+/// Adds tokens to a micro-batch, or to a new one where they do not fit.
+fn fill(used: usize, tokens: usize, most: usize) -> usize {
+    if used + tokens <= most { used + tokens } else { tokens }
+}
+
 /// Assigns micro-batches: the largest first, each to the rank with the least work. In rounds, ranks
 /// get equal counts, so that micro-batches computed at the same time are of similar size.
 pub(crate) fn deal(tokens: &[usize], num_ranks: usize, in_rounds: bool) -> Vec<Vec<usize>> {
@@ -419,6 +450,71 @@ mod tests {
             let share = batcher.share(Rows::Ranked(&rows), &[0], 0, 1);
             assert_eq!((share.totals.pairs, share.totals.chosen_tokens), (2, 5));
         }
+    }
+
+    /// Every answer is in one micro-batch with its numbers and a prompt, and no micro-batch with more than one answer
+    /// is too large.
+    #[test]
+    fn groups_larger_than_a_micro_batch_are_divided() {
+        let prompt = |row: u32, prompt: usize, lengths: &[usize]| {
+            let policy = |answer: usize| SampledAnswer {
+                sampled: vec![answer as f32; lengths[answer]],
+                ..SampledAnswer::default()
+            };
+            ScoredPrompt {
+                row,
+                prompt: vec![1; prompt],
+                answers: (0..lengths.len()).map(|answer| vec![answer as u32; lengths[answer]]).collect(),
+                turns: lengths.iter().map(|&length| vec![[0, length as u32]]).collect(),
+                policy: (0..lengths.len()).map(policy).collect(),
+                ..ScoredPrompt::default()
+            }
+        };
+        let whole = [
+            prompt(0, 5, &[3, 4]),
+            prompt(1, 4, &[9, 2, 30, 7, 7, 1, 8, 8, 8]),
+            prompt(2, 2, &[1, 1, 1]),
+            prompt(3, 18, &[2, 2, 2, 2]),
+        ];
+        for (share_prefix, most) in
+            [true, false].into_iter().flat_map(|share| (1..120).map(move |n| (share, n)))
+        {
+            let layout = RowLayout { share_prefix, ..RowLayout::default() };
+            let size = MicroBatchSize::Tokens(most);
+            let batcher = MicroBatcher::new(for_method(Method::Grpo), size, layout, false);
+            let divided = batcher.divide(whole.to_vec());
+            let what = format!("{most} tokens, shared {share_prefix}");
+            for expected in &whole {
+                let parts: Vec<_> = divided.iter().filter(|part| part.row == expected.row).collect();
+                assert!(parts.iter().all(|part| part.prompt == expected.prompt), "{what}");
+                let (mut answers, mut turns, mut policy) = (Vec::new(), Vec::new(), Vec::new());
+                for part in &parts {
+                    answers.extend(part.answers.clone());
+                    turns.extend(part.turns.clone());
+                    policy.extend(part.policy.clone());
+                }
+                assert_eq!((&answers, &turns), (&expected.answers, &expected.turns), "{what}");
+                assert!(policy == expected.policy, "{what}");
+                let fits = expected.counts(share_prefix).tokens <= most;
+                assert!(!fits || parts.len() == 1, "{what}: {} parts of {}", parts.len(), expected.row);
+            }
+            let rows: Vec<u32> = (0..divided.len() as u32).collect();
+            for cut in batcher.cut(Rows::Ranked(&divided), &rows) {
+                let tokens =
+                    divided[cut.clone()].iter().map(|part| part.counts(share_prefix).tokens).sum::<usize>();
+                let answers = divided[cut].iter().map(|part| part.answers.len()).sum::<usize>();
+                assert!(tokens <= most || answers == 1, "{what}: {tokens} tokens of {answers} answers");
+            }
+        }
+        let layout = RowLayout { share_prefix: true, ..RowLayout::default() };
+        let batcher = MicroBatcher::new(for_method(Method::Grpo), MicroBatchSize::Tokens(20), layout, false);
+        let parts = |rows: Vec<ScoredPrompt>| -> Vec<usize> {
+            batcher.divide(rows).iter().map(|part| part.answers.len()).collect()
+        };
+        // What is left beside another prompt is filled.
+        assert_eq!(parts(vec![prompt(0, 5, &[3, 4]), prompt(1, 2, &[5; 4])]), [2, 1, 3]);
+        let paired = ScoredPrompt { pairs: vec![[0, 3]], policy: Vec::new(), ..prompt(0, 4, &[9; 4]) };
+        assert_eq!(parts(vec![paired]), [4], "a pair stays together");
     }
 
     #[test]

@@ -198,6 +198,41 @@ impl ScoredPrompt {
         }
     }
 
+    /// Returns whether its answers may be in several micro-batches: none is compared with another.
+    pub fn is_divisible(&self) -> bool {
+        self.pairs.is_empty() && self.answers.len() > 1
+    }
+
+    /// Number of its first answers that fit this many tokens together with the prompt.
+    pub fn answers_within(&self, tokens: usize, share_prefix: bool) -> usize {
+        let mut used = if share_prefix { self.prompt.len() } else { 0 };
+        let copy = self.prompt.len() - used;
+        let fits = |answer: &&Vec<u32>| {
+            used += copy + answer.len();
+            used <= tokens
+        };
+        self.answers.iter().take_while(fits).count()
+    }
+
+    /// Takes its first answers away, with a copy of the prompt.
+    pub fn split_first(&mut self, answers: usize) -> Self {
+        fn take<T>(all: &mut Vec<T>, count: usize) -> Vec<T> {
+            all.drain(..count.min(all.len())).collect()
+        }
+        assert!(self.is_divisible(), "answers that are compared stay together");
+        Self {
+            row: self.row,
+            prompt: self.prompt.clone(),
+            answers: take(&mut self.answers, answers),
+            turns: take(&mut self.turns, answers),
+            pairs: Vec::new(),
+            explored: Vec::new(),
+            advantages: take(&mut self.advantages, answers),
+            policy: take(&mut self.policy, answers),
+            author: self.author,
+        }
+    }
+
     /// Counts of what it adds to a forest.
     pub fn counts(&self, share_prefix: bool) -> RowCounts {
         let lengths: Vec<usize> = self.answers.iter().map(Vec::len).collect();

@@ -90,12 +90,19 @@ fn batches(golden: &Value) -> Vec<Batch> {
     golden["batches"].as_array().unwrap().iter().zip(0..).map(of_step).collect()
 }
 
+/// Groups of answers are whole, and in several micro-batches.
 fn is_trl(name: &str) {
+    for micro_batch in ["train.micro_batch_size=1", "train.micro_batch_tokens=48"] {
+        is_trl_in(name, micro_batch);
+    }
+}
+
+fn is_trl_in(name: &str, micro_batch: &str) {
     let text = fs::read_to_string(goldens().join(format!("grpo/{name}.json"))).unwrap();
     let golden: Value = serde_json::from_str(&text).unwrap();
     let folder = tempfile::tempdir().unwrap();
     model(&golden, &folder.path().join("model"), formula::weight);
-    let config = as_trl(&golden, folder.path(), &[]);
+    let config = as_trl(&golden, folder.path(), &[micro_batch.to_owned()]);
     let found = train_on(name, &golden, config, folder.path(), batches(&golden));
     let steps = golden["steps"].as_array().unwrap();
     let not_ours = |key: &str| {

@@ -129,12 +129,14 @@ impl Trainer {
     ) -> Result<()> {
         self.cursor.skipped += 1;
         self.cursor.skipped_in_row += 1;
-        let places: Vec<String> = outcome
+        let mut places: Vec<String> = outcome
             .non_finite_rows
             .iter()
             .map(|&row| ranked.map_or(row, |ranked| ranked[row as usize].row))
             .map(|row| self.prepared.train.origin(row as usize).to_string())
             .collect();
+        // A prompt may be in several micro-batches.
+        places.dedup();
         let rows = places.join(", ");
         let in_a_row = self.cursor.skipped_in_row;
         let step = self.cursor.step;

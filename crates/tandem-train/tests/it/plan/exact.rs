@@ -73,7 +73,7 @@ const UPDATES: [&[&str]; 6] = [
 ];
 
 /// Keys of an online run.
-const ONLINE: [&[&str]; 10] = [
+const ONLINE: [&[&str]; 12] = [
     &[],
     &["online.algorithm=xpo", "online.steps_per_round=3"],
     &["online.algorithm=nash_md", "adapter.rank=4", "online.max_new_tokens=30"],
@@ -84,6 +84,9 @@ const ONLINE: [&[&str]; 10] = [
     &["method=grpo", "online.answers=3", "online.max_new_tokens=30"],
     &["method=grpo", "online.steps_per_round=2", "objective.beta=0.1", "adapter.rank=4"],
     &["online.overlap=true", "adapter.rank=4", "compute.format=nf4", "online.max_batch=3"],
+    // Groups larger than a micro-batch.
+    &["method=grpo", "online.answers=7", "online.max_new_tokens=40"],
+    &["method=grpo", "online.answers=5", "online.max_new_tokens=40", "data.share_prefix=false"],
 ];
 
 /// Settings of a reward model.
@@ -95,7 +98,7 @@ const DISTILL: [&[&str]; 7] = [
     &["data.take=chosen", "distill.beta=0.0", "compute.checkpointing=block", "compute.dtype=bf16"],
     &["data.take=chosen", "adapter.rank=4", "compute.format=nf4", "distill.temperature=2.0"],
     &["data.take=chosen", "compute.format=int8", "distill.beta=1.0"],
-    &["data.take=chosen", "distill.lmbda=0.5", "online.answers=3", "online.max_new_tokens=24"],
+    &["data.take=chosen", "distill.lmbda=0.5", "online.answers=9", "online.max_new_tokens=24"],
     // Given completions are longer than answers.
     &[
         "data.take=chosen",
@@ -243,8 +246,8 @@ fn online_runs_that_evaluate_an_average_take_what_was_planned() {
         &[
             "train.optimizer=schedule_free_adamw",
             "method=grpo",
-            "online.answers=3",
-            "online.max_new_tokens=30",
+            "online.answers=7",
+            "online.max_new_tokens=40",
         ],
         &["train.optimizer=schedule_free_adamw", "online.overlap=true"],
     ];

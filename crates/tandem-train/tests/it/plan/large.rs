@@ -37,17 +37,25 @@ fn seventy_billion_parameters_on_64_devices_are_planned_without_weights() {
     assert!((9.0..10.5).contains(&per_token), "{per_token}");
 }
 
-/// A micro-batch has no part of a group, so a small assumption does not make it fit.
+/// Answers that are compared in pairs stay together, so a small assumption does not make them fit.
 #[test]
-fn a_group_of_answers_is_planned_whole_whatever_is_assumed() {
+fn more_answers_than_a_micro_batch_holds_are_planned_as_they_are_cut() {
     // 384 tokens are assumed.
     let sketch = Sketch::small();
     let judge = "judges=[{ kind = \"regex\", pattern = \"a\" }]";
-    let settings = ["method=grpo", "objective.beta=0.1", "online.max_new_tokens=100", judge];
-    let tokens = |answers: &str| {
-        let plan = sketch.plan(&[&settings[..], &[answers]].concat(), 1, &device("A10"));
-        plan.fullest().data.max_micro_batch_tokens
+    let tokens = |own: &[&str]| {
+        let plan = sketch.plan(&[own, &["online.max_new_tokens=100", judge]].concat(), 1, &device("A10"));
+        let rank = plan.fullest();
+        (rank.data.max_micro_batch_tokens, rank.load.most_micro_batches)
     };
-    let [few, many] = ["online.answers=3", "online.answers=64"].map(tokens);
-    assert!((300..=384).contains(&few) && (6400..6500).contains(&many), "{few} and {many} tokens");
+    let grpo = ["method=grpo", "objective.beta=0.1"];
+    for (answers, most, micro_batches) in [("3", 300..=384, 16), ("64", 300..=384, 342)] {
+        let answers = format!("online.answers={answers}");
+        let found = tokens(&[&grpo[..], &[&answers]].concat());
+        assert!(most.contains(&found.0) && found.1 == micro_batches, "{answers}: {found:?}");
+    }
+    for whole in [&["method=online", "online.pairs=all"][..], &["method=grpo", "train.micro_batch_size=1"]] {
+        let found = tokens(&[whole, &["online.answers=64", "objective.beta=0.1"]].concat());
+        assert!((6400..6500).contains(&found.0) && found.1 == 16, "{whole:?}: {found:?}");
+    }
 }

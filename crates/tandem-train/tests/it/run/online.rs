@@ -146,6 +146,11 @@ fn policy_gradients_are_the_same_on_any_number_of_ranks() {
         &[&["compute.devices=cpu:2", "compute.sharding=zero3"], &["compute.devices=cpu:3"]],
     );
     same_everywhere(&RESAMPLES, &[&["compute.devices=cpu:2", "compute.sharding=zero3"]]);
+    let divided = ["method=grpo", "online.answers=7", "train.micro_batch_tokens=60", "grpo.loss=bnpo"];
+    same_everywhere(
+        &divided,
+        &[&["compute.devices=cpu:2", "compute.sharding=zero3"], &["compute.devices=cpu:3"]],
+    );
 }
 
 /// Also a model in stages, whose last one samples, and a reference that goes along.
