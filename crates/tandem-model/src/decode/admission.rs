@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::text::{CachedPrompt, LongPrompt, Open, Text};
+use super::waiting::Turn;
 use super::{Generator, Request};
 use crate::layers::PolicyAndReferenceScores;
 use crate::{ModelError, Result};
@@ -47,18 +48,16 @@ impl Generator<'_> {
     }
 
     /// Begins queued completions while there is room; returns the requests whose prompts are new to
-    /// the cache. Those of long prompts begin after the last part of their prompt.
+    /// the cache. The first completion of a long prompt begins after the prompt's last part, and others of it later.
     pub(super) fn admit(&mut self) -> Vec<usize> {
         let (mut new_prompts, mut new_tokens) = (Vec::new(), 0);
-        let behind_long = self.long.iter().map(|long| long.texts.len()).sum::<usize>();
-        let mut under_way = self.texts.len() + behind_long;
-        while under_way < self.options.max_batch
-            && let Some((number, answer)) = self.waiting.front()
+        while self.texts.len() + self.long.len() < self.options.max_batch
+            && let Some(turn) = self.waiting.next(|request| self.may_begin(request))
         {
+            let Turn { request: number, answer, .. } = turn;
             let open = &self.requests[&number];
             let limit = self.limit(&open.request);
-            let missing = if open.cached.is_some() { 0 } else { open.request.prompt.len() };
-            let is_long = missing > self.options.prefill_tokens;
+            let (missing, is_long) = (open.missing(), open.missing() > self.options.prefill_tokens);
             if !is_long && new_tokens > 0 && new_tokens + missing > self.options.prefill_tokens {
                 break;
             }
@@ -77,21 +76,30 @@ impl Generator<'_> {
                     logits: PolicyAndReferenceScores::default(),
                 };
                 self.requests.get_mut(&number).expect("found above").cached = Some(cached);
-                if is_long {
-                    self.long.push_back(LongPrompt { request: number, num_cached: 0, texts: Vec::new() });
-                } else {
-                    new_tokens += missing;
-                    new_prompts.push(number);
-                }
             }
-            self.waiting.pop_front();
-            under_way += 1;
+            self.waiting.take(&turn);
             let (tokens, log_probs) = (Vec::with_capacity(limit), Vec::new());
-            let long = self.long.iter_mut().find(|long| long.request == number);
-            let texts = long.map_or(&mut self.texts, |long| &mut long.texts);
-            texts.push(Text { request: number, answer, tokens, log_probs, rows, slot, limit });
+            let text = Text { request: number, answer, tokens, log_probs, rows, slot, limit };
+            if is_long {
+                self.long.push_back(LongPrompt { request: number, num_cached: 0, text });
+                continue;
+            }
+            if missing > 0 {
+                new_tokens += missing;
+                new_prompts.push(number);
+            }
+            self.texts.push(text);
         }
         new_prompts
+    }
+
+    /// Returns whether a completion of a request may begin: its prompt is not on its way into the cache, and no other
+    /// long prompt has to be read first. Half of the batch is for others.
+    fn may_begin(&self, request: usize) -> bool {
+        let most_long = (self.options.max_batch / 2).max(1);
+        let is_read = self.long.iter().any(|long| long.request == request);
+        let is_long = self.requests[&request].missing() > self.options.prefill_tokens;
+        !is_read && (!is_long || self.long.len() < most_long)
     }
 
     /// Takes cache rows, and slots if texts have slots, for a completion of `limit` rows and a prompt of

@@ -167,7 +167,7 @@ impl<'a> Generator<'a> {
             std::mem::take(&mut self.texts).into_iter().partition(|text: &Text| text.request == request);
         self.texts = under_way;
         if let Some(index) = self.long.iter().position(|long| long.request == request) {
-            ended.extend(self.long.remove(index).expect("it is there").texts);
+            ended.push(self.long.remove(index).expect("it is there").text);
         }
         if let Some(Open { cached: Some(prompt), .. }) = self.requests.remove(&request) {
             self.forget(prompt);
@@ -328,12 +328,13 @@ impl<'a> Generator<'a> {
         let end = length.min(num_cached + self.part_tokens());
         let part = Prompts::part(self.new_prompt(request), num_cached..end)?;
         let logits = self.prefill_logits(sources, &part)?;
-        self.long[0].num_cached = end;
+        let mut long = self.long.pop_front().expect("looked at above");
         if end < length {
+            long.num_cached = end;
+            self.long.push_back(long);
             return Ok(());
         }
-        let long = self.long.pop_front().expect("looked at above");
-        self.texts.extend(long.texts);
+        self.texts.push(long.text);
         self.keep_logits(&[request], logits);
         Ok(())
     }

@@ -28,8 +28,8 @@ pub(super) struct LongPrompt {
     pub(super) request: usize,
     /// Its tokens in the cache.
     pub(super) num_cached: usize,
-    /// Completions that begin after its last part.
-    pub(super) texts: Vec<Text>,
+    /// The completion that begins after its last part; others of the request begin later.
+    pub(super) text: Text,
 }
 
 /// Running completion.
@@ -50,6 +50,11 @@ impl Open {
     /// Returns the prompt in the cache.
     pub(super) fn cached(&self) -> &CachedPrompt {
         self.cached.as_ref().expect("it is kept for its answers")
+    }
+
+    /// Returns the number of the prompt's tokens, if it is not in the cache, nor on its way into it.
+    pub(super) fn missing(&self) -> usize {
+        if self.cached.is_some() { 0 } else { self.request.prompt.len() }
     }
 }
 

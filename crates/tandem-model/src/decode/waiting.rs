@@ -8,6 +8,15 @@ use std::ops::Range;
 #[derive(Default)]
 pub(super) struct Waiting(VecDeque<Client>);
 
+/// A completion whose turn it is.
+pub(super) struct Turn {
+    /// Place of its client.
+    client: usize,
+    pub(super) request: usize,
+    /// Number of the completion.
+    pub(super) answer: usize,
+}
+
 struct Client {
     number: u64,
     /// Requests in order, with the numbers of their completions that wait; none is empty.
@@ -27,15 +36,18 @@ impl Waiting {
         requests.push_back((request, 0..num_answers));
     }
 
-    /// Returns the completion whose turn it is: request and number.
-    pub(super) fn front(&self) -> Option<(usize, usize)> {
-        let (request, answers) = self.0.front()?.requests.front()?;
-        Some((*request, answers.start))
+    /// Returns the completion whose turn it is, among those of requests that may begin.
+    pub(super) fn next(&self, may_begin: impl Fn(usize) -> bool) -> Option<Turn> {
+        let turns = self.0.iter().enumerate().filter_map(|(client, waiting)| {
+            let (request, answers) = waiting.requests.front()?;
+            Some(Turn { client, request: *request, answer: answers.start })
+        });
+        turns.into_iter().find(|turn| may_begin(turn.request))
     }
 
-    /// Removes the completion whose turn it is. The next turn is the next client's.
-    pub(super) fn pop_front(&mut self) {
-        let Some(mut client) = self.0.pop_front() else { return };
+    /// Removes a completion whose turn it is. The next turn is the next client's.
+    pub(super) fn take(&mut self, turn: &Turn) {
+        let Some(mut client) = self.0.remove(turn.client) else { return };
         if let Some((_, answers)) = client.requests.front_mut() {
             answers.start += 1;
             if answers.start == answers.end {
@@ -62,9 +74,9 @@ mod tests {
 
     fn drain(mut waiting: Waiting) -> Vec<(usize, usize)> {
         let mut order = Vec::new();
-        while let Some(next) = waiting.front() {
-            order.push(next);
-            waiting.pop_front();
+        while let Some(turn) = waiting.next(|_| true) {
+            order.push((turn.request, turn.answer));
+            waiting.take(&turn);
         }
         order
     }
@@ -84,6 +96,18 @@ mod tests {
     }
 
     #[test]
+    fn clients_that_cannot_begin_are_passed_over_and_keep_their_turn() {
+        let mut waiting = Waiting::default();
+        waiting.push(7, 0, 2);
+        waiting.push(8, 1, 2);
+        let turn = waiting.next(|request| request != 0).unwrap();
+        assert_eq!((turn.request, turn.answer), (1, 0));
+        waiting.take(&turn);
+        assert!(waiting.next(|request| request > 1).is_none());
+        assert_eq!(drain(waiting), [(0, 0), (1, 1), (0, 1)]);
+    }
+
+    #[test]
     fn requests_of_one_client_keep_their_order() {
         let mut waiting = Waiting::default();
         waiting.push(0, 0, 2);
@@ -97,9 +121,10 @@ mod tests {
         waiting.push(1, 0, 2);
         waiting.push(2, 1, 2);
         waiting.push(2, 2, 1);
-        waiting.pop_front();
+        let next = |waiting: &Waiting| waiting.next(|_| true).unwrap();
+        waiting.take(&next(&waiting));
         waiting.remove(1);
-        assert_eq!(waiting.front(), Some((2, 0)));
+        assert_eq!(next(&waiting).request, 2);
         waiting.remove(2);
         assert_eq!(drain(waiting), [(0, 1)]);
     }

@@ -198,6 +198,11 @@ impl Algorithm {
         }
     }
 
+    /// Returns whether a prompt's completions may be in several micro-batches: none is compared with another.
+    pub const fn divides_prompts(&self) -> bool {
+        matches!(self, Self::Grpo(_) | Self::Distill(_))
+    }
+
     /// Returns the options of distillation.
     pub const fn distill(&self) -> Option<&DistillConfig> {
         match self {

@@ -43,14 +43,14 @@ pub(super) fn survey(config: &Config, prepared: &RunInputs) -> Result<BatchStati
         by_size.iter().cycle().take(in_step).map(|&row| largest_of(row)).collect();
     let tokens =
         |rows: &[ScoredPrompt]| rows.iter().map(|row| row.counts(share_prefix).tokens).sum::<usize>();
-    // The most that is not divided: an answer with its prompt, or a given completion.
+    // A distillation may train on completions of the data set, which nothing divides.
+    let given_counts = |row: usize| match cache.kind() {
+        RowKind::Supervised => cache.scored(row).counts(),
+        _ => RowCounts::default(),
+    };
     let undivided = |row: usize| {
         let prompt = cache.prompt_tokens(row).len();
-        let given = match cache.kind() {
-            RowKind::Supervised => cache.scored(row).counts().tokens,
-            _ => 0,
-        };
-        given.max(prompt + longest_answer(prompt))
+        given_counts(row).tokens.max(prompt + longest_answer(prompt))
     };
     let whole = match longest[0].is_divisible() {
         true => (0..cache.num_rows()).map(undivided).fold(0, usize::max),
@@ -79,9 +79,19 @@ pub(super) fn survey(config: &Config, prepared: &RunInputs) -> Result<BatchStati
             largest.push(build(&mut batcher, &[with_fewer_answers(&rows[0], most, share_prefix)])?);
         }
     }
+    let mixes_given = cache.kind() == RowKind::Supervised;
+    if mixes_given {
+        // Of all tokens of a given completion but the prompt's each may be scored.
+        let unscored = |row: &usize| given_counts(*row).tokens - given_counts(*row).scored_rows;
+        let mut rows: Vec<usize> = (0..cache.num_rows()).collect();
+        rows.sort_by_cached_key(unscored);
+        let given = rows.iter().take(in_step).map(|&row| ScoredPrompt::given(cache, row as u32));
+        largest.push(build(&mut batcher, &cut_to(&given.collect::<Vec<_>>(), most, share_prefix))?);
+    }
     let scored = largest.iter().map(|batch| batch.forest.scored_rows().0.len()).max().unwrap_or(0);
+    // A part of a prompt's answers may be beside given completions.
+    let scored = if mixes_given { scored.max(most - 1) } else { scored };
     let train = PassShape { room: BatchCapacity { tokens: most, scored }, largest };
-    // Time is estimated for completions of the greatest length.
     let mut batches = prepared.batches(config);
     let rows = |batcher: &MicroBatcher, rows: &[u32]| {
         batcher.divide(rows.iter().map(|&row| largest_of(row as usize)).collect())
@@ -90,6 +100,12 @@ pub(super) fn survey(config: &Config, prepared: &RunInputs) -> Result<BatchStati
         let lengths: Vec<usize> = rows.iter().map(|row| row.counts(share_prefix).tokens).collect();
         order::cut(&lengths, config.train.micro_batch.into())
     };
+    // A batch of smaller rows may have one that is divided.
+    let may_divide = longest[0].is_divisible() || mixes_given;
+    let exceeds =
+        matches!(config.train.micro_batch, MicroBatchSize::Tokens(limit) if tokens(&longest) > limit);
+    let single_micro_batches = cuts(&longest).len() <= 1 && !(may_divide && exceeds);
+    // Time is estimated for completions of the greatest length.
     let measured = match config.data.order {
         Order::Shuffled | Order::Sequential => batches.steps_per_epoch().min(super::survey::LOOK_AHEAD),
     };
@@ -115,7 +131,7 @@ pub(super) fn survey(config: &Config, prepared: &RunInputs) -> Result<BatchStati
         reference: none,
         typical,
         steps,
-        single_micro_batches: cuts(&batcher.divide(longest)).len() <= 1,
+        single_micro_batches,
         measured: measured as usize,
         sequence_tokens: per_step(sequence_tokens as f64),
         rows: per_step(num_rows as f64),
@@ -164,8 +180,7 @@ impl RowSize {
         let Self { prompt, answers, tokens } = self;
         let is_nash = matches!(algorithm, Algorithm::NashMd { .. });
         let policy = if algorithm.grpo().is_some() { answers } else { 0 };
-        let distill = algorithm.distill();
-        let pairs = if distill.is_some() { 0 } else { answers as u32 };
+        let pairs = if algorithm.divides_prompts() { 0 } else { answers as u32 };
         ScoredPrompt {
             policy: vec![SampledAnswer { sampled: vec![0.0; tokens], ..SampledAnswer::default() }; policy],
             row: 0,
@@ -173,7 +188,7 @@ impl RowSize {
             answers: vec![vec![0; tokens]; answers],
             turns: Vec::new(),
             pairs: (1..pairs).map(|worse| [worse - 1, worse]).collect(),
-            author: distill.map(|_| Author::Policy),
+            author: algorithm.distill().map(|_| Author::Policy),
             explored: Vec::new(),
             advantages: vec![0.0; if is_nash { answers } else { 0 }],
         }

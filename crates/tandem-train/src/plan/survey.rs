@@ -303,9 +303,7 @@ impl SyntheticBatch {
         if let Some(online) = generated.filter(|online| row < answers * online.max_new_tokens) {
             let longest = online.max_new_tokens;
             let room = config.data.max_length.saturating_sub(longest).max(1);
-            // Answers that are in pairs stay together.
-            let has_pairs = online.algorithm.grpo().is_none() && online.algorithm.distill().is_none();
-            if has_pairs || most_rows.is_some() {
+            if !online.algorithm.divides_prompts() || most_rows.is_some() {
                 let prompt = (row / (answers + 1)).clamp(1, room);
                 return AssumedShape { prompt, answer: longest, answers, rows: 1 };
             }

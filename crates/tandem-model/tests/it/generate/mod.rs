@@ -259,6 +259,40 @@ fn others_go_on_while_a_long_prompt_is_read() {
     assert_eq!(first_tokens[..2], [short_number, long_number]);
 }
 
+/// Neither a client with many completions of a long prompt nor many long prompts fill the batch.
+#[test]
+fn long_prompts_are_read_in_turns_and_leave_room() {
+    let (golden, device) = (of_long_texts("llama"), cpu());
+    let weights = golden.load(&device);
+    let mut source = ResidentWeights::new(&golden.decoder, &weights, None);
+    let options = GeneratorOptions { cache_tokens: 3000, prefill_tokens: 96, log_probs: true, max_batch: 4 };
+    let mut generator = Generator::new(&golden.decoder, &device, DType::F32, options).unwrap();
+    let [long, short, other, ..]: [Request; 5] =
+        requests(long_prompts(&golden), sampling()).try_into().unwrap();
+    let long = Request { num_answers: 6, ..long };
+    let all = vec![long.clone(), other.clone(), long.clone(), short.clone()];
+    let expected = generator.generate(&mut source, all.clone(), &mut |_| Flow::Continue).unwrap();
+    let first = generator.submit_for(1, all[0].clone()).unwrap();
+    for (client, request) in (2..).zip(&all[1..]) {
+        generator.submit_for(client, request.clone()).unwrap();
+    }
+    let (mut begun, mut found) = (Vec::new(), Vec::new());
+    while !generator.is_idle() {
+        let mut note = |new: NewToken| {
+            if new.index == 0 {
+                begun.push(new.request - first);
+            }
+            Flow::Continue
+        };
+        found.extend(generator.step(&mut source, &mut note).unwrap());
+    }
+    // Five parts and three; the third waits until one of the two is read.
+    assert_eq!(begun[..3], [3, 1, 0], "{begun:?}");
+    found.iter_mut().for_each(|answer| answer.request -= first);
+    found.sort_by_key(|answer| (answer.request, answer.answer));
+    assert_eq!(found, expected);
+}
+
 #[test]
 fn another_seed_gives_other_text_and_the_same_seed_the_same() {
     let (golden, device, weights) = Golden::loaded("llama");

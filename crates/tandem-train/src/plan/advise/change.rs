@@ -28,7 +28,8 @@ pub const CHANGES: &[Change] = &[
     change("divide weights too", &["compute.sharding=zero3"], ""),
     change("micro-batches of 2048 tokens", &["train.micro_batch_tokens=2048"], ROUNDING),
     change("micro-batches of 1024 tokens", &["train.micro_batch_tokens=1024"], ROUNDING),
-    change("micro-batches of one row", &["train.micro_batch_size=1"], ROUNDING),
+    change("micro-batches of one row", &[ONE_ROW], ROUNDING),
+    change("micro-batches of one completion", &[ONE_COMPLETION], ROUNDING),
     change("optimiser states in 8 bits", &["train.optimizer_state=8bit"], "moments are rounded"),
     change("keep states and weights in host memory", &["compute.offload=host"], ""),
     change(
@@ -54,6 +55,10 @@ pub const CHANGES: &[Change] = &[
     ),
 ];
 
+/// The smallest micro-batch, and that of a method that divides a prompt's completions: a row is a prompt with all of them.
+const ONE_ROW: &str = "train.micro_batch_size=1";
+const ONE_COMPLETION: &str = "train.micro_batch_tokens=1";
+
 /// Another cut of a batch is another order of sums.
 const ROUNDING: &str = "the last bits of sums";
 
@@ -72,7 +77,11 @@ impl Change {
     /// nothing contradicts them. An existing adapter stays as it is.
     pub fn applies(&self, config: &Config) -> bool {
         let is_free = config.adapter.is_none() || !self.alters_what_trains();
-        is_free && config.with(self.overrides).is_ok_and(|changed| changed != *config)
+        let divides = config.online.as_ref().is_some_and(|online| online.algorithm.divides_prompts());
+        let other_row = if divides { ONE_ROW } else { ONE_COMPLETION };
+        is_free
+            && !self.overrides.contains(&other_row)
+            && config.with(self.overrides).is_ok_and(|changed| changed != *config)
     }
 }
 

@@ -255,6 +255,28 @@ fn online_runs_that_evaluate_an_average_take_what_was_planned() {
     take_what_is_planned(&Small::new("online"), 0..1, &AVERAGED, &[whole, file, zero3]);
 }
 
+/// One prompt a step, whose completions are in several micro-batches, alone or among given completions.
+#[test]
+fn runs_that_divide_completions_take_what_was_planned() {
+    const ONE: [&str; 2] = ["train.batch_size=1", "train.micro_batch_tokens=100"];
+    let grpo = ["method=grpo", "online.answers=8", "online.max_new_tokens=48"];
+    let adapter = [&grpo[..], &["adapter.rank=4", "objective.beta=0.1"]].concat();
+    let apart = [&grpo[..], &["data.share_prefix=false"]].concat();
+    let online = Small::new("online");
+    for own in [&grpo[..], &adapter, &apart] {
+        let plans = planned(&online.config("run", &[own, &ONE].concat()), 1);
+        let found = (plans[0].data.max_micro_batch_tokens, plans[0].load.most_micro_batches);
+        assert!(found.0 < 170 && found.1 > 3, "{own:?}: {found:?}");
+    }
+    let settings: Vec<Vec<&str>> =
+        [&grpo[..], &adapter, &apart].iter().map(|own| [own, &ONE[..]].concat()).collect();
+    let settings: Vec<&[&str]> = settings.iter().map(Vec::as_slice).collect();
+    take_what_is_planned(&online, 0..1, &settings, &[PLACES[0], PLACES[4], PLACES[7]]);
+    let mixed = ["data.take=chosen", "distill.lmbda=0.5", "online.answers=6", "online.max_new_tokens=10"];
+    let alone = [&mixed[..], &ONE].concat();
+    take_what_is_planned(&Small::new("distill"), 0..2, &[&mixed[..], &alone], &PLACES[..1]);
+}
+
 #[test]
 #[ignore = "long: runs in .ci/nightly"]
 fn no_run_takes_more_than_was_planned() {
@@ -310,11 +332,13 @@ fn take_what_is_planned(small: &Small, seeds: Range<u64>, kinds: &[&[&str]], pla
                     continue;
                 }
                 runs += 1;
-                let cut =
-                    ["train.micro_batch_size=2", "train.micro_batch_tokens=160"][(seed + runs) as usize % 2];
+                let cuts = ["train.micro_batch_size=2", "train.micro_batch_tokens=160"];
+                let own_cut =
+                    of_kind.iter().copied().find(|setting| setting.starts_with("train.micro_batch"));
+                let cut = own_cut.unwrap_or(cuts[(seed + runs) as usize % 2]);
                 let place = |text: &&str| text.replace("START", &start).replace("FOLDER", &folder);
                 let mut settings: Vec<String> =
-                    of_kind.iter().chain(of_place).chain(&RUN).chain(&[cut]).map(place).collect();
+                    RUN.iter().chain(&[cut]).chain(of_kind).chain(of_place).map(place).collect();
                 settings.extend([
                     format!("data.train={train}"),
                     format!("compute.devices=cpu:{ranks}"),
