@@ -25,7 +25,11 @@ impl Config {
         );
         let warmup = train.warmup.steps(total_steps);
         note(
-            warmup > 0 && warmup >= total_steps,
+            warmup > 0 && total_steps == 1,
+            "the only step is the first of the warm-up and has a learning rate of 0: the model stays as it is".to_owned(),
+        );
+        note(
+            warmup > 0 && warmup >= total_steps && total_steps > 1,
             format!(
                 "the warm-up has {warmup} steps and the run {total_steps}: the learning rate rises to the end and does not \
                  reach train.learning_rate"
@@ -37,9 +41,9 @@ impl Config {
             format!("train.sample_tokens = {tokens} has no effect: train.samples comes to 0 here"),
         );
         note(
-            !self.data.share_prefix && !matches!(self.method, Method::Dpo | Method::Online),
+            !self.data.share_prefix && self.online.is_none() && self.method != Method::Dpo,
             format!(
-                "data.share_prefix = false has no effect with method = \"{}\", which has no pairs",
+                "data.share_prefix = false has no effect with method = \"{}\", which has no texts with a common prompt",
                 self.method
             ),
         );

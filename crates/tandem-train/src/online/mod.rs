@@ -33,6 +33,7 @@ pub(crate) mod server;
 pub(crate) mod sources;
 mod summary;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -50,7 +51,6 @@ pub use pairs::Paired;
 pub use server::Server;
 pub use summary::Summary;
 
-use crate::Result;
 use crate::config::{Algorithm, Config, OnlineConfig};
 use crate::draw::draw;
 use crate::inputs::RunInputs;
@@ -58,6 +58,7 @@ use crate::metrics::{MetricsFile, Split};
 use crate::parallel::DeviceMesh;
 use crate::recipe::{MicroBatcher, ScoredPrompt};
 use crate::step::TrainStep;
+use crate::{Result, TrainError};
 use advantages::Advantages;
 use answers::{asked_of, fill};
 use generate::{Asked, GenerationContext, GenerationRequest, LockstepGroup};
@@ -192,33 +193,61 @@ impl Online {
     ) -> Result<Option<TrainingBatch>> {
         self.commit();
         self.took = RoundTimings::default();
-        if self.state.pending.is_empty() {
-            let is_begun = self.round.is_some() || self.begin(step, step, scorer, mesh, batches, stop)?;
-            if !is_begun || !self.answered(mesh, stop)? || !self.finish_pending(mesh, stop)? {
+        if !self.has_answers(step) {
+            let later = std::mem::take(&mut self.state.pending);
+            let until = later.front().map_or(u64::MAX, |batch| batch.step);
+            let made = self.make_round(step..until, scorer, mesh, batches, batcher, stop);
+            self.state.pending.extend(later);
+            if !made? {
                 return Ok(None);
             }
-            if !self.replace_uniform(scorer, mesh, stop)? {
-                return Ok(None);
-            }
-            self.add_old_log_probs(scorer, mesh, batcher)?;
         }
         let batch = self.state.pending.pop_front().expect("a round has a batch");
         self.repeat(&batch);
         assert_eq!(batch.step, step, "batches are trained on in their order");
-        if self.config.overlap && self.state.pending.is_empty() && step + 1 < self.total_steps {
-            self.begin(step + 1, step, scorer, mesh, batches, stop)?;
+        if self.config.overlap && step + 1 < self.total_steps && !self.has_answers(step + 1) {
+            let until = self.state.pending.front().map_or(u64::MAX, |batch| batch.step);
+            self.begin(step + 1..until, step, scorer, mesh, batches, stop)?;
         }
         let TrainingBatch { ranked, summary } = self.rank(&batch)?;
         self.current = Some(batch);
         Ok(Some(TrainingBatch { ranked: batcher.divide(ranked), summary }))
     }
 
-    /// Starts generating and judging the round of the 0-based step `first`, with weights after
+    /// Returns whether the batch of a step is the next that waits. A run that was resumed with other rounds, or more
+    /// steps, has batches of later steps alone.
+    fn has_answers(&self, step: u64) -> bool {
+        self.state.pending.front().is_some_and(|batch| batch.step == step)
+    }
+
+    /// Makes the batches of a round that begins with the first of these steps. False if any rank was stopped.
+    fn make_round(
+        &mut self,
+        steps: Range<u64>,
+        scorer: &mut TrainStep,
+        mesh: &mut DeviceMesh,
+        batches: &mut BatchSampler,
+        batcher: &mut MicroBatcher,
+        stop: &AtomicBool,
+    ) -> Result<bool> {
+        let step = steps.start;
+        let is_begun = self.round.is_some() || self.begin(steps, step, scorer, mesh, batches, stop)?;
+        if !is_begun || !self.answered(mesh, stop)? || !self.finish_pending(mesh, stop)? {
+            return Ok(false);
+        }
+        if !self.replace_uniform(scorer, mesh, stop)? {
+            return Ok(false);
+        }
+        self.add_old_log_probs(scorer, mesh, batcher)?;
+        Ok(true)
+    }
+
+    /// Starts generating and judging the round of the first of these 0-based steps, with weights after
     /// `after` steps. Completions that wait for judges are only judged. False if any rank was
     /// stopped.
     fn begin(
         &mut self,
-        first: u64,
+        steps: Range<u64>,
         after: u64,
         scorer: &mut TrainStep,
         mesh: &mut DeviceMesh,
@@ -227,7 +256,9 @@ impl Online {
     ) -> Result<bool> {
         let round = std::mem::take(&mut self.state.unjudged);
         if round.is_empty() {
-            let steps = first..(first + self.config.steps_per_round).min(self.total_steps);
+            let every = self.config.steps_per_round;
+            let next_round = (steps.start / every + 1) * every;
+            let steps = steps.start..next_round.min(steps.end).min(self.total_steps);
             let mut batch = |step| {
                 let prompt = |&row: &u32| CompletedPrompt { row, answers: Vec::new() };
                 Batch {
@@ -355,7 +386,7 @@ impl Online {
             self.took.tokens += answered.as_deref().map_or(0, num_tokens);
             self.round = answered.map(RoundState::Answered);
             if self.round.is_none() {
-                self.state.pending.extend(self.current.take());
+                self.current.take().into_iter().for_each(|batch| self.state.pending.push_front(batch));
                 return Ok(false);
             }
         }
@@ -372,7 +403,10 @@ impl Online {
         let prompts = round.iter_mut().flat_map(|batch| &mut batch.prompts);
         let is_judged = self.judging.end(prompts, mesh.world(), stop)?;
         match is_judged {
-            true => self.state.pending.extend(round),
+            true => {
+                let later = std::mem::replace(&mut self.state.pending, round.into());
+                self.state.pending.extend(later);
+            }
             false => self.state.unjudged = round,
         }
         self.took.judge += began.elapsed().as_secs_f64();
@@ -508,6 +542,36 @@ impl Online {
         }
         Ok(TrainingBatch { ranked, summary })
     }
+}
+
+/// Refuses completions of a checkpoint that were generated under settings with which the run could not train on them.
+///
+/// # Errors
+/// One is longer than a completion may be, or one of Nash-MD's two is missing.
+pub fn check_state(state: &OnlineState, config: &OnlineConfig) -> Result<()> {
+    let refused = |key: &str, found: String| {
+        let reason = format!(
+            "online.{key}: {found} completions that the checkpoint keeps for coming steps; resume with the value that the \
+             run had, or start anew with --overwrite"
+        );
+        Err(TrainError::Mismatch { reason })
+    };
+    let rounds = state.pending.iter().chain(&state.unjudged).flat_map(|batch| &batch.prompts);
+    for prompt in rounds.chain(&state.replay) {
+        let longest = prompt.answers.iter().map(|answer| answer.tokens.len()).max().unwrap_or(0);
+        if longest > config.max_new_tokens && config.environment.is_none() {
+            let limit = config.max_new_tokens;
+            return refused("max_new_tokens", format!("{limit} is less than the {longest} tokens of"));
+        }
+        if matches!(config.algorithm, Algorithm::NashMd { .. }) && prompt.answers.len() != 2 {
+            let count = prompt.answers.len();
+            return refused(
+                "algorithm",
+                format!("\"nash_md\" compares two, and there are prompts with {count}"),
+            );
+        }
+    }
+    Ok(())
 }
 
 /// Sampled tokens of a round.

@@ -34,6 +34,14 @@ pub(crate) fn newest_checkpoint(
     for error in &latest.skipped {
         observer.event(&Event::Warning(&crate::chain(error)));
     }
+    if latest.checkpoint.is_none() && run_dir.final_path().exists() {
+        let reason = format!(
+            "--resume: {} has a finished model in final/ and no checkpoint to go on from, and a new run would replace it; \
+             give another `output`, or --overwrite",
+            run_dir.path().display()
+        );
+        return Err(TrainError::Mismatch { reason });
+    }
     if latest.checkpoint.is_none() {
         observer.event(&Event::Warning("no complete checkpoint to resume from; starting at step 0"));
     }
@@ -56,6 +64,9 @@ pub(crate) fn agree_on(newest: Option<Checkpoint>, group: &mut ProcessGroup) -> 
     if newest.is_some() {
         return Ok(newest);
     }
+    #[cfg(unix)]
+    let path = PathBuf::from(<std::ffi::OsString as std::os::unix::ffi::OsStringExt>::from_vec(path));
+    #[cfg(not(unix))]
     let path = PathBuf::from(String::from_utf8_lossy(&path).into_owned());
     if !path.exists() {
         return Err(TrainError::NotShared { path, writer: 0, reader: group.rank() });
@@ -100,7 +111,15 @@ pub(crate) fn of_changed_model(error: TrainError, config: &Config) -> TrainError
         (Some(_), None) => vec!["`adapter` was set and is now absent".to_owned()],
         _ => {
             let is_of_model = |key: &str| {
-                ["model", "method", "train.optimizer"].contains(&key) || key.starts_with("adapter.")
+                const OF_MODEL: [&str; 6] = [
+                    "model",
+                    "method",
+                    "train.optimizer",
+                    "train.momentum",
+                    "train.ema_decay",
+                    "reference.kind",
+                ];
+                OF_MODEL.contains(&key) || key.starts_with("adapter.")
             };
             let changes = config.changes_since(&saved).into_iter().filter(|change| is_of_model(&change.key));
             let in_words = |value: Option<String>| value.unwrap_or_else(|| "absent".to_owned());

@@ -50,6 +50,11 @@ pub const LOG: &str = "log.txt";
 const FILES: [&str; 10] =
     [CONFIG, PLAN, PROVENANCE, METRICS, STATES, LOG, ROWS, SAMPLES, trackers::STATE, trackers::OUTPUT];
 
+/// Returns whether a path is that of a file that a run with this output folder writes.
+pub(crate) fn is_file_of(output: &Path, path: &Path) -> bool {
+    FILES.iter().any(|name| output.join(name) == path)
+}
+
 const CONFIG: &str = "config.toml";
 const LOCK: &str = ".lock";
 const PLAN: &str = "plan.json";

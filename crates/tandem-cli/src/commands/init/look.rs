@@ -42,7 +42,7 @@ pub(super) fn look(
     let inputs = RunInputs::open(&config, &mut watcher)?;
     watcher.finish();
     let mut lines = vec![about(&inputs)];
-    let mut changed = false;
+    let mut changed = without_idle_warmup(draft, &config, &inputs);
     if let Some(from) = from
         && let Some(tokens) = from.packed
         && let Some(line) = unpack(draft, &mut config, &inputs, tokens)
@@ -78,6 +78,17 @@ pub(super) fn look(
     }
     lines.push(advice.plan.verdict());
     Ok(Look::Planned { lines, fits: true, changed: true })
+}
+
+/// Leaves out the warm-up of a run of one step, whose learning rate would be 0.
+fn without_idle_warmup(draft: &mut Draft, config: &Config, inputs: &RunInputs) -> bool {
+    let steps = config.total_steps(inputs.train.num_rows());
+    if steps != 1 || config.train.warmup.steps(steps) == 0 {
+        return false;
+    }
+    draft.remove("train.warmup_steps");
+    draft.set("train.warmup_ratio", 0.0, "the rows make one step, and that of a warm-up learns nothing");
+    true
 }
 
 /// A failure of the network is no mistake of the file.

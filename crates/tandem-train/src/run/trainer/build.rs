@@ -12,7 +12,7 @@ use tandem_kernels::{Backend, Profile, release_free_heap};
 use super::memory::{explained, refuse_too_large};
 use super::{Files, Options, Trainer};
 use crate::checkpoint::{Cursor, Saver, snapshot};
-use crate::config::{Aggregation, Config, EnvironmentConfig};
+use crate::config::{Aggregation, Config, EnvironmentConfig, Length};
 use crate::events::{Event, Observer};
 use crate::inputs::RunInputs;
 use crate::judges::{self, JudgeLine};
@@ -22,13 +22,14 @@ use crate::online::generate::LockstepGroup;
 use crate::online::judging::Judging;
 use crate::online::{
     AsyncRound, BackgroundGenerator, Generation, GenerationBackend, GenerationMode, Online, Server,
+    check_state,
 };
 use crate::parallel::{DeviceMesh, Partition};
 use crate::placement::MemoryPlacement;
 use crate::plan::{Plan, PlanInputs};
 use crate::profile::Profiler;
 use crate::run::provenance::{ProvenanceWriter, Start, input_files};
-use crate::run::run_dir::{RunDir, RunDirPolicy};
+use crate::run::run_dir::{RunDir, RunDirPolicy, is_file_of};
 use crate::run::{agreement, matmuls, resume};
 use crate::samples::Sampler;
 use crate::step::{TrainState, TrainStep};
@@ -63,6 +64,7 @@ impl Trainer {
         let progress = group.progress().clone();
         let mut mesh = DeviceMesh::new(group, &config.compute)?;
         let group = mesh.world();
+        refuse_written_rows(&config)?;
         let run_dir = if group.rank() == 0 { Some(RunDir::open(&config.output, start)?) } else { None };
         // The first rank tokenises; the others find the tokens in the cache.
         if run_dir.is_none() {
@@ -77,6 +79,7 @@ impl Trainer {
         if run_dir.is_some() {
             group.barrier()?;
         }
+        refuse_idle_warmup(&config, config.total_steps(prepared.train.num_rows()))?;
         agreement::on_run_folder(&config.output, run_dir.as_ref(), group)?;
         agreement::on_inputs(&config, &prepared, group)?;
         let outline = PlanInputs::new(&prepared);
@@ -283,6 +286,32 @@ impl TrainerBuilder<'_> {
     }
 }
 
+/// Refuses rows in a file that the run writes: it would be emptied before it is read.
+fn refuse_written_rows(config: &Config) -> Result<()> {
+    for (key, sources) in [("data.train", &config.data.train), ("data.eval", &config.data.eval)] {
+        let path = sources.iter().map(|source| &source.path).find(|path| is_file_of(&config.output, path));
+        if let Some(path) = path {
+            let reason =
+                format!("{key}: the run writes {} itself; change `output`, or move the rows", path.display());
+            return Err(TrainError::Mismatch { reason });
+        }
+    }
+    Ok(())
+}
+
+/// Refuses epochs whose only step has a learning rate of 0, the first of its warm-up. One step that was asked for is a
+/// trial, which is told.
+fn refuse_idle_warmup(config: &Config, total_steps: u64) -> Result<()> {
+    let is_asked_for = matches!(config.train.length, Length::Steps(_));
+    if is_asked_for || total_steps != 1 || config.train.warmup.steps(total_steps) == 0 {
+        return Ok(());
+    }
+    let reason = "the run has one step, which is the first of its warm-up and has a learning rate of 0: nothing would be \
+                  learned; set train.warmup_ratio = 0 (or train.warmup_steps = 0), or train for more steps"
+        .to_owned();
+    Err(TrainError::Mismatch { reason })
+}
+
 /// Creates the source of pairs of an online run.
 fn online(
     config: &Config,
@@ -294,6 +323,8 @@ fn online(
     mesh: &mut DeviceMesh,
 ) -> Result<Option<Online>> {
     let Some(options) = &config.online else { return Ok(None) };
+    let state = cursor.online.clone().unwrap_or_default();
+    check_state(&state, options)?;
     let (on_line, lines) = mpsc::channel();
     let is_first = mesh.world().rank() == 0;
     let (mut environment, mut judges) = (None, None);
@@ -303,7 +334,6 @@ fn online(
         Some(section) => environment = Some(Box::new(self::environment(section, on_line)?)),
         None => judges = Some(panel(config, &scorer.placement, on_line)?),
     }
-    let state = cursor.online.clone().unwrap_or_default();
     let longest = prepared.longest_prompt;
     let generation = |mesh: &mut DeviceMesh| Generation::from_config(config, longest, mesh.data().size());
     let answerer = if options.server.is_some() {

@@ -445,6 +445,59 @@ fn a_run_that_is_stopped_anywhere_goes_on_as_if_it_had_not_been() {
     }
 }
 
+/// Completions that waited for steps of the old rounds are trained on where they still have a step.
+#[test]
+fn a_run_goes_on_with_more_steps_and_with_other_rounds() {
+    let small = Small::new("online");
+    let own = ["method=grpo", "online.answers=3", "grpo.num_iterations=2"];
+    let keys = |iterations: usize, every: usize, steps: usize| {
+        [
+            format!("grpo.num_iterations={iterations}"),
+            format!("online.steps_per_round={every}"),
+            format!("train.steps={steps}"),
+        ]
+    };
+    for (before, after) in [
+        ((2, 2, 3), (2, 2, 7)),
+        ((2, 2, 5), (2, 2, 8)),
+        ((2, 3, 2), (2, 5, 9)),
+        ((2, 3, 4), (4, 3, 11)),
+        ((3, 1, 2), (1, 2, 6)),
+        ((1, 4, 3), (2, 3, 7)),
+    ] {
+        for overlap in ["online.overlap=false", "online.overlap=true"] {
+            for (policy, (iterations, every, steps)) in
+                [(RunDirPolicy::Overwrite, before), (RunDirPolicy::Resume, after)]
+            {
+                let keys = keys(iterations, every, steps);
+                let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+                small.finish("run", policy, &[&COMMON[..], &own, &keys, &[overlap]].concat());
+            }
+            assert_eq!(log(&small, "run").len(), after.2, "{before:?} to {after:?}, {overlap}");
+        }
+    }
+}
+
+#[test]
+fn completions_of_a_checkpoint_that_could_not_be_trained_on_are_refused() {
+    let small = Small::new("online");
+    let own = [&COMMON[..], &["online.steps_per_round=3", "online.answers=3"]].concat();
+    // Two steps' completions wait.
+    small.run("run", RunDirPolicy::Fresh, Some(1), &own).1.unwrap_or_else(|e| panic!("{e}"));
+    for (key, reason) in [
+        ("online.max_new_tokens=2", "online.max_new_tokens: 2 is less than the "),
+        (
+            "online.algorithm=nash_md",
+            "online.algorithm: \"nash_md\" compares two, and there are prompts with 3 ",
+        ),
+    ] {
+        let answers = if key.contains("nash") { "online.answers=2" } else { "online.answers=3" };
+        let settings = [&own[..], &[key, answers]].concat();
+        let error = small.run("run", RunDirPolicy::Resume, None, &settings).1.unwrap_err();
+        assert!(error.to_string().contains(reason), "{key}: {error}");
+    }
+}
+
 #[test]
 fn what_generated_an_answer_is_what_trains_on_it() {
     let small = Small::new("online");
