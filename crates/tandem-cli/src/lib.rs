@@ -36,6 +36,7 @@ pub use crate::commands::serve::Requests;
 /// Runs the command of the process's arguments.
 pub fn main() -> ExitCode {
     signals::end_with_launcher();
+    signals::survive_file_limit();
     let arguments = Arguments::parse();
     arguments.log.begin();
     // A panic is a broken invariant of ours; its message is printed already.

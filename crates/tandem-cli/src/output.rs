@@ -3,9 +3,13 @@
 use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::fmt::Write as _;
-use std::io::{self, IsTerminal, Write};
+use std::fs;
+use std::io::{self, IsTerminal, Read, Write};
+use std::path::Path;
 
 use anyhow::Context;
+
+use crate::exit::mistake;
 
 /// Writes lines to stdout. A reader that closes the pipe early (`tandem data run.toml | head`) is
 /// no error.
@@ -84,6 +88,24 @@ pub(crate) fn message(text: &str) -> Cow<'_, str> {
     Cow::Owned(
         printable(&format!("{} … {} bytes … {}", &text[..start], end - start, &text[end..])).into_owned(),
     )
+}
+
+/// Refuses to replace a file that is no page, neither by its name nor by how it begins.
+pub(crate) fn refuse_other_file(option: &str, path: &Path) -> anyhow::Result<()> {
+    const BEGIN: &[u8] = b"<!doctype html>";
+    let mut begin = [0; BEGIN.len()];
+    let is_page = match fs::File::open(path).and_then(|mut file| file.read_exact(&mut begin)) {
+        Ok(()) => begin.eq_ignore_ascii_case(BEGIN),
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    };
+    let is_named = path.extension().is_some_and(|name| ["html", "htm"].iter().any(|page| name == *page));
+    if is_page || is_named {
+        return Ok(());
+    }
+    Err(mistake(format!(
+        "{option} {}: there is a file that is no page, and it would be lost; give another name",
+        path.display()
+    )))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use signal_hook::consts::signal::SIGXFSZ;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
@@ -27,6 +28,13 @@ pub(crate) fn stop_flag() -> io::Result<Arc<AtomicBool>> {
         flag::register_usize(signal, Arc::clone(&LAST), signal as usize)?;
     }
     Ok(stop)
+}
+
+/// Makes a write beyond the limit of file sizes (`ulimit -f`) an error, which names the file. By default the signal ends the
+/// process without a word.
+pub(crate) fn survive_file_limit() {
+    // Without the handler all is as before.
+    let _ = flag::register(SIGXFSZ, Arc::default());
 }
 
 /// As [`stop_flag`]. While `at_once` is set, the first signal ends the process: it prepares, which may take long, and

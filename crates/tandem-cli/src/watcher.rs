@@ -313,6 +313,10 @@ impl Observer for Watcher {
             Event::StoppedEarly { step, evaluations } => self.say(&format!(
                 "ended after step {step}: the last {evaluations} evaluations did not improve enough on the best before them"
             )),
+            Event::Interrupted { step: 0 } => self.say("stopped before the first step; nothing is saved"),
+            Event::Interrupted { step } => {
+                self.say(&format!("stopped after step {step}; the same command with --resume continues"));
+            }
             Event::Skipped { step, reason, rows, in_a_row } => {
                 self.warn(&format!("step {step} left out ({in_a_row} in a row): {reason}: {rows}"));
             }

@@ -88,6 +88,11 @@ pub enum Event<'a> {
         /// Evaluations without an improvement.
         evaluations: u64,
     },
+    /// The run stops because it was told to; its state is saved, if a step was done.
+    Interrupted {
+        /// Steps done.
+        step: u64,
+    },
     /// A step was left out because its loss or gradient was not finite, or too large for exact sums.
     Skipped {
         /// 1-based step.

@@ -20,6 +20,13 @@ pub(crate) fn run(arguments: &CheckpointArguments) -> anyhow::Result<Exit> {
     if out.exists() {
         return Err(mistake(format!("--out: {} already exists; give a new folder", out.display())));
     }
+    let is_among = |folder: &Path| folder.canonicalize().is_ok_and(|folder| folder.ends_with("checkpoints"));
+    if out.parent().is_some_and(is_among) && checkpoint.parent().is_some_and(is_among) {
+        return Err(mistake(format!(
+            "--out: {} would be among the checkpoints of a run; give a folder elsewhere",
+            out.display()
+        )));
+    }
     let config = run_config(checkpoint, config.as_deref())?;
     let num_parameters = checkpoint::export(&config, checkpoint, out)?;
     print_lines(&[format!("{}: {num_parameters} parameters", out.display())])?;

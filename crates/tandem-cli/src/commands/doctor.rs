@@ -2,10 +2,8 @@
 
 mod links;
 
-use std::fs;
 use std::path::Path;
 
-use anyhow::Context;
 use serde_json::json;
 use tandem_comm::nccl::Libraries;
 use tandem_kernels::cpu::Isa;
@@ -155,7 +153,7 @@ fn measured(file: &Path, gpus: &[usize]) -> anyhow::Result<()> {
     device.extend(measure::gpus(gpus, &measure::OF_A_GPU)?);
     let table = DeviceTable { device };
     let text = table.to_toml();
-    fs::write(file, &text).with_context(|| format!("cannot write {}", file.display()))?;
+    tandem_train::replace_file(file, text.as_bytes())?;
     let mut lines = vec![String::new(), text.trim_end().to_owned()];
     for kind in &table.device {
         if let Some(speedup) = kind.wgmma_speedup() {

@@ -20,7 +20,7 @@ use crate::args::{PlanArguments, overrides};
 use crate::commands::init::fresh;
 use crate::exit::Exit;
 use crate::hub;
-use crate::output::{has_colours, print_lines};
+use crate::output::{has_colours, print_lines, refuse_other_file};
 use crate::watcher::Watcher;
 
 /// Tokens of a micro-batch where there are no rows: the default of `train.micro_batch_tokens`.
@@ -119,7 +119,8 @@ fn show(
     });
     if let Some(file) = &arguments.html {
         let page = plan.page(advice.as_deref());
-        fs::write(file, page).with_context(|| format!("cannot write {}", file.display()))?;
+        refuse_other_file("--html", file)?;
+        tandem_train::replace_file(file, page.as_bytes())?;
     }
     if arguments.json {
         let mut json = plan.to_json();

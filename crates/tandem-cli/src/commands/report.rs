@@ -6,7 +6,7 @@ use anyhow::Context;
 
 use crate::args::ReportArguments;
 use crate::exit::{Exit, mistake};
-use crate::output::print_lines;
+use crate::output::{print_lines, refuse_other_file};
 use crate::page::{self, MOST_RUNS, RunHistory};
 use crate::run_folder;
 
@@ -15,6 +15,7 @@ pub(crate) fn run(arguments: &ReportArguments) -> anyhow::Result<Exit> {
     if out.is_dir() {
         return Err(mistake(format!("--out {}: it is a folder; a report is a file", out.display())));
     }
+    refuse_other_file("--out", out)?;
     let folders = run_folder::find(&arguments.runs, run_folder::is_run)?;
     if folders.is_empty() {
         return Err(run_folder::none_found(&arguments.runs));

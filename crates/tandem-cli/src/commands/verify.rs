@@ -1,6 +1,6 @@
 //! `tandem verify`: a run's steps, computed again.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use tandem_hub::ModelFiles;
@@ -26,6 +26,13 @@ pub(crate) fn run(arguments: &VerifyArguments) -> Exit {
     })
 }
 
+/// Returns whether a path that does not exist is below a folder that does.
+fn is_below(path: &Path, folder: &Path) -> anyhow::Result<bool> {
+    let (path, folder) = (std::path::absolute(path)?, folder.canonicalize()?);
+    let existing = path.ancestors().find_map(|above| above.canonicalize().ok());
+    Ok(existing.is_some_and(|existing| existing.starts_with(&folder)))
+}
+
 fn verify(arguments: &VerifyArguments) -> anyhow::Result<Exit> {
     let run = RecordedRun::open(&arguments.run)?;
     let Steps { from, to } = arguments.steps.unwrap_or(Steps { from: None, to: None });
@@ -45,6 +52,12 @@ fn verify(arguments: &VerifyArguments) -> anyhow::Result<Exit> {
     let scratch = match &arguments.out {
         Some(out) if out.exists() => {
             return Err(mistake(format!("--out: {} already exists; give a new folder", out.display())));
+        }
+        Some(out) if is_below(out, &arguments.run)? => {
+            return Err(mistake(format!(
+                "--out: {} is in the run's own folder, in which nothing is written; give another",
+                out.display()
+            )));
         }
         Some(out) => std::path::absolute(out).with_context(|| format!("--out {}", out.display()))?,
         None => folder.path().join("run"),

@@ -210,6 +210,39 @@ fn a_used_folder_is_refused_unless_told() {
 }
 
 #[test]
+fn what_would_be_lost_is_not_replaced() {
+    let shop = Workshop::new();
+    shop.run(&["train", "dpo.toml"]).expect(0);
+    let before = shop.bytes("run/metrics.jsonl");
+    for page in [&["report", "run", "--out"][..], &["plan", "dpo.toml", "--html"]] {
+        shop.run(&[page, &["run/metrics.jsonl"]].concat()).expect(2).says(&["metrics.jsonl", "no page"]);
+        shop.run(&[page, &["page.html"]].concat()).expect(0);
+        shop.run(&[page, &["page.html"]].concat()).expect(0);
+    }
+    std::fs::remove_dir_all(shop.path("run/checkpoints")).unwrap();
+    shop.run(&["train", "dpo.toml", "--resume"]).expect(2).says(&["final/", "no checkpoint", "--overwrite"]);
+    let own = ["--overwrite", "--set", "data.train=run/metrics.jsonl"];
+    shop.run(&[&["train", "dpo.toml"][..], &own].concat()).expect(2).says(&["data.train", "metrics.jsonl"]);
+    assert_eq!(before, shop.bytes("run/metrics.jsonl"), "the run is as it was");
+    shop.run(&["verify", "run", "--out", "run/again"]).expect(2).says(&["--out", "own folder"]);
+}
+
+#[test]
+fn a_step_that_is_all_warm_up_is_refused() {
+    let shop = Workshop::new();
+    let text = shop.read("dpo.toml").replace("steps = 6", "epochs = 1");
+    shop.write("short.toml", &text);
+    let one = ["train", "short.toml", "--set", "train.batch_size=1000", "--set"];
+    let refused = shop.run(&[&one[..], &["train.warmup_ratio=0.1"]].concat());
+    refused.expect(2).says(&["one step", "nothing would be learned", "train.warmup_ratio = 0"]);
+    shop.run(&[&one[..], &["train.warmup_ratio=0"]].concat()).expect(0);
+    // A trial of another run's settings.
+    let trial =
+        ["train", "dpo.toml", "--overwrite", "--set", "train.steps=1", "--set", "train.warmup_ratio=0.1"];
+    shop.run(&trial).expect(0).says(&["learning rate of 0", "stays as it is"]);
+}
+
+#[test]
 fn resuming_where_nothing_was_saved_starts_and_says_so() {
     // A launcher that always passes --resume must be able to start the first time.
     Workshop::new()

@@ -11,8 +11,11 @@ impl Config {
     /// The folder of tokens and reference log-probabilities: `data.cache`, else the user's cache folder.
     pub fn cache_folder(&self) -> PathBuf {
         self.data.cache.clone().unwrap_or_else(|| {
-            let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
-            let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
+            // By the XDG base directories, an empty or relative one is as good as none.
+            let folder =
+                |variable| std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
+            let home = || folder("HOME").map(|home| home.join(".cache"));
+            let base = folder("XDG_CACHE_HOME").or_else(home);
             base.unwrap_or_else(std::env::temp_dir).join("tandem")
         })
     }

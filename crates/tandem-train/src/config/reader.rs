@@ -277,6 +277,11 @@ impl Entry {
         if text.is_empty() {
             return Err(self.wrong("a path"));
         }
+        if text == "~" || text.starts_with("~/") {
+            return Err(
+                self.wrong("a path without `~`, which only a shell replaces; write the home folder's name")
+            );
+        }
         let base = match self.node.place {
             Place::File { .. } => self.origin.path.parent().unwrap_or(Path::new("")),
             Place::Set { .. } => Path::new(""),

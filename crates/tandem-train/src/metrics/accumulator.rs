@@ -348,7 +348,8 @@ impl MetricSums {
 
     /// The loss: a mean over pairs, or over tokens for SFT.
     pub fn loss(&self) -> f64 {
-        self.loss / self.weight
+        // No token of a policy gradient counts: its loss is none, as in TRL.
+        if self.weight == 0.0 && self.policy.loss.is_some() { self.loss } else { self.loss / self.weight }
     }
 
     /// Number of pairs added.
@@ -359,7 +360,7 @@ impl MetricSums {
     /// Writes the means into a record under TRL's names. Metrics of which nothing was added are
     /// left out.
     pub fn report(&self, record: &mut Record) {
-        if self.weight > 0.0 {
+        if self.weight > 0.0 || self.policy.loss.is_some() {
             record.set("loss", self.loss());
         }
         if self.sides == Some(Sides::Rewards) {

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use super::record::{Record, Split};
-use crate::config::{Config, Method, ReferenceKind};
+use crate::config::{Algorithm, Config, Method, OnlineConfig, ReferenceKind};
 
 /// Steps of a mean.
 const WINDOW: usize = 4;
@@ -132,6 +132,8 @@ pub struct Advisor {
     /// Strength of the reference, if rewards are log-ratios to one.
     beta: Option<f64>,
     learning_rate: f64,
+    /// Whether a loss of nothing is the least that there is.
+    has_least: bool,
     chosen: Course,
     margin: Course,
     accuracy: Course,
@@ -150,7 +152,13 @@ impl Advisor {
         let has_reference = config.reference.kind != ReferenceKind::None && !config.objective.reference_free;
         let is_preference = matches!(config.method, Method::Dpo | Method::Online);
         let beta = (has_reference && is_preference).then_some(config.objective.beta);
-        Self::of(config.method, beta, config.train.learning_rate)
+        // Terms of XPO and Nash-MD may be negative.
+        let is_signed = |online: &OnlineConfig| {
+            matches!(online.algorithm, Algorithm::Xpo { .. } | Algorithm::NashMd { .. })
+        };
+        let mut advisor = Self::of(config.method, beta, config.train.learning_rate);
+        advisor.has_least &= !config.online.as_ref().is_some_and(is_signed);
+        advisor
     }
 
     fn of(method: Method, beta: Option<f64>, learning_rate: f64) -> Self {
@@ -158,6 +166,8 @@ impl Advisor {
             method,
             beta,
             learning_rate,
+            // The loss of policy gradients has no least value, and a small divergence is what is asked of a student.
+            has_least: !matches!(method, Method::Grpo | Method::Distill),
             chosen: Course::default(),
             margin: Course::default(),
             accuracy: Course::default(),
@@ -197,10 +207,7 @@ impl Advisor {
         for (course, name) in courses {
             course.push(record.get(name));
         }
-        // The loss of policy gradients has no least value, and a small divergence is what is asked of a
-        // student.
-        let has_least = !matches!(self.method, Method::Grpo | Method::Distill);
-        let is_low = |loss: f64| loss < NO_LOSS && has_least;
+        let is_low = |loss: f64| loss < NO_LOSS && self.has_least;
         let has_loss = !record.get("loss").is_some_and(is_low);
         self.without_loss = if has_loss { 0 } else { self.without_loss + 1 };
         let step = record.step();

@@ -335,13 +335,12 @@ struct Term {
 }
 
 impl GrpoOptions {
-    /// Returns what the sum over the tokens of so many answers is divided by.
+    /// Returns what the sum over the tokens of so many answers is divided by; 0 where none counts.
     pub fn divisor(&self, answers: f64, tokens: f64) -> f64 {
         match self.loss {
             PolicyLoss::Grpo | PolicyLoss::Sapo | PolicyLoss::Luspo => answers,
             PolicyLoss::DrGrpo => answers * self.max_new_tokens as f64,
-            // TRL, too, divides by 1 where no token counts.
-            PolicyLoss::Bnpo | PolicyLoss::Dapo | PolicyLoss::Cispo | PolicyLoss::Vespo => tokens.max(1.0),
+            PolicyLoss::Bnpo | PolicyLoss::Dapo | PolicyLoss::Cispo | PolicyLoss::Vespo => tokens,
         }
     }
 

@@ -79,6 +79,8 @@ pub struct MicroBatch {
     pub forest: Forest,
     /// Token after the last one of each row.
     pub row_ends: Vec<u32>,
+    /// Number of each row in the data set; of generated completions their prompt's.
+    pub sources: Vec<u32>,
     /// The sequences of each pair: chosen, rejected. None but where answers are compared with a
     /// reference.
     pub pairs: Vec<[u32; 2]>,
@@ -295,11 +297,15 @@ impl MicroBatcher {
                 micro.sequence_tokens += self.recipe.row(cache, rows[1]).num_sequence_tokens() as u64;
                 self.recipe.add_row(cache, rows, &self.layout, &mut self.builder, &mut micro);
                 micro.row_ends.push(self.builder.num_tokens() as u32);
+                micro.sources.push(rows[1] as u32);
             }),
             Rows::Ranked(ranked) => {
                 let (share_prefix, limit) = (self.layout.share_prefix, self.max_new_tokens);
                 let add = |&row: &u32| {
-                    ranked[row as usize].add_to(share_prefix, limit, &mut self.builder, &mut micro);
+                    let prompt = &ranked[row as usize];
+                    prompt.add_to(share_prefix, limit, &mut self.builder, &mut micro);
+                    micro.row_ends.push(self.builder.num_tokens() as u32);
+                    micro.sources.push(prompt.row);
                 };
                 rows.iter().for_each(add);
             }

@@ -79,8 +79,9 @@ impl Recipe for Online {
     fn loss(&self, batch: &ScoredBatch<'_>, terms: &LossTerms<'_>, out: &mut Loss) -> u64 {
         if let Some(options) = &terms.objective.grpo {
             grpo::loss(batch, options, terms, out);
-            return options.divisor(terms.whole.totals.pairs as f64, terms.whole.totals.chosen_tokens as f64)
-                as u64;
+            let totals = &terms.whole.totals;
+            // TRL, too, divides by 1 where no token counts.
+            return (options.divisor(totals.pairs as f64, totals.chosen_tokens as f64) as u64).max(1);
         }
         let advantages = &batch.micro.advantages;
         if advantages.is_empty() {

@@ -39,7 +39,7 @@ impl EmbeddingNoise {
         let alpha = self.alpha?;
         let forest = &micro.forest;
         self.rows.clear();
-        for (&row, &end) in micro.rows.iter().zip(&micro.row_ends) {
+        for (&row, &end) in micro.sources.iter().zip(&micro.row_ends) {
             let key = draw(&[self.seed, self.update, u64::from(row), PURPOSE]);
             for token in self.rows.len()..end as usize {
                 let elements = f64::from(forest.lengths[token]) * self.hidden_size as f64;

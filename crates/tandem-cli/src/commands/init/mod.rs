@@ -121,8 +121,8 @@ fn finish(
         }
         Err(error) => {
             match before {
-                Some(text) => fs::write(file, text),
-                None => fs::remove_file(file),
+                Some(text) => tandem_train::replace_file(file, &text).map_err(anyhow::Error::from),
+                None => fs::remove_file(file).map_err(anyhow::Error::from),
             }
             .with_context(|| format!("cannot restore {}", file.display()))?;
             Err(error)
@@ -163,7 +163,7 @@ fn write(file: &Path, draft: &Draft) -> anyhow::Result<()> {
     if let Some(folder) = file.parent() {
         fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     }
-    fs::write(file, draft.to_toml()).with_context(|| format!("cannot write {}", file.display()))
+    Ok(tandem_train::replace_file(file, draft.to_toml().as_bytes())?)
 }
 
 /// One line for each setting that cannot be had or is not known.

@@ -20,7 +20,7 @@ fn flags_alone_write_a_run_that_trains() {
         outcome.stdout.contains("it fits") && outcome.stdout.contains("tandem train run.toml"),
         "{outcome:?}"
     );
-    shop.run(&["train", "run.toml", "--set", "train.epochs=0.1", "--set", "data.cache=cache"]).expect(0);
+    shop.run(&["train", "run.toml", "--set", "train.epochs=1", "--set", "data.cache=cache"]).expect(0);
     // Nothing that exists is replaced unasked.
     shop.run(&TOLD).expect(2).says(&["run.toml already exists", "--overwrite"]);
     shop.run(&[&TOLD[..], &["--overwrite", "--train", "qlora", "--no-plan"]].concat()).expect(0);

@@ -98,6 +98,15 @@ fn a_residual_stream_of_bf16_is_for_bf16_on_gpus_without_stages() {
 }
 
 #[test]
+fn a_home_folder_is_not_guessed() {
+    assert_eq!(
+        refusal(EXAMPLE, &["output=~/runs/first"]),
+        "--set output=~/runs/first: `output`: expected a path without `~`, which only a shell replaces; write the home \
+         folder's name, found the string \"~/runs/first\""
+    );
+}
+
+#[test]
 fn products_by_warpgroups_are_for_attention_of_bf16_on_gpus() {
     assert_eq!(
         refusal(EXAMPLE, &["compute.devices=cpu", "compute.attention=wgmma"]),

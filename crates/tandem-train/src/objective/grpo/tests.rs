@@ -250,5 +250,13 @@ fn a_cut_batch_has_the_loss_of_the_whole() {
         assert_eq!(whole.d_log_prob, [first.d_log_prob, second.d_log_prob].concat());
         close(stats.kl, parts[0].kl + parts[1].kl);
         close(whole.weight, options.divisor(6.0, parts[0].tokens + parts[1].tokens));
+        // Also where no token of a part counts.
+        close(whole.weight, first.weight + second.weight);
+        let mut none = numbers.part(0..2);
+        none.answers.iter_mut().for_each(|answer| answer.is_masked = true);
+        let mut masked = Loss::default();
+        let stats = none.loss_above(least, &options, beta, &mut masked);
+        assert_eq!((masked.sum, masked.weight), (0.0, options.divisor(2.0, 0.0)));
+        assert_eq!(stats.tokens, 0.0);
     }
 }

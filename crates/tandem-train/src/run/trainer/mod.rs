@@ -304,11 +304,14 @@ impl Trainer {
     /// Saves the run's state, if any, after a stop request.
     fn stopped(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Outcome> {
         self.end_profile()?;
-        if self.cursor.step == 0 {
+        let step = self.cursor.step;
+        if step == 0 {
+            observer.event(&Event::Interrupted { step });
             return Ok(Outcome::Stopped(None));
         }
         self.save(observer, stop)?;
         self.finish_saving(observer)?;
+        observer.event(&Event::Interrupted { step });
         // A launcher may kill the other ranks some seconds after the first one has ended, and rank 0 has
         // yet to give the checkpoint its name.
         self.mesh.world().barrier()?;

@@ -21,6 +21,10 @@ pub(super) fn placed(
     }
     (config.logging.tensorboard, config.logging.mlflow) = (None, None);
     config.logging.command.clear();
+    // Nobody chose a name that trackers would have; without them it would be told to have no effect.
+    if let Some(name) = request.scratch.file_name() {
+        config.logging.run = name.to_string_lossy().into_owned();
+    }
     // The checkpoints are deleted when they were compared, and nobody reads the rows.
     (config.train.keep, config.train.record_rows) = (None, false);
     let compute = &mut config.compute;

@@ -102,8 +102,11 @@ impl<'a> Replay<'a> {
             metric: self.metric,
             checkpoints: self.checkpoints,
             model: self.model.unwrap_or_else(|| {
-                ModelVerdict::NotCompared(self.model_step.err().unwrap_or_else(|| {
-                    format!("steps {from} to {to} are not the end of the run, of {} steps", self.total)
+                ModelVerdict::NotCompared(self.model_step.err().unwrap_or_else(|| match to == self.total {
+                    true => format!("something differs before the end of the run, after step {}", self.step),
+                    false => {
+                        format!("steps {from} to {to} are not the end of the run, of {} steps", self.total)
+                    }
                 }))
             }),
         };

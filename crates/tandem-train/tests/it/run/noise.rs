@@ -69,6 +69,25 @@ fn cuts_and_shared_prompts_draw_the_same() {
     }
 }
 
+/// Rows of a distillation that are given, and those that the policy answers.
+#[test]
+fn given_and_generated_completions_have_noise() {
+    for lmbda in ["distill.lmbda=0", "distill.lmbda=0.5"] {
+        let small = Small::new("distill");
+        let losses = |name: &str, own: &str| {
+            let common =
+                ["train.learning_rate=0", "online.max_new_tokens=8", "train.steps=3", "train.warmup_steps=0"];
+            let more = if lmbda.ends_with("=0") { &common[..1] } else { &common[..] };
+            small.finish(name, RunDirPolicy::Fresh, &[more, &[lmbda, own]].concat()).losses
+        };
+        let (still, noisy) = (losses("still", "train.samples=0"), losses("noisy", NOISE));
+        assert!(
+            still.iter().zip(&noisy).all(|(still, noisy)| still != noisy),
+            "{lmbda}: {still:?} and {noisy:?}"
+        );
+    }
+}
+
 #[test]
 fn evaluations_have_no_noise() {
     let small = Small::new("sft");
