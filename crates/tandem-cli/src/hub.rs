@@ -96,7 +96,7 @@ pub(crate) fn weights(given: &WeightArguments) -> anyhow::Result<WeightArguments
 /// Returns `final` of a run's folder, the folder `model` of a checkpoint, which is made now if it is not
 /// there, or the path as it is.
 pub(crate) fn made_by_run(given: &Path) -> anyhow::Result<PathBuf> {
-    if checkpoint::is_one(given) {
+    if tandem_model::is_checkpoint(given) {
         return checkpoint::model_of(given);
     }
     if given.join("config.json").exists() {

@@ -43,7 +43,7 @@ fn to_json(event: &Event<'_>) -> Option<Value> {
         Event::StoppedEarly { step, evaluations } => {
             json!({ "kind": "stopped_early", "step": step, "evaluations": evaluations })
         }
-        Event::Interrupted { step } => json!({ "kind": "stopped", "step": step }),
+        Event::Stopped { step } => json!({ "kind": "stopped", "step": step }),
         Event::Finished(path) => json!({ "kind": "finished", "model": path }),
         Event::Advice(advice) => {
             json!({ "kind": "advice", "step": advice.step, "message": advice.to_string() })

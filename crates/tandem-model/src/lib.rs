@@ -48,7 +48,7 @@ pub use adapter::{AdapterFiles, Merged, PeftFolder};
 pub use decode::{Generator, GeneratorOptions, Request, Sampling};
 pub use decoder::{Decoder, Fp8Matmul};
 pub use error::ModelError;
-pub use io::{ModelFolder, Save, WeightFiles, save, write_policy};
+pub use io::{ModelFolder, Save, WeightFiles, is_checkpoint, save, write_policy};
 pub use layers::{
     BatchCapacity, Checkpointing, DivergencePass, Gradient, LayerExecutor, PipelineOps,
     PolicyAndReferenceScores, RankOrder, SavedActivations, TeacherHead, TeacherRows, TensorParallelOps,

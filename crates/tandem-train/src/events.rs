@@ -89,7 +89,7 @@ pub enum Event<'a> {
         evaluations: u64,
     },
     /// The run stops because it was told to; its state is saved, if a step was done.
-    Interrupted {
+    Stopped {
         /// Steps done.
         step: u64,
     },

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use tandem_model::is_checkpoint;
 use tandem_train::{Config, checkpoint};
 
 use crate::args::{CheckpointArguments, CheckpointCommand};
@@ -11,7 +12,7 @@ use crate::output::print_lines;
 
 pub(crate) fn run(arguments: &CheckpointArguments) -> anyhow::Result<Exit> {
     let CheckpointCommand::Export { checkpoint, out, config } = &arguments.command;
-    if !is_one(checkpoint) {
+    if !is_checkpoint(checkpoint) {
         return Err(mistake(format!(
             "{} is no checkpoint: give a folder step-… of a run's checkpoints, with manifest.json and cursor.json",
             checkpoint.display()
@@ -31,11 +32,6 @@ pub(crate) fn run(arguments: &CheckpointArguments) -> anyhow::Result<Exit> {
     let num_parameters = checkpoint::export(&config, checkpoint, out)?;
     print_lines(&[format!("{}: {num_parameters} parameters", out.display())])?;
     Ok(Exit::Done)
-}
-
-/// Returns whether a folder is a checkpoint.
-pub(crate) fn is_one(folder: &Path) -> bool {
-    ["manifest.json", "cursor.json"].iter().all(|name| folder.join(name).is_file())
 }
 
 /// Returns the folder `model` of a checkpoint, made now unless an earlier command has made it.

@@ -1,9 +1,7 @@
 //! `tandem plan`: memory, time and fit of a run, from a dry run.
 
-use std::fs;
 use std::path::Path;
 
-use anyhow::Context;
 use tandem_hub::ModelFiles;
 use tandem_train::events::{Event, Observer};
 use tandem_train::inputs::RunInputs;
@@ -99,7 +97,7 @@ fn elsewhere(error: &TrainError) -> String {
 
 fn measure(file: &Path) -> anyhow::Result<Exit> {
     let table = measure::processor()?.to_toml();
-    fs::write(file, &table).with_context(|| format!("cannot write {}", file.display()))?;
+    tandem_train::replace_file(file, table.as_bytes())?;
     print_lines(&[table.trim_end().to_owned()])?;
     Ok(Exit::Done)
 }
@@ -110,6 +108,7 @@ fn show(
     outline: &PlanInputs,
     Devices { count, kind }: &Devices,
 ) -> anyhow::Result<Exit> {
+    arguments.html.iter().try_for_each(|file| refuse_other_file("--html", file))?;
     let plan = RunPlan::make(config, outline, *count, kind)?;
     let found = arguments.search.then(|| search(config, outline, *count, kind));
     // Who searches gets the search's best plan as advice, and others the smallest change.
@@ -119,7 +118,6 @@ fn show(
     });
     if let Some(file) = &arguments.html {
         let page = plan.page(advice.as_deref());
-        refuse_other_file("--html", file)?;
         tandem_train::replace_file(file, page.as_bytes())?;
     }
     if arguments.json {

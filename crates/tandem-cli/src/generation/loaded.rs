@@ -13,9 +13,6 @@ use tandem_train::{TrainError, chain};
 
 use crate::args::{ComputeArguments, ComputeType, Place, WeightArguments};
 
-/// Largest number of prompt tokens in one prefill pass, on a CPU and on a GPU: other completions wait for it.
-const PREFILL_TOKENS: [usize; 2] = [1024, 8192];
-
 /// Limits that a model is loaded for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GenerationLimits {
@@ -92,7 +89,11 @@ impl Loaded {
     /// Creates a generator with its own KV cache.
     pub(crate) fn generator(&self) -> tandem_model::Result<Generator<'_>> {
         let GenerationLimits { cache_tokens, max_batch, log_probs, .. } = self.room;
-        let prefill_tokens = PREFILL_TOKENS[usize::from(self.device.backend() == Backend::Cuda)];
+        // Other completions wait for a pass over prompts.
+        let prefill_tokens = match self.device.backend() {
+            Backend::Cpu => 1024,
+            Backend::Cuda => 8192,
+        };
         let options = GeneratorOptions { max_batch, cache_tokens, prefill_tokens, log_probs };
         Generator::new(&self.decoder, &self.device, self.dtype, options)
     }

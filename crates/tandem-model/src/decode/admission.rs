@@ -97,9 +97,13 @@ impl Generator<'_> {
     /// long prompt has to be read first. Half of the batch is for others.
     fn may_begin(&self, request: usize) -> bool {
         let most_long = (self.options.max_batch / 2).max(1);
-        let is_read = self.long.iter().any(|long| long.request == request);
         let is_long = self.requests[&request].missing() > self.options.prefill_tokens;
-        !is_read && (!is_long || self.long.len() < most_long)
+        !self.is_being_read(request) && (!is_long || self.long.len() < most_long)
+    }
+
+    /// Returns whether a prompt is on its way into the cache.
+    fn is_being_read(&self, request: usize) -> bool {
+        self.long.iter().any(|long| long.request == request)
     }
 
     /// Takes cache rows, and slots if texts have slots, for a completion of `limit` rows and a prompt of
@@ -123,10 +127,8 @@ impl Generator<'_> {
     /// Frees the cache rows of a prompt without running completions, other than `next` and those that are new.
     /// Returns false if there is none.
     fn forget_waiting_prompt(&mut self, next: usize, new: &[usize]) -> bool {
-        let is_running = |number| {
-            self.texts.iter().any(|text| text.request == number)
-                || self.long.iter().any(|long| long.request == number)
-        };
+        let is_running =
+            |number| self.is_being_read(number) || self.texts.iter().any(|text| text.request == number);
         let may_leave = |&(&number, open): &(&usize, &Open)| {
             open.cached.is_some() && number != next && !new.contains(&number) && !is_running(number)
         };

@@ -290,10 +290,10 @@ impl<'a> Generator<'a> {
         let is_part = new_prompts.is_empty() && !self.long.is_empty();
         self.long_is_next = !is_part && !self.long.is_empty();
         if meet.any(is_part || !new_prompts.is_empty())? {
-            match (is_part, new_prompts.is_empty()) {
-                (true, _) => self.prefill_part(sources)?,
-                (_, true) => self.idle(sources)?,
-                (_, false) => self.prefill(sources, &new_prompts)?,
+            match &new_prompts[..] {
+                _ if is_part => self.prefill_part(sources)?,
+                [] => self.idle(sources)?,
+                new_prompts => self.prefill(sources, new_prompts)?,
             }
         }
         if first < self.texts.len() {
@@ -321,7 +321,7 @@ impl<'a> Generator<'a> {
         Ok(())
     }
 
-    /// Prefills the next part of the first long prompt. After the last one its completions begin.
+    /// Prefills the next part of the first long prompt. After the last one its first completion begins.
     fn prefill_part(&mut self, sources: &mut dyn Sources) -> Result<()> {
         let &LongPrompt { request, num_cached, .. } = &self.long[0];
         let length = self.requests[&request].request.prompt.len();

@@ -38,11 +38,11 @@ impl Waiting {
 
     /// Returns the completion whose turn it is, among those of requests that may begin.
     pub(super) fn next(&self, may_begin: impl Fn(usize) -> bool) -> Option<Turn> {
-        let turns = self.0.iter().enumerate().filter_map(|(client, waiting)| {
+        let turn = |(client, waiting): (usize, &Client)| {
             let (request, answers) = waiting.requests.front()?;
             Some(Turn { client, request: *request, answer: answers.start })
-        });
-        turns.into_iter().find(|turn| may_begin(turn.request))
+        };
+        self.0.iter().enumerate().filter_map(turn).find(|turn| may_begin(turn.request))
     }
 
     /// Removes a completion whose turn it is. The next turn is the next client's.

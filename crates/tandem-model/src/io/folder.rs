@@ -415,6 +415,6 @@ fn read_config(path: &Path) -> Result<(Config, Option<Gguf>)> {
 }
 
 /// Returns whether a folder is a run's checkpoint.
-pub(crate) fn is_checkpoint(folder: &Path) -> bool {
+pub fn is_checkpoint(folder: &Path) -> bool {
     ["cursor.json", "manifest.json"].iter().all(|name| folder.join(name).is_file())
 }

@@ -10,7 +10,7 @@ pub mod save;
 mod tensor_file;
 pub(crate) mod torch;
 
-pub use folder::ModelFolder;
+pub use folder::{ModelFolder, is_checkpoint};
 pub use load::WeightFiles;
 pub use new_folder::{is_model_file, recover_folder};
 pub use save::Save;
@@ -18,7 +18,6 @@ pub use tensor_file::ReadLayer;
 pub use torch::write_policy;
 
 pub(crate) use archive::{StoredType, TensorArchive};
-pub(crate) use folder::is_checkpoint;
 pub(crate) use load::{Source, read_sources};
 pub(crate) use new_folder::{write_folder, write_json};
 pub(crate) use order::widened;

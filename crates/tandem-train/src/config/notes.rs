@@ -10,6 +10,11 @@ pub(super) const SAMPLE_TOKENS: usize = 64;
 pub(super) const GRACE: f64 = 15.0;
 
 impl Config {
+    /// Returns whether the only step of a run is the first of its warm-up, with a learning rate of 0.
+    pub fn is_all_warmup(&self, total_steps: u64) -> bool {
+        total_steps == 1 && self.train.warmup.steps(total_steps) > 0
+    }
+
     /// Returns a remark about each key that has no effect in a run of `total_steps`. Such a config is not
     /// refused: a trial of few steps has the other keys of the run that it tries.
     pub(crate) fn notes(&self, total_steps: u64) -> Vec<String> {
@@ -25,7 +30,7 @@ impl Config {
         );
         let warmup = train.warmup.steps(total_steps);
         note(
-            warmup > 0 && total_steps == 1,
+            self.is_all_warmup(total_steps),
             "the only step is the first of the warm-up and has a learning rate of 0: the model stays as it is".to_owned(),
         );
         note(

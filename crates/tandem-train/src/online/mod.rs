@@ -193,10 +193,11 @@ impl Online {
     ) -> Result<Option<TrainingBatch>> {
         self.commit();
         self.took = RoundTimings::default();
-        if !self.has_answers(step) {
+        if self.next_waiting() != Some(step) {
+            let steps = step..self.next_waiting().unwrap_or(u64::MAX);
+            // Nothing is replaced or added in batches that were ready before.
             let later = std::mem::take(&mut self.state.pending);
-            let until = later.front().map_or(u64::MAX, |batch| batch.step);
-            let made = self.make_round(step..until, scorer, mesh, batches, batcher, stop);
+            let made = self.make_round(steps, scorer, mesh, batches, batcher, stop);
             self.state.pending.extend(later);
             if !made? {
                 return Ok(None);
@@ -205,19 +206,20 @@ impl Online {
         let batch = self.state.pending.pop_front().expect("a round has a batch");
         self.repeat(&batch);
         assert_eq!(batch.step, step, "batches are trained on in their order");
-        if self.config.overlap && step + 1 < self.total_steps && !self.has_answers(step + 1) {
-            let until = self.state.pending.front().map_or(u64::MAX, |batch| batch.step);
-            self.begin(step + 1..until, step, scorer, mesh, batches, stop)?;
+        let next = step + 1;
+        if self.config.overlap && next < self.total_steps && self.next_waiting() != Some(next) {
+            let steps = next..self.next_waiting().unwrap_or(u64::MAX);
+            self.begin(steps, step, scorer, mesh, batches, stop)?;
         }
         let TrainingBatch { ranked, summary } = self.rank(&batch)?;
         self.current = Some(batch);
         Ok(Some(TrainingBatch { ranked: batcher.divide(ranked), summary }))
     }
 
-    /// Returns whether the batch of a step is the next that waits. A run that was resumed with other rounds, or more
-    /// steps, has batches of later steps alone.
-    fn has_answers(&self, step: u64) -> bool {
-        self.state.pending.front().is_some_and(|batch| batch.step == step)
+    /// Returns the step of the next batch that waits. A run that was resumed with other rounds, or more steps, may have
+    /// batches of later steps alone.
+    fn next_waiting(&self) -> Option<u64> {
+        self.state.pending.front().map(|batch| batch.step)
     }
 
     /// Makes the batches of a round that begins with the first of these steps. False if any rank was stopped.

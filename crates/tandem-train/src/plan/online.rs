@@ -1,124 +1,44 @@
 //! Largest batches of an online run: its prompts are known, its completions bounded.
 
+use std::ops::Range;
+
 use tandem_data::forest::RowCounts;
 use tandem_data::order;
 use tandem_data::record::RowKind;
+use tandem_data::token_cache::TokenCache;
 use tandem_kernels::ops::MANY_TREES;
 use tandem_model::BatchCapacity;
 
 use super::survey::{BatchStatistics, PassShape, evaluation_shape};
 use crate::Result;
-use crate::config::{Algorithm, Config, MicroBatchSize, Order};
+use crate::config::{Algorithm, Config, MicroBatchSize, OnlineConfig, Order};
 use crate::inputs::RunInputs;
 use crate::recipe::{self, Author, MicroBatch, MicroBatcher, Rows, SampledAnswer, ScoredPrompt};
 
-/// Upper bounds of a micro-batch, whatever is generated: the longest prompts with the largest
-/// number of paired completions of the greatest length. Bounds are built with as few trees as
-/// possible, and with more.
+/// Surveys an online run: its largest micro-batches, and the work of its steps if every completion has the greatest
+/// length.
 pub(super) fn survey(config: &Config, prepared: &RunInputs) -> Result<BatchStatistics> {
-    let online = config.online.as_ref().expect("an online run");
-    let cache = &prepared.train;
-    let answers = recipe::for_method(config.method).num_responses(config);
-    // A conversation with an environment fills what its prompt leaves.
-    let longest_answer = |prompt: usize| match online.environment {
-        Some(_) => config.data.max_length.saturating_sub(prompt),
-        None => online.max_new_tokens,
-    };
-    let share_prefix = config.data.share_prefix;
-    let size_of = |row: usize| {
-        let prompt = cache.prompt_tokens(row).len();
-        let own = RowSize { prompt, answers, tokens: longest_answer(prompt) };
-        match cache.kind() {
-            // A distillation may train on the given completion instead.
-            RowKind::Supervised => own.or_larger(cache.scored(row).counts(), share_prefix),
-            _ => own,
-        }
-    };
-    let largest_of = |row: usize| size_of(row).fill(online.algorithm);
-    let mut by_size: Vec<usize> = (0..cache.num_rows()).collect();
-    by_size.sort_by_cached_key(|&row| std::cmp::Reverse(size_of(row).counts(share_prefix).tokens));
-    let in_step = config.train.batch_size + online.replay_per_step;
-    // The longest prompts, repeated if there are fewer than a step needs.
-    let longest: Vec<ScoredPrompt> =
-        by_size.iter().cycle().take(in_step).map(|&row| largest_of(row)).collect();
-    let tokens =
-        |rows: &[ScoredPrompt]| rows.iter().map(|row| row.counts(share_prefix).tokens).sum::<usize>();
-    // A distillation may train on completions of the data set, which nothing divides.
-    let given_counts = |row: usize| match cache.kind() {
-        RowKind::Supervised => cache.scored(row).counts(),
-        _ => RowCounts::default(),
-    };
-    let undivided = |row: usize| {
-        let prompt = cache.prompt_tokens(row).len();
-        given_counts(row).tokens.max(prompt + longest_answer(prompt))
-    };
-    let whole = match longest[0].is_divisible() {
-        true => (0..cache.num_rows()).map(undivided).fold(0, usize::max),
-        false => tokens(&longest[..1]),
-    };
-    let most = match config.train.micro_batch {
-        MicroBatchSize::Tokens(most) => tokens(&longest).min(most).max(whole),
-        MicroBatchSize::Rows(rows) => tokens(&longest[..rows.min(in_step)]),
-    };
+    let rows = LargestRows::new(config, &prepared.train);
     let mut batcher = prepared.batcher(config);
-    let mut largest = Vec::new();
-    for trees in (1..=in_step.min(MANY_TREES)).rev() {
-        if let MicroBatchSize::Rows(rows) = config.train.micro_batch
-            && trees > rows
-        {
-            continue;
-        }
-        let rows = if trees == MANY_TREES { &longest[..] } else { &longest[..trees] };
-        largest.push(build(&mut batcher, &cut_to(rows, most, share_prefix))?);
-    }
-    let shortest: Vec<ScoredPrompt> =
-        by_size.iter().rev().take(in_step).map(|&row| largest_of(row)).collect();
-    largest.push(build(&mut batcher, &cut_to(&shortest, most, share_prefix))?);
-    for rows in [&longest, &shortest] {
-        if rows[0].is_divisible() && tokens(&rows[..1]) > most {
-            largest.push(build(&mut batcher, &[with_fewer_answers(&rows[0], most, share_prefix)])?);
-        }
-    }
-    let mixes_given = cache.kind() == RowKind::Supervised;
-    if mixes_given {
-        // Of all tokens of a given completion but the prompt's each may be scored.
-        let unscored = |row: &usize| given_counts(*row).tokens - given_counts(*row).scored_rows;
-        let mut rows: Vec<usize> = (0..cache.num_rows()).collect();
-        rows.sort_by_cached_key(unscored);
-        let given = rows.iter().take(in_step).map(|&row| ScoredPrompt::given(cache, row as u32));
-        largest.push(build(&mut batcher, &cut_to(&given.collect::<Vec<_>>(), most, share_prefix))?);
-    }
-    let scored = largest.iter().map(|batch| batch.forest.scored_rows().0.len()).max().unwrap_or(0);
-    // A part of a prompt's answers may be beside given completions.
-    let scored = if mixes_given { scored.max(most - 1) } else { scored };
-    let train = PassShape { room: BatchCapacity { tokens: most, scored }, largest };
+    let train = rows.pass_shape(&mut batcher)?;
     let mut batches = prepared.batches(config);
-    let rows = |batcher: &MicroBatcher, rows: &[u32]| {
-        batcher.divide(rows.iter().map(|&row| largest_of(row as usize)).collect())
+    let divided = |batcher: &MicroBatcher, of_step: &[u32]| {
+        batcher.divide(of_step.iter().map(|&row| rows.fill(row as usize)).collect())
     };
-    let cuts = |rows: &[ScoredPrompt]| {
-        let lengths: Vec<usize> = rows.iter().map(|row| row.counts(share_prefix).tokens).collect();
-        order::cut(&lengths, config.train.micro_batch.into())
-    };
-    // A batch of smaller rows may have one that is divided.
-    let may_divide = longest[0].is_divisible() || mixes_given;
-    let exceeds =
-        matches!(config.train.micro_batch, MicroBatchSize::Tokens(limit) if tokens(&longest) > limit);
-    let single_micro_batches = cuts(&longest).len() <= 1 && !(may_divide && exceeds);
-    // Time is estimated for completions of the greatest length.
     let measured = match config.data.order {
         Order::Shuffled | Order::Sequential => batches.steps_per_epoch().min(super::survey::LOOK_AHEAD),
     };
     let (mut steps, mut sequence_tokens, mut num_rows) = (Vec::new(), 0, 0);
     for step in 0..measured {
         let of_step = batches.rows(step);
-        let ranked = rows(&batcher, of_step);
-        sequence_tokens += ranked.iter().map(|row| row.counts(share_prefix).sequence_tokens).sum::<u64>();
+        let ranked = divided(&batcher, of_step);
+        let counts = ranked.iter().map(|row| row.counts(rows.share_prefix).sequence_tokens);
+        sequence_tokens += counts.sum::<u64>();
         num_rows += of_step.len();
-        steps.push(cuts(&ranked).into_iter().map(|cut| tokens(&ranked[cut])).collect());
+        steps.push(rows.cuts(&ranked).into_iter().map(|cut| rows.tokens(&ranked[cut])).collect());
     }
-    let first = rows(&batcher, batches.rows(0));
-    let typical = build(&mut batcher, &first[cuts(&first)[0].clone()])?;
+    let first = divided(&batcher, batches.rows(0));
+    let typical = build(&mut batcher, &first[rows.cuts(&first)[0].clone()])?;
     let per_step = |count: f64| count / measured as f64;
     let none = PassShape { room: BatchCapacity::default(), largest: Vec::new() };
     let evaluation = match prepared.eval.as_ref().filter(|_| !config.method.generates()) {
@@ -131,11 +51,141 @@ pub(super) fn survey(config: &Config, prepared: &RunInputs) -> Result<BatchStati
         reference: none,
         typical,
         steps,
-        single_micro_batches,
+        single_micro_batches: rows.fit_one_micro_batch(),
         measured: measured as usize,
         sequence_tokens: per_step(sequence_tokens as f64),
         rows: per_step(num_rows as f64),
     })
+}
+
+/// Rows of an online run, each as large as it may become.
+struct LargestRows<'a> {
+    config: &'a Config,
+    online: &'a OnlineConfig,
+    cache: &'a TokenCache,
+    share_prefix: bool,
+    /// Rows of a step.
+    in_step: usize,
+    /// The rows, the largest first.
+    by_size: Vec<usize>,
+    /// The largest of a step; repeated if there are fewer than it needs.
+    longest: Vec<ScoredPrompt>,
+}
+
+impl<'a> LargestRows<'a> {
+    fn new(config: &'a Config, cache: &'a TokenCache) -> Self {
+        let online = config.online.as_ref().expect("an online run");
+        let in_step = config.train.batch_size + online.replay_per_step;
+        let share_prefix = config.data.share_prefix;
+        let (by_size, longest) = (Vec::new(), Vec::new());
+        let mut rows = Self { config, online, cache, share_prefix, in_step, by_size, longest };
+        let mut by_size: Vec<usize> = (0..cache.num_rows()).collect();
+        by_size.sort_by_cached_key(|&row| std::cmp::Reverse(rows.size(row).counts(share_prefix).tokens));
+        rows.longest = by_size.iter().cycle().take(in_step).map(|&row| rows.fill(row)).collect();
+        rows.by_size = by_size;
+        rows
+    }
+
+    /// Returns the tokens of the longest answer to a prompt: a conversation with an environment fills what its prompt
+    /// leaves.
+    fn longest_answer(&self, prompt: usize) -> usize {
+        match self.online.environment {
+            Some(_) => self.config.data.max_length.saturating_sub(prompt),
+            None => self.online.max_new_tokens,
+        }
+    }
+
+    /// Returns whether a step may train on completions of the data set, as a distillation does.
+    fn mixes_given(&self) -> bool {
+        self.cache.kind() == RowKind::Supervised
+    }
+
+    /// Returns the counts of the given completion of a row; zeros where there is none.
+    fn given(&self, row: usize) -> RowCounts {
+        if self.mixes_given() { self.cache.scored(row).counts() } else { RowCounts::default() }
+    }
+
+    fn size(&self, row: usize) -> RowSize {
+        let prompt = self.cache.prompt_tokens(row).len();
+        let answers = recipe::for_method(self.config.method).num_responses(self.config);
+        let own = RowSize { prompt, answers, tokens: self.longest_answer(prompt) };
+        if self.mixes_given() { own.or_larger(self.given(row), self.share_prefix) } else { own }
+    }
+
+    fn fill(&self, row: usize) -> ScoredPrompt {
+        self.size(row).fill(self.online.algorithm)
+    }
+
+    fn tokens(&self, rows: &[ScoredPrompt]) -> usize {
+        rows.iter().map(|row| row.counts(self.share_prefix).tokens).sum()
+    }
+
+    fn cuts(&self, rows: &[ScoredPrompt]) -> Vec<Range<usize>> {
+        let lengths: Vec<usize> = rows.iter().map(|row| row.counts(self.share_prefix).tokens).collect();
+        order::cut(&lengths, self.config.train.micro_batch.into())
+    }
+
+    /// Returns whether no step has more than one micro-batch.
+    fn fit_one_micro_batch(&self) -> bool {
+        // A batch of smaller rows may have one that is divided.
+        let may_divide = self.longest[0].is_divisible() || self.mixes_given();
+        let exceeds = matches!(self.config.train.micro_batch, MicroBatchSize::Tokens(limit) if self.tokens(&self.longest) > limit);
+        self.cuts(&self.longest).len() <= 1 && !(may_divide && exceeds)
+    }
+
+    /// Returns the tokens of the largest micro-batch.
+    fn most_tokens(&self) -> usize {
+        // What nothing divides: an answer with its prompt, a given completion, answers in pairs.
+        let undivided = |row: usize| {
+            let prompt = self.cache.prompt_tokens(row).len();
+            self.given(row).tokens.max(prompt + self.longest_answer(prompt))
+        };
+        let whole = match self.longest[0].is_divisible() {
+            true => (0..self.cache.num_rows()).map(undivided).fold(0, usize::max),
+            false => self.tokens(&self.longest[..1]),
+        };
+        match self.config.train.micro_batch {
+            MicroBatchSize::Tokens(most) => self.tokens(&self.longest).min(most).max(whole),
+            MicroBatchSize::Rows(rows) => self.tokens(&self.longest[..rows.min(self.in_step)]),
+        }
+    }
+
+    /// Upper bounds of a micro-batch, whatever is generated: the longest prompts with the largest number of completions
+    /// of the greatest length. They are built with as few trees as possible, and with more.
+    fn pass_shape(&self, batcher: &mut MicroBatcher) -> Result<PassShape> {
+        let Self { cache, share_prefix, in_step, longest, .. } = self;
+        let (share_prefix, most) = (*share_prefix, self.most_tokens());
+        let mut largest = Vec::new();
+        for trees in (1..=(*in_step).min(MANY_TREES)).rev() {
+            if let MicroBatchSize::Rows(rows) = self.config.train.micro_batch
+                && trees > rows
+            {
+                continue;
+            }
+            let rows = if trees == MANY_TREES { &longest[..] } else { &longest[..trees] };
+            largest.push(build(batcher, &cut_to(rows, most, share_prefix))?);
+        }
+        let shortest: Vec<ScoredPrompt> =
+            self.by_size.iter().rev().take(*in_step).map(|&row| self.fill(row)).collect();
+        largest.push(build(batcher, &cut_to(&shortest, most, share_prefix))?);
+        for rows in [longest, &shortest] {
+            if rows[0].is_divisible() && self.tokens(&rows[..1]) > most {
+                largest.push(build(batcher, &[with_fewer_answers(&rows[0], most, share_prefix)])?);
+            }
+        }
+        if self.mixes_given() {
+            // Of all tokens of a given completion but the prompt's each may be scored.
+            let unscored = |row: &usize| self.given(*row).tokens - self.given(*row).scored_rows;
+            let mut rows: Vec<usize> = (0..cache.num_rows()).collect();
+            rows.sort_by_cached_key(unscored);
+            let given = rows.iter().take(*in_step).map(|&row| ScoredPrompt::given(cache, row as u32));
+            largest.push(build(batcher, &cut_to(&given.collect::<Vec<_>>(), most, share_prefix))?);
+        }
+        let scored = largest.iter().map(|batch| batch.forest.scored_rows().0.len()).max().unwrap_or(0);
+        // A part of a prompt's answers may be beside given completions.
+        let scored = if self.mixes_given() { scored.max(most - 1) } else { scored };
+        Ok(PassShape { room: BatchCapacity { tokens: most, scored }, largest })
+    }
 }
 
 /// Tokens of a prompt, number of answers to it, and tokens of each.

@@ -50,11 +50,6 @@ pub const LOG: &str = "log.txt";
 const FILES: [&str; 10] =
     [CONFIG, PLAN, PROVENANCE, METRICS, STATES, LOG, ROWS, SAMPLES, trackers::STATE, trackers::OUTPUT];
 
-/// Returns whether a path is that of a file that a run with this output folder writes.
-pub(crate) fn is_file_of(output: &Path, path: &Path) -> bool {
-    FILES.iter().any(|name| output.join(name) == path)
-}
-
 const CONFIG: &str = "config.toml";
 const LOCK: &str = ".lock";
 const PLAN: &str = "plan.json";
@@ -68,6 +63,11 @@ const DYING: Duration = Duration::from_secs(3);
 
 /// Interval of trying to lock.
 const PAUSE: Duration = Duration::from_millis(20);
+
+/// Returns whether a path is that of a file that a run with this output folder writes.
+pub(crate) fn is_file_of(output: &Path, path: &Path) -> bool {
+    FILES.iter().any(|name| output.join(name) == path)
+}
 
 /// Policy for a folder that already holds a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

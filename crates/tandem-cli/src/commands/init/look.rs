@@ -82,8 +82,7 @@ pub(super) fn look(
 
 /// Leaves out the warm-up of a run of one step, whose learning rate would be 0.
 fn without_idle_warmup(draft: &mut Draft, config: &Config, inputs: &RunInputs) -> bool {
-    let steps = config.total_steps(inputs.train.num_rows());
-    if steps != 1 || config.train.warmup.steps(steps) == 0 {
+    if !config.is_all_warmup(config.total_steps(inputs.train.num_rows())) {
         return false;
     }
     draft.remove("train.warmup_steps");

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use super::kernel::{MOST_COLUMNS, Multiply};
+use super::kernel::{CodedPanel, MOST_COLUMNS, Multiply};
 use super::lanes::{Lanes, MOST_LANES, Rows};
 use super::packed::Part;
 use crate::cpu::double_quant::TABLE;
@@ -50,21 +50,16 @@ pub(super) fn body(weight: &PackedWeight, elements: &Range<usize>, depth: usize)
 /// # Safety
 /// The caller is compiled for the vector's level and runs where it exists; `to` has room for the panel.
 #[inline(always)]
-pub(super) unsafe fn pack<M: Multiply, const W: usize>(
-    weight: &PackedWeight,
-    part: &Part,
-    ahead: &[*const u8; MOST_COLUMNS],
-    to: *mut f32,
-) {
+pub(super) unsafe fn pack<M: Multiply, const W: usize>(panel: &CodedPanel) {
     // SAFETY: the caller's promise.
     unsafe {
-        match (weight.format(), weight.dtype(), M::DEPTH) {
-            (Format::Int8, DType::F32, _) => pack_int8::<M, W, WHOLE>(weight, part, ahead, to),
-            (Format::Int8, DType::Bf16, 1) => pack_int8::<M, W, WIDENED>(weight, part, ahead, to),
-            (Format::Int8, DType::Bf16, _) => pack_int8::<M, W, PAIRED>(weight, part, ahead, to),
-            (_, DType::F32, _) => pack_nf4::<M, W, WHOLE>(weight, part, ahead, to),
-            (_, DType::Bf16, 1) => pack_nf4::<M, W, WIDENED>(weight, part, ahead, to),
-            (_, DType::Bf16, _) => pack_nf4::<M, W, PAIRED>(weight, part, ahead, to),
+        match (panel.weight.format(), panel.weight.dtype(), M::DEPTH) {
+            (Format::Int8, DType::F32, _) => pack_int8::<M, W, WHOLE>(panel),
+            (Format::Int8, DType::Bf16, 1) => pack_int8::<M, W, WIDENED>(panel),
+            (Format::Int8, DType::Bf16, _) => pack_int8::<M, W, PAIRED>(panel),
+            (_, DType::F32, _) => pack_nf4::<M, W, WHOLE>(panel),
+            (_, DType::Bf16, 1) => pack_nf4::<M, W, WIDENED>(panel),
+            (_, DType::Bf16, _) => pack_nf4::<M, W, PAIRED>(panel),
         }
     }
 }
@@ -125,12 +120,8 @@ fn rows_of(part: &Part, first: usize, lanes: usize) -> Range<usize> {
 }
 
 #[inline(always)]
-unsafe fn pack_int8<M: Multiply, const W: usize, const FORM: u8>(
-    weight: &PackedWeight,
-    part: &Part,
-    ahead: &[*const u8; MOST_COLUMNS],
-    to: *mut f32,
-) {
+unsafe fn pack_int8<M: Multiply, const W: usize, const FORM: u8>(panel: &CodedPanel) {
+    let CodedPanel { weight, part, ahead, to } = *panel;
     let lanes = M::Vector::LANES;
     for first in (0..W).step_by(lanes) {
         let mut starts: Rows = [std::ptr::null(); MOST_LANES];
@@ -168,12 +159,8 @@ unsafe fn pack_int8<M: Multiply, const W: usize, const FORM: u8>(
 }
 
 #[inline(always)]
-unsafe fn pack_nf4<M: Multiply, const W: usize, const FORM: u8>(
-    weight: &PackedWeight,
-    part: &Part,
-    ahead: &[*const u8; MOST_COLUMNS],
-    to: *mut f32,
-) {
+unsafe fn pack_nf4<M: Multiply, const W: usize, const FORM: u8>(panel: &CodedPanel) {
+    let CodedPanel { weight, part, ahead, to } = *panel;
     let (lanes, table) = (M::Vector::LANES, &*TABLE);
     for first in (0..W).step_by(lanes) {
         let mut units = [nf4::Blocks::NONE; MOST_LANES];

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::blocked::{Address, Depth};
-use super::kernel::{Ahead, InPlace, Kernel, MOST_COLUMNS, Panels, Place, Tail, tile};
+use super::kernel::{Ahead, CodedPanel, InPlace, Kernel, MOST_COLUMNS, Panels, Place, Tail, tile};
 use super::level::Level;
 use super::packed::{Part, address, unpack_part};
 use super::{Operand, Product, Term};
@@ -254,7 +254,7 @@ impl Few<'_> {
                     for (ahead, place) in ahead.iter_mut().zip(weight.places(next.rows.clone())) {
                         *ahead = address(weight.format(), &place, first);
                     }
-                    K::pack_codes(weight, &part, &ahead, to);
+                    K::pack_codes(&CodedPanel { weight, part: &part, ahead: &ahead, to });
                     continue;
                 }
                 let (stride, count) = (self.unpacked_stride::<K>(weight), part.elements.len());

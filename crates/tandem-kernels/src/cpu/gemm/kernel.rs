@@ -26,6 +26,15 @@ pub(super) struct Panels<'a> {
     pub is_in_cache: bool,
 }
 
+/// A part of a packed factor to pack as a panel, and its destination.
+pub(super) struct CodedPanel<'a> {
+    pub weight: &'a PackedWeight<'a>,
+    pub part: &'a Part,
+    /// Addresses to prefetch, one for each row.
+    pub ahead: &'a [*const u8; MOST_COLUMNS],
+    pub to: *mut f32,
+}
+
 /// Lanes of a panel of the second factor that are packed, behind others that are not.
 #[derive(Clone, Copy)]
 pub(super) struct Tail {
@@ -115,17 +124,12 @@ pub(super) trait Kernel {
     }
 
     /// Packs a panel of the second factor from codes: a part of which all elements are a
-    /// [`Self::packed_body`]. `ahead` are addresses to prefetch, one for each row.
+    /// [`Self::packed_body`].
     ///
     /// # Safety
     /// As [`Self::pack_rows`].
     #[inline(always)]
-    unsafe fn pack_codes(
-        _weight: &PackedWeight,
-        _part: &Part,
-        _ahead: &[*const u8; MOST_COLUMNS],
-        _to: *mut f32,
-    ) {
+    unsafe fn pack_codes(_panel: &CodedPanel) {
         unreachable!("no elements are packed from codes");
     }
 
@@ -236,14 +240,9 @@ impl<M: Multiply, const MR: usize, const NV: usize, const NR: usize> Kernel for 
     }
 
     #[inline(always)]
-    unsafe fn pack_codes(
-        weight: &PackedWeight,
-        part: &Part,
-        ahead: &[*const u8; MOST_COLUMNS],
-        to: *mut f32,
-    ) {
+    unsafe fn pack_codes(panel: &CodedPanel) {
         // SAFETY: the caller's promise.
-        unsafe { M::pack_codes::<NR>(weight, part, ahead, to) };
+        unsafe { M::pack_codes::<NR>(panel) };
     }
 
     unsafe fn begin() {}
@@ -310,12 +309,7 @@ pub(super) trait Multiply {
     ///
     /// # Safety
     /// As [`Self::multiply_add`], and as there.
-    unsafe fn pack_codes<const W: usize>(
-        weight: &PackedWeight,
-        part: &Part,
-        ahead: &[*const u8; MOST_COLUMNS],
-        to: *mut f32,
-    );
+    unsafe fn pack_codes<const W: usize>(panel: &CodedPanel);
 
     /// Rounds numbers to bf16, a pair to a lane of two. Those below 2⁻¹²⁶ may become zeros.
     ///
@@ -340,14 +334,9 @@ impl<V: Outlined> Multiply for Singles<V> {
     }
 
     #[inline(always)]
-    unsafe fn pack_codes<const W: usize>(
-        weight: &PackedWeight,
-        part: &Part,
-        ahead: &[*const u8; MOST_COLUMNS],
-        to: *mut f32,
-    ) {
+    unsafe fn pack_codes<const W: usize>(panel: &CodedPanel) {
         // SAFETY: the caller's promise.
-        unsafe { V::pack_codes::<W>(weight, part, ahead, to) };
+        unsafe { V::pack_codes::<W>(panel) };
     }
 }
 
@@ -367,14 +356,9 @@ impl Multiply for Pairs {
     }
 
     #[inline(always)]
-    unsafe fn pack_codes<const W: usize>(
-        weight: &PackedWeight,
-        part: &Part,
-        ahead: &[*const u8; MOST_COLUMNS],
-        to: *mut f32,
-    ) {
+    unsafe fn pack_codes<const W: usize>(panel: &CodedPanel) {
         // SAFETY: the caller's promise.
-        unsafe { super::outlined::pack_pairs_of_codes::<W>(weight, part, ahead, to) };
+        unsafe { super::outlined::pack_pairs_of_codes::<W>(panel) };
     }
 
     #[inline(always)]

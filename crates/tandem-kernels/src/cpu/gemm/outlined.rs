@@ -2,12 +2,10 @@
 //! they were most of this crate's machine code, and of the time that its build takes.
 
 use super::codes;
-use super::kernel::{MOST_COLUMNS, Panels, Singles, Tile};
+use super::kernel::{CodedPanel, Panels, Singles, Tile};
 use super::lanes::Lanes;
 use super::pack::pack;
-use super::packed::Part;
 use crate::cpu::vector::Portable;
-use crate::ops::PackedWeight;
 
 /// Functions that take long enough for a call.
 pub(super) trait Outlined: Lanes {
@@ -21,12 +19,7 @@ pub(super) trait Outlined: Lanes {
     ///
     /// # Safety
     /// As [`Self::pack`].
-    unsafe fn pack_codes<const W: usize>(
-        weight: &PackedWeight,
-        part: &Part,
-        ahead: &[*const u8; MOST_COLUMNS],
-        to: *mut f32,
-    );
+    unsafe fn pack_codes<const W: usize>(panel: &CodedPanel);
 
     /// Calls [`Tile::store`].
     ///
@@ -47,14 +40,9 @@ macro_rules! outlined {
 
             $(#[target_feature(enable = $features)])?
             #[inline(never)]
-            unsafe fn pack_codes<const W: usize>(
-                weight: &PackedWeight,
-                part: &Part,
-                ahead: &[*const u8; MOST_COLUMNS],
-                to: *mut f32,
-            ) {
+            unsafe fn pack_codes<const W: usize>(panel: &CodedPanel) {
                 // SAFETY: the caller's promise.
-                unsafe { codes::pack::<Singles<Self>, W>(weight, part, ahead, to) };
+                unsafe { codes::pack::<Singles<Self>, W>(panel) };
             }
 
             $(#[target_feature(enable = $features)])?
@@ -80,12 +68,7 @@ outlined!(crate::cpu::vector::Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,f
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 #[inline(never)]
-pub(super) unsafe fn pack_pairs_of_codes<const W: usize>(
-    weight: &PackedWeight,
-    part: &Part,
-    ahead: &[*const u8; MOST_COLUMNS],
-    to: *mut f32,
-) {
+pub(super) unsafe fn pack_pairs_of_codes<const W: usize>(panel: &CodedPanel) {
     // SAFETY: the caller's promise.
-    unsafe { codes::pack::<super::kernel::Pairs, W>(weight, part, ahead, to) };
+    unsafe { codes::pack::<super::kernel::Pairs, W>(panel) };
 }

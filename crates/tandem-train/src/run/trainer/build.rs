@@ -303,7 +303,7 @@ fn refuse_written_rows(config: &Config) -> Result<()> {
 /// trial, which is told.
 fn refuse_idle_warmup(config: &Config, total_steps: u64) -> Result<()> {
     let is_asked_for = matches!(config.train.length, Length::Steps(_));
-    if is_asked_for || total_steps != 1 || config.train.warmup.steps(total_steps) == 0 {
+    if is_asked_for || !config.is_all_warmup(total_steps) {
         return Ok(());
     }
     let reason = "the run has one step, which is the first of its warm-up and has a learning rate of 0: nothing would be \

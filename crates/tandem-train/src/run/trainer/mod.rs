@@ -306,12 +306,12 @@ impl Trainer {
         self.end_profile()?;
         let step = self.cursor.step;
         if step == 0 {
-            observer.event(&Event::Interrupted { step });
+            observer.event(&Event::Stopped { step });
             return Ok(Outcome::Stopped(None));
         }
         self.save(observer, stop)?;
         self.finish_saving(observer)?;
-        observer.event(&Event::Interrupted { step });
+        observer.event(&Event::Stopped { step });
         // A launcher may kill the other ranks some seconds after the first one has ended, and rank 0 has
         // yet to give the checkpoint its name.
         self.mesh.world().barrier()?;
