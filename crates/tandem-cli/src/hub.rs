@@ -8,6 +8,7 @@ use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use tandem_hub::{Hub, HubError, HubName, ModelFiles, Progress};
 use tandem_model::{ModelFolder, PeftFolder};
+use tandem_train::checkpoint::Checkpoints;
 use tandem_train::config::{HubPart, HubUse, JudgeSection, Place, load_judges_fetched};
 use tandem_train::run::run_dir;
 use tandem_train::{Config, TrainError};
@@ -110,7 +111,21 @@ pub(crate) fn made_by_run(given: &Path) -> anyhow::Result<PathBuf> {
             given.join("checkpoints").display()
         )));
     }
-    Ok(if made.is_dir() { made } else { given.to_owned() })
+    if !made.is_dir() {
+        return Ok(given.to_owned());
+    }
+    let checkpoints = Checkpoints::for_run(given);
+    if let (Some(of_model), Some(&latest)) = (run_dir::model_step(given), checkpoints.steps()?.last())
+        && latest > of_model
+    {
+        tracing::warn!(
+            "{} is the model after step {of_model}: the run was resumed for more steps and has not ended; its newest \
+             checkpoint can be given, too: {}",
+            made.display(),
+            checkpoints.folder_of(latest).display()
+        );
+    }
+    Ok(made)
 }
 
 /// Returns the folder of the base model that an adapter names, downloaded if it is a name of the hub.

@@ -63,13 +63,14 @@ impl Run {
             }
             advisor.found().len()
         });
+        let steps = last(Split::Train).map_or(0, |record| record.step());
         Ok(Self {
             path: folder.to_owned(),
-            steps: last(Split::Train).map_or(0, |record| record.step()),
+            steps,
             train: last(Split::Train),
             eval: last(Split::Eval),
             troubles,
-            is_finished: run_dir::final_path(folder).is_dir(),
+            is_finished: run_dir::has_model_of(folder, steps),
             keys,
         })
     }

@@ -107,7 +107,7 @@ impl RunHistory {
             has_changed = true;
         }
         has_changed |= self.read_metrics()? | self.read_samples()?;
-        let is_finished = run_dir::final_path(&self.folder).is_dir();
+        let is_finished = run_dir::has_model_of(&self.folder, self.step);
         has_changed |= std::mem::replace(&mut self.is_finished, is_finished) != is_finished;
         Ok(has_changed)
     }

@@ -15,6 +15,7 @@
 //!   states.jsonl     the hash of all state at each checkpoint
 //!   samples.jsonl    answers of the model while it trained
 //!   final/           the trained model, an ordinary HF folder, with a README.md about it
+//!   finished.json    the step of the model in final/
 //!   .lock            held while a run is going; empty or stale ones mean nothing
 //! ```
 
@@ -24,6 +25,7 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use tandem_files::FURTHER_TEMPLATES;
 use tandem_model::io::{is_model_file, recover_folder};
 
@@ -47,8 +49,19 @@ const MODEL_CARD: &str = "README.md";
 pub const LOG: &str = "log.txt";
 
 /// Files of a run beside those in folders.
-const FILES: [&str; 10] =
-    [CONFIG, PLAN, PROVENANCE, METRICS, STATES, LOG, ROWS, SAMPLES, trackers::STATE, trackers::OUTPUT];
+const FILES: [&str; 11] = [
+    CONFIG,
+    PLAN,
+    PROVENANCE,
+    METRICS,
+    STATES,
+    LOG,
+    ROWS,
+    SAMPLES,
+    FINISHED,
+    trackers::STATE,
+    trackers::OUTPUT,
+];
 
 const CONFIG: &str = "config.toml";
 const LOCK: &str = ".lock";
@@ -56,6 +69,7 @@ const PLAN: &str = "plan.json";
 pub(super) const METRICS: &str = "metrics.jsonl";
 const ROWS: &str = "rows.jsonl";
 const SAMPLES: &str = "samples.jsonl";
+const FINISHED: &str = "finished.json";
 
 /// Time for which a run that resumes waits for the lock. A killed process frees its memory before its
 /// locks, and whoever killed it may start the run again at once.
@@ -112,6 +126,25 @@ pub fn final_path(output: &Path) -> PathBuf {
     output.join("final")
 }
 
+/// Contents of [`FINISHED`].
+#[derive(Serialize, Deserialize)]
+struct Finished {
+    step: u64,
+}
+
+/// Returns whether the run in a folder has written a model of this step or a later one. A run that is resumed for more
+/// steps keeps the model that it had until it ends.
+pub fn has_model_of(output: &Path, step: u64) -> bool {
+    // Earlier versions kept no step.
+    final_path(output).is_dir() && model_step(output).is_none_or(|of_model| of_model >= step)
+}
+
+/// Returns the step of a run's model, if the run has kept it.
+pub fn model_step(output: &Path) -> Option<u64> {
+    let text = tandem_files::read(&output.join(FINISHED), tandem_files::MAX_CONFIG).ok()?;
+    serde_json::from_slice::<Finished>(&text).ok().map(|finished| finished.step)
+}
+
 impl RunDir {
     /// Creates or takes over the folder and locks it. Nothing of an earlier run is touched before
     /// [`RunDir::begin`].
@@ -129,6 +162,7 @@ impl RunDir {
         if start == RunDirPolicy::Fresh && !found.is_empty() {
             return Err(TrainError::UsedRunDir { path: dir.path, found });
         }
+        dir.refuse_foreign_files(&found)?;
         Ok(dir)
     }
 
@@ -210,6 +244,12 @@ impl RunDir {
         }
     }
 
+    /// Notes that `final/` has the model of this step.
+    pub(crate) fn finish(&self, step: u64) -> Result<()> {
+        let text = serde_json::to_string(&Finished { step }).expect("a number");
+        replace(&self.path.join(FINISHED), format!("{text}\n").as_bytes())
+    }
+
     /// `checkpoints/`.
     pub fn checkpoints(&self) -> Checkpoints {
         Checkpoints::for_run(&self.path)
@@ -222,7 +262,8 @@ impl RunDir {
 
     /// Deletes a run's files. Other files and their folders stay.
     fn clear(&self) -> Result<()> {
-        for name in FILES {
+        // The config is replaced at the end: until then it shows whose files these are.
+        for name in FILES.into_iter().filter(|name| *name != CONFIG) {
             remove_file(&self.path.join(name))?;
         }
         clear_folder(&self.path.join(trackers::EVENTS), trackers::is_event_file)?;
@@ -234,6 +275,28 @@ impl RunDir {
         }
         clear_folder(&self.final_path().join(FURTHER_TEMPLATES), |name| name.ends_with(".jinja"))?;
         clear_folder(&self.final_path(), is_model_file)
+    }
+
+    /// Files that have a run's names, and may be a person's, would be deleted or written over.
+    fn refuse_foreign_files(&self, found: &[&str]) -> Result<()> {
+        let keeps_them = match self.start {
+            RunDirPolicy::Fresh => true,
+            RunDirPolicy::Resume => !self.checkpoints().steps()?.is_empty(),
+            RunDirPolicy::Overwrite => false,
+        };
+        if keeps_them || found.is_empty() || self.config_path().exists() {
+            return Ok(());
+        }
+        let reason = format!(
+            "{}: {} there, but no {CONFIG} of a run, so what would be replaced may be somebody's own: move it away or choose \
+             another `output`",
+            self.path.display(),
+            match found {
+                [one] => format!("{one} is"),
+                several => format!("{} are", several.join(", ")),
+            }
+        );
+        Err(TrainError::Mismatch { reason })
     }
 
     /// A model could not be written there, which would show after the last step.
@@ -252,7 +315,7 @@ impl RunDir {
 
     fn refuse_foreign_config(&self) -> Result<()> {
         let path = self.config_path();
-        match fs::read_to_string(&path) {
+        match tandem_files::read_text(&path, tandem_files::MAX_CONFIG) {
             Ok(text) if !text.starts_with(CONFIG_HEADER) => Err(TrainError::ForeignFile { path }),
             Err(e) if e.kind() != ErrorKind::NotFound => Err(TrainError::io("read", &path)(e)),
             _ => Ok(()),
@@ -410,6 +473,7 @@ mod tests {
             LOG,
             "rows.jsonl",
             "samples.jsonl",
+            FINISHED,
             "checkpoints",
             "final",
         ];
@@ -440,6 +504,34 @@ mod tests {
         run.begin(&config(folder.path()), "{}").expect("begun");
         let left = [".lock", "config.toml", "final/", "final/README.md", "notes.txt", "plan.json"];
         assert_eq!(files(&path), left);
+    }
+
+    #[test]
+    fn files_with_a_runs_names_but_no_config_of_one_are_not_replaced() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path();
+        for name in [LOG, SAMPLES] {
+            fs::write(path.join(name), "mine").expect("written");
+        }
+        for start in [RunDirPolicy::Overwrite, RunDirPolicy::Resume] {
+            let error = RunDir::open(path, start).expect_err("somebody's files").to_string();
+            assert!(error.contains("log.txt, samples.jsonl are there, but no config.toml"), "{error}");
+        }
+        // A run whose config was lost goes on from its checkpoint.
+        fs::create_dir_all(path.join("checkpoints/step-000001")).expect("created");
+        RunDir::open(path, RunDirPolicy::Resume).expect("taken over");
+    }
+
+    #[test]
+    fn a_model_is_of_the_step_that_was_noted_or_of_any() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let run = RunDir::open(folder.path(), RunDirPolicy::Fresh).expect("a new folder");
+        assert!(!has_model_of(run.path(), 0));
+        fs::create_dir(run.final_path()).expect("created");
+        assert!(has_model_of(run.path(), 7), "no step was kept");
+        run.finish(6).expect("noted");
+        assert_eq!(model_step(run.path()), Some(6));
+        assert!(has_model_of(run.path(), 6) && !has_model_of(run.path(), 7));
     }
 
     #[test]

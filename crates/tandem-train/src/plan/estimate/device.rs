@@ -302,7 +302,16 @@ fn bytes(gib: f64) -> u64 {
 
 /// This machine's memory in bytes, where the system tells.
 pub fn host_memory() -> Option<u64> {
-    size::of_proc_line(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemTotal")
+    of_meminfo("MemTotal")
+}
+
+/// The same with the room for what is swapped out.
+pub fn host_memory_and_swap() -> Option<u64> {
+    Some(host_memory()? + of_meminfo("SwapTotal").unwrap_or(0))
+}
+
+fn of_meminfo(name: &str) -> Option<u64> {
+    size::of_proc_line(&std::fs::read_to_string("/proc/meminfo").ok()?, name)
 }
 
 #[cfg(test)]

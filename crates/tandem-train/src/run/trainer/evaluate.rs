@@ -98,18 +98,23 @@ impl Trainer {
         Ok(is_new)
     }
 
+    /// Returns the best evaluation so far by the metric of `train.keep_best`, which may be another than before a resume.
+    fn best(&self) -> Option<&BestEvaluation> {
+        let metric = self.config.train.evaluation.keep_best.as_ref()?;
+        self.cursor.best.as_ref().filter(|best| best.metric == metric.key)
+    }
+
     /// Returns the evaluations since the best one, if they are so many that the run ends.
     pub(super) fn waited_enough(&self) -> Option<u64> {
         let patience = self.config.train.evaluation.early_stopping_patience?;
-        let since = self.cursor.best.as_ref()?.evaluations_since;
+        let since = self.best()?.evaluations_since;
         (since >= patience).then_some(since)
     }
 
     /// Makes the policy the trained model: the weights of evaluations, of the best step if that is not the
     /// last. The run's checkpoints must be complete.
     pub(super) fn take_model(&mut self, observer: &mut dyn Observer) -> Result<()> {
-        let best = self.cursor.best.as_ref().filter(|_| self.config.train.evaluation.keep_best.is_some());
-        let Some(best) = best.filter(|best| best.step != self.cursor.step) else {
+        let Some(best) = self.best().cloned().filter(|best| best.step != self.cursor.step) else {
             return self.scorer.keep_evaluation_weights(&mut self.learner, &mut self.mesh);
         };
         // The checksums are read once, by the rank that has written the manifest.

@@ -6,11 +6,11 @@ use tandem_kernels::{ArenaPlace, KernelError, cuda};
 use crate::config::Config;
 use crate::inputs::RunInputs;
 use crate::plan::estimate::Gpu;
-use crate::plan::estimate::device::{DeviceKind, DeviceTable};
+use crate::plan::estimate::device::{DeviceKind, DeviceTable, host_memory_and_swap};
 use crate::plan::{self, Plan, PlanInputs};
 use crate::{Result, TrainError, size};
 
-/// Refuses a run if a rank needs more than `compute.memory` or its GPU has. Collective, before
+/// Refuses a run if a rank needs more than `compute.memory`, its GPU or, on a CPU, its machine has. Collective, before
 /// anything is loaded.
 pub(super) fn refuse_too_large(
     config: &Config,
@@ -26,17 +26,18 @@ pub(super) fn refuse_too_large(
     }
     let needed = if gpu.is_some() { plan.arena_bytes() } else { plan.ram_bytes() };
     let over = |limit: Option<u64>| limit.map_or(f64::NEG_INFINITY, |limit| needed as f64 - limit as f64);
-    let mut excess = [over(config.compute.memory), over(gpu.as_ref().map(|gpu| gpu.usable))];
+    let host = if gpu.is_none() { host_memory_and_swap() } else { None };
+    let mut excess = [over(config.compute.memory), over(gpu.as_ref().map(|gpu| gpu.usable)), over(host)];
     if group.size() > 1 {
         group.all_reduce(&mut excess, Reduction::Max)?;
     }
     let needed = size::in_words(needed as u64);
     let (mut story, gpu) = match (excess, gpu) {
-        ([over, _], gpu) if over > 0.0 => {
+        ([over, ..], gpu) if over > 0.0 => {
             let cap = size::in_words(config.compute.memory.expect("it is exceeded"));
             (format!("a rank needs {needed}, and compute.memory allows {cap}; nothing was loaded"), gpu)
         }
-        ([_, over], Some(gpu)) if over > 0.0 => {
+        ([_, over, _], Some(gpu)) if over > 0.0 => {
             let (free, total) = (size::in_words(gpu.usable), size::in_words(gpu.total));
             let story = format!(
                 "this rank needs {needed} of its GPU ({}), which has {free} free of {total}, or another rank needs more than its GPU \
@@ -44,6 +45,15 @@ pub(super) fn refuse_too_large(
                 gpu.kind.name
             );
             (story, Some(gpu))
+        }
+        ([.., over], gpu) if over > 0.0 => {
+            let whole = host.map_or_else(|| "less".to_owned(), size::in_words);
+            let others =
+                if group.size() > 1 { ", or another rank needs more than its machine has" } else { "" };
+            let story = format!(
+                "a rank needs {needed}, and this machine has {whole} with its swap{others}; nothing was loaded"
+            );
+            (story, gpu)
         }
         _ => return Ok(()),
     };

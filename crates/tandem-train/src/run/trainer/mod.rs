@@ -363,6 +363,7 @@ impl Trainer {
         if let Some(Files { run_dir, .. }) = &self.files {
             let records = read_records(&run_dir.metrics_path())?;
             run_dir.write_model_card(&model_card(&self.config, &self.prepared, &records))?;
+            run_dir.finish(self.cursor.step)?;
             observer.event(&Event::Finished(&folder));
         }
         // No rank reports success before the model is written.

@@ -9,7 +9,7 @@ use super::{RecordedRun, Stretch};
 use crate::checkpoint::{Checkpoint, export};
 use crate::config::Config;
 use crate::run::provenance::hash_file;
-use crate::run::run_dir::final_path;
+use crate::run::run_dir::{final_path, model_step};
 use crate::{Result, TrainError};
 
 /// Place of the trained model in a run.
@@ -34,17 +34,20 @@ pub(super) fn step(
         return Ok(Err("it is not there".to_owned()));
     }
     let Stretch { from, to } = stretch;
-    let evaluation = &config.train.evaluation;
-    if evaluation.keep_best.is_none() {
-        return Ok(Ok(ModelStep { step: to, is_stopped_early: false }));
+    if let Some(step) = model_step(&run.folder).filter(|step| *step < to) {
+        return Ok(Err(format!("it is of step {step}, from before the run was resumed for more steps")));
     }
+    let evaluation = &config.train.evaluation;
+    let Some(metric) = &evaluation.keep_best else {
+        return Ok(Ok(ModelStep { step: to, is_stopped_early: false }));
+    };
     if !run.present.contains(&to) {
         return Ok(Err(format!(
             "train.keep_best chose its step, and the checkpoint of step {to}, which knows of it, is not there"
         )));
     }
     let last = Checkpoint::open_checked(&run.checkpoints.folder_of(to))?;
-    let Some(best) = &last.cursor().best else {
+    let Some(best) = last.cursor().best.as_ref().filter(|best| best.metric == metric.key) else {
         return Ok(Ok(ModelStep { step: to, is_stopped_early: false }));
     };
     if best.step <= from {

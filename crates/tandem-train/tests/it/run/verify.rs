@@ -308,6 +308,19 @@ fn a_record_with_missing_lines_cannot_be_verified() {
     assert!(refused.contains("states.jsonl has no hash"), "{refused}");
 }
 
+/// It is no stretch that somebody stopped.
+#[test]
+fn a_state_beyond_the_end_of_the_run_is_refused() {
+    let small = Small::new("sft");
+    small.finish("run", RunDirPolicy::Fresh, &["train.keep=0"]);
+    let path = small.path("run/states.jsonl");
+    let states = fs::read_to_string(&path).expect("states");
+    let last = states.lines().last().expect("a line");
+    fs::write(&path, format!("{states}{}\n", last.replace("\"step\":6", "\"step\":9"))).expect("written");
+    let refused = refusal(verify(&small, "run", (0, 9), &[]));
+    assert!(refused.contains("the run ends before step 9"), "{refused}");
+}
+
 #[test]
 fn another_config_is_told() {
     let small = Small::new("sft");
