@@ -3,12 +3,15 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
+use std::thread;
 
+use dialoguer::console::Term;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use signal_hook::consts::signal::SIGXFSZ;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
 
 /// The last signal that came, or 0.
 static LAST: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
@@ -28,6 +31,19 @@ pub(crate) fn stop_flag() -> io::Result<Arc<AtomicBool>> {
         flag::register_usize(signal, Arc::clone(&LAST), signal as usize)?;
     }
     Ok(stop)
+}
+
+/// Shows the terminal's cursor again before Ctrl-C ends the process: lists to choose from hide it.
+pub(crate) fn show_cursor_when_interrupted() -> io::Result<()> {
+    let mut signals = Signals::new([SIGINT])?;
+    thread::spawn(move || {
+        if signals.forever().next().is_some() {
+            // A terminal that is gone needs no cursor.
+            let _ = Term::stderr().show_cursor();
+            let _ = emulate_default_handler(SIGINT);
+        }
+    });
+    Ok(())
 }
 
 /// Makes a write beyond the limit of file sizes (`ulimit -f`) an error, which names the file. By default the signal ends the

@@ -112,7 +112,7 @@ fn first_sentence(doc: &str) -> String {
 
 fn key(full: &str, row: &KeyRow) -> String {
     let default = match &row.default {
-        Some(default) => format!("default: {}", plain(default)),
+        Some(default) => format!("default: {}", plain(default).replace('*', "")),
         None => "required".to_owned(),
     };
     let mut lines = vec![full.to_owned(), format!("  {}; {default}", plain(&row.kind)), String::new()];
@@ -189,6 +189,8 @@ mod tests {
         assert!(text.contains("Pairs per optimiser step"), "{text}");
         assert_eq!(explain("batch_size").unwrap(), text);
         assert!(explain("adapter.rank").unwrap().contains("default: 16"));
+        assert!(explain("train.steps").unwrap().contains("default: this or epochs"));
+        assert!(explain("data.train").unwrap().contains("data/*.parquet"));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Questions of `tandem init`. Each has a flag; without a terminal the flags answer.
 
-use std::io::IsTerminal;
+use std::fmt::Display;
+use std::io::{ErrorKind, IsTerminal};
 use std::path::Path;
 
 use clap::ValueEnum;
@@ -17,6 +18,7 @@ use tandem_train::size;
 use super::judges;
 use crate::args::{InitArguments, InitMethod, Trained};
 use crate::exit::mistake;
+use crate::signals::show_cursor_when_interrupted;
 
 /// Everything that a run needs to be told.
 pub(super) struct Told {
@@ -37,6 +39,9 @@ pub(super) struct Told {
 /// A flag that does not go with the method. Without a terminal: a necessary flag is missing.
 pub(super) fn ask(arguments: &InitArguments) -> anyhow::Result<Told> {
     let asks = !arguments.yes && std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
+    if asks {
+        show_cursor_when_interrupted()?;
+    }
     let why = if arguments.yes { "--yes asks nothing" } else { "there is no terminal to ask on" };
     let lacking = |flag: &str, what: &str| mistake(format!("{flag} is missing: give {what} ({why})"));
     let model = match &arguments.model {
@@ -149,9 +154,10 @@ fn fit(data: &[String]) -> String {
 }
 
 fn ask_method(fitting: Option<InitMethod>) -> anyhow::Result<InitMethod> {
-    let items = all().into_iter().map(|method| format!("{}: {}", name(method), purpose(method)));
+    let items: Vec<_> =
+        all().into_iter().map(|method| format!("{}: {}", name(method), purpose(method))).collect();
     let default = all().iter().position(|&method| method == fitting.unwrap_or(InitMethod::Dpo)).unwrap_or(0);
-    let index = Select::new().with_prompt("Training method").items(items).default(default).interact()?;
+    let index = choose("Training method", &items, default)?;
     Ok(all()[index])
 }
 
@@ -165,6 +171,16 @@ fn purpose(method: InitMethod) -> &'static str {
         InitMethod::Grpo => "make the model's own answers likelier that judges score above their group",
         InitMethod::Distill => "imitate a teacher's probabilities",
     }
+}
+
+/// Has one of several items chosen, and returns its index.
+fn choose<T: Display>(prompt: &str, items: &[T], default: usize) -> anyhow::Result<usize> {
+    let chosen = Select::new().with_prompt(prompt).items(items).default(default).interact();
+    if matches!(&chosen, Err(dialoguer::Error::IO(error)) if error.kind() == ErrorKind::Interrupted) {
+        // Whoever heeds the signal ends the process, after the cursor is shown again.
+        std::thread::park();
+    }
+    Ok(chosen?)
 }
 
 fn ask_judge() -> anyhow::Result<String> {
@@ -216,7 +232,7 @@ fn devices() -> anyhow::Result<Option<String>> {
     items.push((format!("the CPU of this machine{memory}"), Some("cpu".to_owned())));
     items.push(("devices of another machine".to_owned(), None));
     let names: Vec<_> = items.iter().map(|(name, _)| name.as_str()).collect();
-    let index = Select::new().with_prompt("Devices").items(names).default(0).interact()?;
+    let index = choose("Devices", &names, 0)?;
     if let Some(found) = items.swap_remove(index).1 {
         return Ok(Some(found));
     }
@@ -225,7 +241,7 @@ fn devices() -> anyhow::Result<Option<String>> {
 
 fn trained() -> anyhow::Result<Trained> {
     let items = ["full: every weight", "lora: a small adapter", "qlora: an adapter on weights in 4 bits"];
-    let index = Select::new().with_prompt("What trains").items(items).default(0).interact()?;
+    let index = choose("What trains", &items, 0)?;
     Ok([Trained::Full, Trained::Lora, Trained::Qlora][index])
 }
 

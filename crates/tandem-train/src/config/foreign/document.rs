@@ -147,6 +147,10 @@ fn yaml(path: &Path, text: &str) -> Result<Option<Read>> {
         };
     };
     let Value::Object(settings) = plain(&documents[0]) else { return Ok(None) };
+    // A command line with one `: ` is a mapping, too; its key has blanks, as no setting's name has.
+    if settings.keys().all(|key| key.contains(char::is_whitespace)) {
+        return Ok(None);
+    }
     let mut places = Places::default();
     Parser::new_from_str(text).load(&mut places, false).map_err(|error| {
         at(path, Some(error.marker().line()), format!("not valid YAML: {}", error.info()))

@@ -47,6 +47,7 @@ program's names, but the error has the translation.
 | steps of an epoch: rounded up | the same |
 | schedules and warm-up of transformers | the same rate at every step; a share of steps is rounded up. `constant` has no warm-up there, `constant_with_warmup` has |
 | mean over tokens (SFT) or pairs (DPO) of a whole batch | the same on any number of ranks and micro-batches |
+| the last batch of an epoch, if it is incomplete | a mean over its pairs, too; TRL's DPO gives each micro-batch the same weight, so the pairs of one that is not full count more |
 | `lora_alpha` / `r`, or / √`r` with rsLoRA | the same |
 | `lora_dropout` of TRL | 0, but for SFT, GRPO and `DistillationTrainer`: the others have `disable_dropout`, on by default, which sets it to 0 there too |
 | `label_smoothing` of TRL's `DPOTrainer` | left out where the loss ignores it there, as `sigmoid` does |

@@ -226,7 +226,8 @@ pub(super) const NAMES: &[Name] = &[
     ),
     missing(
         &["optim_args", "optim_target_modules"],
-        "give `train.betas`, `train.eps` and `train.weight_decay`",
+        "give those of `train.betas`, `train.alpha`, `train.momentum`, `train.eps` and `train.weight_decay` that the \
+         optimiser has",
     ),
     part(&["adam_beta1"], Part::Beta1, "it is the first of the two numbers of `train.betas` here"),
     part(&["adam_beta2"], Part::Beta2, "it is the second of the two numbers of `train.betas` here"),
