@@ -46,25 +46,37 @@ pub fn open(path: &Path) -> io::Result<File> {
 /// # Errors
 /// As [`open`]; `InvalidInput` for a longer file.
 pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    let file = open(path)?;
-    let length = file.metadata()?.len();
-    let too_long = || {
-        let limit = limit >> 20;
-        io::Error::new(
-            io::ErrorKind::InvalidInput,
-            format!("longer than {limit} MiB, the most that is read of such a file"),
-        )
-    };
-    if length > limit {
-        return Err(too_long());
-    }
+    let (file, length) = open_short(path, limit)?;
     // The length is a promise of the file system: some have files of 0 bytes that say something.
     let mut bytes = Vec::with_capacity(length as usize);
     file.take(limit + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limit {
-        return Err(too_long());
+        return Err(too_long(limit));
     }
     Ok(bytes)
+}
+
+/// Checks that a file can be opened and has at most `limit` bytes.
+///
+/// # Errors
+/// As [`read`].
+pub fn check(path: &Path, limit: u64) -> io::Result<()> {
+    open_short(path, limit).map(|_| ())
+}
+
+/// Opens a file of at most `limit` bytes, and returns its length, too.
+fn open_short(path: &Path, limit: u64) -> io::Result<(File, u64)> {
+    let file = open(path)?;
+    let length = file.metadata()?.len();
+    if length > limit { Err(too_long(limit)) } else { Ok((file, length)) }
+}
+
+fn too_long(limit: u64) -> io::Error {
+    let limit = limit >> 20;
+    io::Error::new(
+        io::ErrorKind::InvalidInput,
+        format!("longer than {limit} MiB, the most that is read of such a file"),
+    )
 }
 
 /// Reads a whole text of at most `limit` bytes.

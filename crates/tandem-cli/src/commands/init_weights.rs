@@ -6,6 +6,8 @@ use tandem_hub::ModelFiles;
 use tandem_kernels::{DType, Device, MemoryKind};
 use tandem_model::save::SHARD_BYTES;
 use tandem_model::{Decoder, ModelFolder, Save};
+use tandem_train::plan::estimate::device::host_memory_and_swap;
+use tandem_train::{TrainError, size};
 
 use crate::args::InitWeightsArguments;
 use crate::exit::{Exit, mistake};
@@ -32,6 +34,17 @@ pub(crate) fn run(arguments: &InitWeightsArguments) -> anyhow::Result<Exit> {
 fn init(folder: &Path, output: &Path, seed: u64) -> tandem_train::Result<usize> {
     let template = ModelFolder::open(folder)?;
     let decoder = Decoder::new(template.spec().clone(), 1)?;
+    let needed = 4 * decoder.num_parameters() as u64;
+    if let Some(whole) = host_memory_and_swap().filter(|whole| needed > *whole) {
+        let reason = format!(
+            "{}: the weights of its {} parameters need {}, and this machine has {} with its swap",
+            folder.display(),
+            decoder.num_parameters(),
+            size::in_words(needed),
+            size::in_words(whole)
+        );
+        return Err(TrainError::Mismatch { reason });
+    }
     // The weights and the allocator's rounding.
     let device = Device::cpu(1, 8 * decoder.num_parameters() + (1 << 28))?;
     let weights = tandem_model::init::init(&decoder, &device, MemoryKind::Master, seed)?;

@@ -1,5 +1,6 @@
 //! Reader of CSV and TSV: a header line, then rows of text.
 
+use std::collections::HashSet;
 use std::io::{self, BufRead, Read};
 use std::path::{Path, PathBuf};
 
@@ -108,12 +109,12 @@ impl<R: BufRead> CsvReader<R> {
         let input = RowInput::new(input, separator);
         let mut input = ReaderBuilder::new().delimiter(separator).from_reader(input);
         let header = input.byte_headers().map_err(|e| broken(path, e, 0))?.clone();
-        let mut names: Vec<(String, bool)> = Vec::new();
+        let (mut names, mut seen) = (Vec::new(), HashSet::new());
         for name in &header {
             let Ok(name) = std::str::from_utf8(name) else {
                 return Err(refuse(path, "the header line is not UTF-8: write the file again as UTF-8"));
             };
-            if names.iter().any(|(other, _)| other == name) {
+            if !seen.insert(name) {
                 return Err(refuse(path, format!("the header line has two columns `{name}`: rename one")));
             }
             names.push((name.to_owned(), columns.is_number(name)));

@@ -254,8 +254,8 @@ impl Row<'_> {
         let margin = match self.row.remove("margin").filter(|_| kind == RowKind::Reward) {
             None | Some(Value::Null) => 0.0,
             Some(value) => match value.as_f64() {
-                Some(margin) => margin as f32,
-                None => return Err(type_error(self.place, "margin", "a number", &value)),
+                Some(margin) if (margin as f32).is_finite() => margin as f32,
+                _ => return Err(type_error(self.place, "margin", "a number that f32 holds", &value)),
             },
         };
         let label = if kind == RowKind::Unpaired { self.label()? } else { true };

@@ -40,7 +40,7 @@ pub(super) fn unrotated(config: &Config) -> Result<DecoderSpec> {
     spec.mlp.gated = true;
     attention_bias(config, &mut spec)?;
     spec.head.tied = config.flag("tie_word_embeddings", true)?;
-    spec.head.shape.logit_scale = Some(config.number("logit_scale", 0.0625)? as f32);
+    spec.head.shape.logit_scale = Some(config.positive("logit_scale", 0.0625)? as f32);
     Ok(spec)
 }
 

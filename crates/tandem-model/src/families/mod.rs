@@ -274,7 +274,7 @@ impl Sizes {
 /// attention without rotary embedding, plain feed-forward, untied head. A family changes the rest.
 fn decoder(config: &Config, sizes: Sizes, norm: NormSpec, activation: Activation) -> Result<DecoderSpec> {
     let Sizes { hidden, num_layers, heads, kv_heads, head_dim, mlp, positions } = sizes;
-    let std = config.number("initializer_range", 0.02)? as f32;
+    let std = config.not_negative("initializer_range", 0.02)? as f32;
     Ok(DecoderSpec {
         family: "",
         vocab_size: config.count("vocab_size")?,

@@ -9,7 +9,7 @@ use tandem_kernels::{DType, Format};
 
 use super::archive::TensorArchive;
 use super::load::WeightFiles;
-use super::new_folder::{copy_files, copy_further_templates, write_file};
+use super::new_folder::{FURTHER_FILES, check_files, copy_files, copy_further_templates, write_file};
 use super::quantised::FP8_BLOCK;
 use super::torch;
 use crate::decoder::Decoder;
@@ -323,6 +323,18 @@ impl ModelFolder {
             }
         }
         Ok(())
+    }
+
+    /// Checks that the files which a trained model's folder gets from this one can be read: it is written after the last
+    /// step.
+    ///
+    /// # Errors
+    /// The first that cannot, or is longer than such files are.
+    pub fn check_copied(&self) -> Result<()> {
+        match self.gguf {
+            Some(_) => Ok(()),
+            None => check_files(&self.path, &[&TOKENIZER_FILES[..], &FURTHER_FILES].concat()),
+        }
     }
 
     /// Opens the weights, and checks every name, shape and type against the decoder. Reads no

@@ -153,6 +153,14 @@ impl Drop for Unfinished {
     }
 }
 
+/// Checks that those of the named files that `from` has can be copied.
+pub(crate) fn check_files(from: &Path, names: &[&str]) -> Result<()> {
+    for source in names.iter().map(|name| from.join(name)).filter(|source| source.exists()) {
+        tandem_files::check(&source, tandem_files::MAX_TABLE).map_err(|e| ModelError::io(&source, e))?;
+    }
+    Ok(())
+}
+
 /// Copies those of the named files that `from` has.
 pub(crate) fn copy_files(from: &Path, names: &[&str], folder: &Path) -> Result<()> {
     for name in names {

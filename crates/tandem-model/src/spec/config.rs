@@ -25,6 +25,9 @@ fn largest(key: &str) -> u64 {
 /// Most blocks that a config may name. Lists by block are made before any weight is read.
 const MOST_LAYERS: usize = 16_384;
 
+/// Largest width of a head. Tables of rotary angles are made by position before any weight is read.
+const MOST_HEAD_WIDTH: usize = 8192;
+
 /// Key of a vision–language model's text model.
 const TEXT_CONFIG: &str = "text_config";
 
@@ -203,6 +206,14 @@ impl Config {
         }
     }
 
+    /// Returns a number of at least 0, or the default.
+    pub fn not_negative(&self, key: &str, default: f64) -> Result<f64> {
+        match self.number(key, default)? {
+            n if n >= 0.0 => Ok(n),
+            n => Err(self.error(format!("{key} is {n}, expected a number of at least 0"))),
+        }
+    }
+
     /// Returns a soft cap: the default where the key is absent, none where it is `null`.
     pub fn cap(&self, key: &str, default: Option<f64>) -> Result<Option<f32>> {
         Ok(match self.map.get(key) {
@@ -304,6 +315,9 @@ impl Config {
                 );
             }
         };
+        if head_dim > MOST_HEAD_WIDTH {
+            return Err(self.error(format!("head_dim is {head_dim}, expected at most {MOST_HEAD_WIDTH}")));
+        }
         Ok((heads, kv_heads, head_dim))
     }
 

@@ -83,7 +83,7 @@ pub(super) fn visit(
                 loss.iter().any(|term| term.loss.smoothing == Smoothing::Positive),
                 "a number in (0, 1), for example 0.001: \"exo_pair\" takes its logarithm",
             )
-            .methods(method, Method::compares_pairs)
+            .methods(method, has_pairs)
             .only(own.is_none(), &no_effect)
             .written_if(loss.iter().any(|term| term.loss.smoothing != Smoothing::Unused)),
             now.label_smoothing;
@@ -106,13 +106,13 @@ pub(super) fn visit(
         f_divergence_type = choice(DIVERGENCES)
             .unless(|divergence| refuse_divergence(*divergence, &loss))
             .or(Divergence::ReverseKl)
-            .methods(method, Method::compares_pairs)
+            .methods(method, has_pairs)
             .only(own.is_none(), &no_effect),
             if is_alpha(now.divergence) { ALPHA } else { now.divergence };
         /// α of `"alpha_divergence"`; 1 is the reverse KL.
         f_alpha_divergence_coef = number(..)
             .or(0.5)
-            .methods(method, Method::compares_pairs)
+            .methods(method, has_pairs)
             .only(
                 is_alpha(f_divergence_type),
                 "only f_divergence_type = \"alpha_divergence\" has it; remove it",
@@ -121,7 +121,7 @@ pub(super) fn visit(
         /// Temperature of the `discopop` loss.
         discopop_tau = number(POSITIVE)
             .or(0.05)
-            .methods(method, Method::compares_pairs)
+            .methods(method, has_pairs)
             .only(own.is_none(), &no_effect)
             .only(
                 loss.iter().any(|term| term.loss.name == "discopop"),
@@ -131,14 +131,14 @@ pub(super) fn visit(
         /// Target margin of the `simpo` loss.
         simpo_gamma = number(0.0..)
             .or(0.5)
-            .methods(method, Method::compares_pairs)
+            .methods(method, has_pairs)
             .only(loss.iter().any(|term| term.loss.name == "simpo"), "only the loss \"simpo\" has it; remove it"),
             now.simpo_gamma;
         /// λ of the `dpop` loss: weight of the penalty on chosen completions that are less likely than
         /// under the reference.
         dpop_lambda = number(0.0..)
             .or(50.0)
-            .methods(method, Method::compares_pairs)
+            .methods(method, has_pairs)
             .only(loss.iter().any(|term| term.loss.name == "dpop"), "only the loss \"dpop\" has it; remove it"),
             now.dpop_lambda;
         /// Weight of completions whose label is true. If few are, KTO's paper wants this weight times
@@ -160,6 +160,10 @@ pub(super) fn visit(
             method,
             |method| method == Method::Dpo,
             "only method = \"dpo\" has it; remove it",
+        )
+        .only(
+            loss.iter().any(|term| term.loss.name != "sft"),
+            "the loss \"sft\" counts every token; remove it",
         ), now.ld_alpha;
         /// Weight pairs by the policy's likelihood of their completions (WPO).
         use_weighting = boolean()
@@ -274,6 +278,11 @@ fn terms<'a>(method: Method) -> Form<'a, Vec<Term>> {
         let mut terms = Vec::new();
         for entry in entry.section().map_err(|_| wrong)?.drain() {
             let weight = entry.number("a positive weight", |weight| *weight > 0.0)?;
+            if method == Method::Sft && weight != 1.0 {
+                return Err(
+                    entry.conflict("method = \"sft\" has one loss, which no weight changes; remove it")
+                );
+            }
             terms.push(Term { loss: loss(&entry, entry.name(), method)?, weight });
         }
         if terms.is_empty() { Err(empty) } else { Ok(terms) }
@@ -320,6 +329,11 @@ fn refuse_divergence(divergence: Divergence, terms: &[Term]) -> Option<String> {
         "the loss {:?} is derived for \"reverse_kl\" only; remove it, or choose \"sigmoid\"",
         term.loss.name
     ))
+}
+
+/// Returns whether rows are pairs of completions, of which one is preferred.
+fn has_pairs(method: Method) -> bool {
+    method.compares_pairs() && method != Method::Kto
 }
 
 fn refuse_smoothing(smoothing: f64, terms: &[Term]) -> Option<String> {

@@ -247,14 +247,21 @@ impl Entry {
         }
     }
 
-    /// Reads a finite number (an integer counts) for which `is_valid` holds; `expected` describes it.
+    /// Reads a number (an integer counts) that f32 holds, in which it is computed with, and for which `is_valid` holds;
+    /// `expected` describes it.
     pub(crate) fn number(&self, expected: &str, is_valid: impl Fn(&f64) -> bool) -> Result<f64> {
         let x = match self.node.value {
             Value::Float(x) => x,
             Value::Integer(i) => i as f64,
             _ => return Err(self.wrong(expected)),
         };
-        if x.is_finite() && is_valid(&x) { Ok(x) } else { Err(self.wrong(expected)) }
+        match x as f32 {
+            _ if !x.is_finite() || !is_valid(&x) => Err(self.wrong(expected)),
+            rounded if rounded.is_infinite() || (rounded == 0.0 && x != 0.0) => {
+                Err(self.wrong("a number that f32 holds, 0 or from 1e-45 to 3e38 in size"))
+            }
+            _ => Ok(x),
+        }
     }
 
     pub(crate) fn one_of<T: Copy>(&self, choices: &[(&str, T)]) -> Result<T> {

@@ -32,11 +32,16 @@ keys! {
         /// bytes, codes of bitsandbytes' dynamic maps with a scale for each 256 elements. See
         /// [ranks.md](ranks.md#optimiser-states-in-fewer-bits).
         optimizer_state: StateForm = choice(StateForm::NAMES)
-            .unless(|form| {
-                (optimizer == Optimizer::Adafactor && *form != StateForm::F32).then(|| {
+            .unless(|form| match optimizer {
+                _ if *form == StateForm::F32 => None,
+                Optimizer::Adafactor => Some(
                     "Adafactor's second moments are sums of rows and columns, which are few and f32; remove it"
-                        .to_owned()
-                })
+                        .to_owned(),
+                ),
+                Optimizer::Sgd { momentum: 0.0, .. } => {
+                    Some("SGD without train.momentum has no states; remove it, or set train.momentum".to_owned())
+                }
+                _ => None,
             })
             .or(StateForm::F32),
         /// Learning rate after the warm-up.

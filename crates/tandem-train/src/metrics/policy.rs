@@ -5,7 +5,7 @@ use crate::objective::{CorrectionStats, PolicyLoss, PolicyStats};
 
 impl PolicyStats {
     /// Numbers in [`PolicyStats::to_numbers`].
-    pub(super) const WIDTH: usize = 20;
+    pub(super) const WIDTH: usize = 21;
 
     /// The sums as plain numbers.
     pub(super) fn to_numbers(self) -> [f64; Self::WIDTH] {
@@ -19,6 +19,7 @@ impl PolicyStats {
             clipped,
             clipped_range,
             phi,
+            known,
             difference,
             ratio,
             correction,
@@ -45,6 +46,7 @@ impl PolicyStats {
             correction.sum,
             correction.range[0],
             correction.range[1],
+            known,
         ]
     }
 
@@ -64,6 +66,7 @@ impl PolicyStats {
             loss: (n[14] as usize).checked_sub(1).map(|place| PolicyLoss::NAMES[place].1),
             has_reference: n[15] != 0.0,
             correction: CorrectionStats { count: n[16], sum: n[17], range: [n[18], n[19]] },
+            known: n[20],
         }
     }
 
@@ -88,6 +91,7 @@ impl PolicyStats {
         mine.ratios += theirs.ratios;
         mine.kl += theirs.kl;
         mine.phi += theirs.phi;
+        mine.known += theirs.known;
         mine.ratio += theirs.ratio;
         mine.entropy += theirs.entropy;
         mine.loss = mine.loss.or(theirs.loss);
@@ -118,9 +122,13 @@ impl PolicyStats {
                 record.set("clip_ratio/region_mean", of_ratios(low + high));
             }
         }
-        record.set("sampling/ratio", if stats.tokens > 0.0 { stats.ratio / stats.tokens } else { 1.0 });
-        record.set("sampling/sampling_logp_difference/mean", of_tokens(stats.difference[0]));
-        record.set("sampling/sampling_logp_difference/max", stats.difference[1]);
+        // Nothing is said of tokens that a server gave no log-probability for.
+        if stats.known > 0.0 || stats.tokens == 0.0 {
+            let ratio = if stats.known > 0.0 { stats.ratio / stats.known } else { 1.0 };
+            record.set("sampling/ratio", ratio);
+            record.set("sampling/sampling_logp_difference/mean", stats.difference[0] / stats.known.max(1.0));
+            record.set("sampling/sampling_logp_difference/max", stats.difference[1]);
+        }
         let CorrectionStats { count, sum, range: [least, most] } = stats.correction;
         if count > 0.0 {
             record.set("sampling/importance_sampling_ratio/min", least);
@@ -147,6 +155,7 @@ mod tests {
             clipped: [clipped, 1.0],
             clipped_range: [clipped / 4.0, 0.5],
             phi: 0.0,
+            known: 4.0,
             difference: [difference; 2],
             ratio: 4.0 + difference,
             correction: CorrectionStats { count: 1.0, sum: difference, range: [difference; 2] },

@@ -162,10 +162,12 @@ pub struct PolicyStats {
     pub clipped_range: [f64; 2],
     /// Σ over answers of φ, for `vespo`.
     pub phi: f64,
-    /// Σ and greatest of the tokens' `|l − o|`, before either is taken for the other; of a server's answers
+    /// Tokens whose generator's log-probability is known.
+    pub known: f64,
+    /// Σ and greatest of these tokens' `|l − o|`, before either is taken for the other; of a server's answers
     /// `|o − s|`.
     pub difference: [f64; 2],
-    /// Σ over tokens of `exp` of the same difference.
+    /// Σ over these tokens of `exp` of the same difference.
     pub ratio: f64,
     /// Ratios of the trainer to the server, as they were applied.
     pub correction: CorrectionStats,
@@ -179,7 +181,7 @@ struct Sums {
     log_ratio: f64,
     /// The same, each within ±20.
     bounded: f64,
-    /// Σ o − l, or s − l of a server's answers.
+    /// Σ o − l, or s − l of a server's answers, over the tokens whose generator's log-probability is known.
     drift: f64,
     /// Σ o − s, and each token's weight by itself as a logarithm within `vespo`'s bounds.
     served: [f64; 2],
@@ -224,11 +226,14 @@ pub fn grpo_loss(
         sums.tokens += 1.0;
         sums.log_ratio += token.log_ratio;
         sums.bounded += token.log_ratio.clamp(-20.0, 20.0);
-        sums.drift -= token.log_ratio + token.served;
         sums.served[0] += token.served;
-        let [sum, most] = &mut stats.difference;
-        (*sum, *most) = (*sum + token.difference.abs(), most.max(token.difference.abs()));
-        stats.ratio += token.difference.exp();
+        if token.is_known {
+            sums.drift -= token.log_ratio + token.served;
+            let [sum, most] = &mut stats.difference;
+            (*sum, *most) = (*sum + token.difference.abs(), most.max(token.difference.abs()));
+            stats.ratio += token.difference.exp();
+            stats.known += 1.0;
+        }
         if let Some(correction) = options.correction.filter(|correction| !correction.mode.is_of_answers())
             && served.is_some()
         {
@@ -305,6 +310,8 @@ struct TokenRatios {
     served: f64,
     /// l − o, or o − s of a server's answers.
     difference: f64,
+    /// Whether the generator gave a log-probability.
+    is_known: bool,
 }
 
 impl PolicyTokens<'_> {
@@ -314,10 +321,14 @@ impl PolicyTokens<'_> {
         let difference = gap(new, self.sampled[index]);
         let log_ratio = if is_on_policy { 0.0 } else { difference };
         match self.served {
-            None => TokenRatios { log_ratio, served: 0.0, difference },
+            None => {
+                let is_known = self.sampled[index] != UNKNOWN_LOG_PROB;
+                TokenRatios { log_ratio, served: 0.0, difference, is_known }
+            }
             Some(served) => {
+                let is_known = served[index] != UNKNOWN_LOG_PROB;
                 let served = gap(if is_on_policy { new } else { sampled }, served[index]);
-                TokenRatios { log_ratio, served, difference: served }
+                TokenRatios { log_ratio, served, difference: served, is_known }
             }
         }
     }

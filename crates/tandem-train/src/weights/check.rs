@@ -13,6 +13,7 @@ use crate::{Fault, Result, TrainError, chain};
 /// # Errors
 /// A file is missing or malformed; the message has the key that names it.
 pub(crate) fn check_all(config: &Config) -> Result<()> {
+    for_method(config.method).open_folder(config)?.check_copied()?;
     match &config.weights {
         Weights::Random => {}
         Weights::Folder => check("model", &config.model, for_method(config.method).open_folder(config)?)?,

@@ -76,6 +76,19 @@ fn weights_are_regular_files() {
     }
 }
 
+/// They are copied after the last step.
+#[test]
+fn files_that_a_trained_model_gets_are_looked_at_before_the_first_step() {
+    let shop = Workshop::new();
+    let path = shop.path("model/preprocessor_config.json");
+    for (trap, make, says) in TRAPS.iter().filter(|(trap, ..)| *trap != "loop") {
+        make(&path);
+        shop.refuses(trap, &["train", "dpo.toml"], &["model/preprocessor_config.json", says]);
+        assert!(!shop.path("run/metrics.jsonl").exists());
+        remove(&path);
+    }
+}
+
 #[test]
 fn rows_and_settings_are_regular_files() {
     let shop = Workshop::new();

@@ -78,6 +78,43 @@ fn sizes_that_the_weights_do_not_have() {
 }
 
 #[test]
+fn sizes_that_no_machine_has() {
+    let shop = Workshop::new();
+    let large = |config: &mut Value| {
+        config["hidden_size"] = (1 << 14).into();
+        config["vocab_size"] = (1 << 24).into();
+    };
+    for command in
+        [&["train", "dpo.toml", "--set", "weights=random"][..], &["init-weights", "model", "other"]]
+    {
+        shop.refuses_json(
+            command[0],
+            "model/config.json",
+            large,
+            command,
+            &["this machine has", "with its swap"],
+        );
+    }
+    let wide = |config: &mut Value| config["head_dim"] = (1 << 24).into();
+    let words = ["head_dim is 16777216, expected at most 8192"];
+    shop.refuses_json(
+        "plan",
+        "model/config.json",
+        wide,
+        &["plan", "--model", "model", "--assume-tokens=64"],
+        &words,
+    );
+    let falling = |config: &mut Value| config["initializer_range"] = (-1).into();
+    shop.refuses_json(
+        "init",
+        "model/config.json",
+        falling,
+        &["init-weights", "model", "other"],
+        &["initializer_range"],
+    );
+}
+
+#[test]
 fn other_numbers_of_a_model() {
     let shop = Workshop::new();
     let beyond =

@@ -168,7 +168,7 @@ fn mistakes_are_refused_with_line_key_and_remedy() {
             "expected a positive number of seconds, found the integer 0",
         ),
         (
-            "kind = \"command\"\ncommand = [\"a\"]\ntimeout_s = 1e300",
+            "kind = \"command\"\ncommand = [\"a\"]\ntimeout_s = 1e30",
             "judges.toml:7: `judges[1].timeout_s`: it is 1",
         ),
         (

@@ -263,6 +263,11 @@ fn values_out_of_range_are_refused() {
         ("train.epochs=0.0", "a positive number, found the number 0.0"),
         ("train.learning_rate=nan", "a number of at least 0, found the number NaN"),
         ("train.learning_rate=inf", "a number of at least 0, found the number inf"),
+        (
+            "train.learning_rate=1e-50",
+            "a number that f32 holds, 0 or from 1e-45 to 3e38 in size, found the number 1e-50",
+        ),
+        ("train.eps=1e39", "a number that f32 holds, 0 or from 1e-45 to 3e38 in size, found the number 1e39"),
         ("train.weight_decay=-0.1", "a number of at least 0, found the number -0.1"),
         ("train.warmup_ratio=1.5", "a number from 0 to 1, found the number 1.5"),
         ("train.betas=[0.9]", "two numbers in [0, 1), for example [0.9, 0.999], found a list"),

@@ -92,7 +92,7 @@ fn steps_that_are_not_finite_are_skipped_and_too_many_stop_the_run_naming_rows()
 fn a_run_without_an_update_writes_no_model() {
     let small = Small::new("dpo");
     // The derivative by a log-probability overflows.
-    let settings = ["objective.beta=1e300", "train.max_skipped=9"];
+    let settings = ["objective.beta=3e38", "train.max_skipped=9"];
     let (heard, outcome) = small.run("run", RunDirPolicy::Fresh, None, &settings);
     let error = outcome.expect_err("no step has changed the model");
     assert!(matches!(error, TrainError::NothingLearned { steps: 6, .. }), "{error} {heard:?}");
