@@ -65,6 +65,9 @@ pub struct Accumulator {
     begun: Vec<bool>,
     /// In the last backward pass of a step: the first layers, whose sums still change.
     unfinished: Option<usize>,
+    /// Whether the last pass began the reduction of a micro-batch's bucket that is waited for next: the one before
+    /// leaves its first bucket's to it.
+    is_pending_of_last: bool,
     /// The first buckets, whose reduction has not begun.
     unreduced: usize,
     /// The largest magnitude that one micro-batch's gradient may have (exact form).
@@ -170,6 +173,7 @@ impl Accumulator {
             holds: Vec::new(),
             begun: vec![false; partition.num_layers()],
             unfinished: None,
+            is_pending_of_last: false,
             unreduced: partition.buckets().len(),
             partition,
             limit: 0.0,
@@ -391,6 +395,7 @@ impl Accumulator {
         reducer.room().put(&self.device, gradient, self.partition.place(index), false, self.limit)?;
         if index == layers.start {
             reducer.begin(bucket);
+            self.is_pending_of_last = self.unfinished.is_some();
         }
         Ok(())
     }
@@ -409,7 +414,8 @@ impl Accumulator {
             reduced = Some(layers);
             Ok(())
         })?;
-        reduced.into_iter().flat_map(Range::rev).try_for_each(|index| self.complete(index))
+        let complete = reduced.filter(|_| self.is_pending_of_last);
+        complete.into_iter().flat_map(Range::rev).try_for_each(|index| self.complete(index))
     }
 
     /// Notes that a layer's gradient of the micro-batch is added, and begins the reduction of a bucket

@@ -86,7 +86,7 @@ fn stages_go_with_replicas_of_what_is_divided() {
     let small = Small::new("dpo");
     let common = [model(&small, "qwen3, tied", 3), "reference.kind=model".to_owned()];
     let expected = finish(&small, "one", &[&common, &on(1, 1, 1, "ddp")]);
-    for (ranks, stages, sharding) in [(8, 2, "zero3"), (12, 3, "zero1"), (4, 2, "zero2")] {
+    for (ranks, stages, sharding) in [(8, 2, "zero3"), (8, 2, "zero2"), (12, 3, "zero1"), (4, 2, "zero2")] {
         let replicas = strings(&["compute.replicate=2"]);
         let found = finish(&small, "staged", &[&common, &on(ranks, stages, 1, sharding), &replicas]);
         assert!(found == expected, "{ranks} ranks, {stages} stages, {sharding}");
