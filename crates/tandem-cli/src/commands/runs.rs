@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 use tandem_train::Config;
-use tandem_train::metrics::{Advisor, Record, Split, read_records};
+use tandem_train::metrics::{Advisor, Record, Split, records};
 use tandem_train::run::run_dir;
 
 use crate::args::RunsArguments;
@@ -53,23 +53,27 @@ pub(crate) fn run(arguments: &RunsArguments) -> anyhow::Result<Exit> {
 impl Run {
     fn read(folder: &Path) -> anyhow::Result<Self> {
         let keys = run_folder::read_keys(folder)?;
-        let records = read_records(&folder.join("metrics.jsonl"))?;
-        let last = |split| records.iter().rfind(|record| record.split() == split).cloned();
         // An older version's config may no longer be read; its metrics may.
-        let troubles = Config::load::<&str>(&folder.join("config.toml"), &[]).map_or(0, |config| {
-            let mut advisor = Advisor::new(&config);
-            for record in &records {
-                advisor.see(record);
+        let config = Config::load::<&str>(&folder.join("config.toml"), &[]);
+        let mut advisor = config.ok().map(|config| Advisor::new(&config));
+        let (mut train, mut eval) = (None, None);
+        for record in records(&folder.join("metrics.jsonl"))? {
+            let record = record?;
+            if let Some(advisor) = &mut advisor {
+                advisor.see(&record);
             }
-            advisor.found().len()
-        });
-        let steps = last(Split::Train).map_or(0, |record| record.step());
+            match record.split() {
+                Split::Train => train = Some(record),
+                Split::Eval => eval = Some(record),
+            }
+        }
+        let steps = train.as_ref().map_or(0, Record::step);
         Ok(Self {
             path: folder.to_owned(),
             steps,
-            train: last(Split::Train),
-            eval: last(Split::Eval),
-            troubles,
+            train,
+            eval,
+            troubles: advisor.map_or(0, |advisor| advisor.found().len()),
             is_finished: run_dir::has_model_of(folder, steps),
             keys,
         })

@@ -12,4 +12,4 @@ pub use advice::{Advice, Advisor, Trouble};
 pub use record::{MACHINE_METRICS, Record, Split};
 pub use sample::Sample;
 pub(crate) use writer::is_at;
-pub use writer::{MetricsFile, read_records};
+pub use writer::{MetricsFile, read_records, records};

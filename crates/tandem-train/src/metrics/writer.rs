@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::record::{Record, Split};
@@ -85,21 +86,37 @@ pub(crate) fn is_at(file: &File, path: &Path) -> bool {
     found.is_some() && found == identity(file.metadata())
 }
 
-/// Reads the records of a `metrics.jsonl`. Lines that are none, as damaged or torn ones, are left out.
+/// Reads the records of a `metrics.jsonl`, one after the other: those of long runs take gigabytes together. Lines that are
+/// none, as damaged or torn ones, are left out.
 ///
 /// # Errors
 /// The file cannot be read. One that is missing has no records.
-pub fn read_records(path: &Path) -> Result<Vec<Record>> {
+pub fn records(path: &Path) -> Result<impl Iterator<Item = Result<Record>>> {
     let file = match tandem_files::open(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        opened => opened.map_err(TrainError::io("open", path))?,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        opened => Some(opened.map_err(TrainError::io("open", path))?),
     };
-    let mut records = Vec::new();
-    for line in BufReader::new(file).split(b'\n') {
-        let line = line.map_err(TrainError::io("read", path))?;
-        records.extend(std::str::from_utf8(&line).ok().and_then(Record::from_json));
-    }
-    Ok(records)
+    let lines = file.into_iter().flat_map(|file| BufReader::new(file).split(b'\n'));
+    Ok(lines.filter_map(move |line| match line {
+        Ok(line) => std::str::from_utf8(&line).ok().and_then(Record::from_json).map(Ok),
+        Err(error) => Some(Err(TrainError::io("read", path)(error))),
+    }))
+}
+
+/// Reads all [`records`].
+///
+/// # Errors
+/// As there.
+pub fn read_records(path: &Path) -> Result<Vec<Record>> {
+    records(path)?.collect()
+}
+
+/// What a line belongs to. The rest of it is not looked at.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Place {
+    step: Option<u64>,
+    split: Value,
 }
 
 /// Returns the length of the whole lines before the first of a step after `step`, or of this step's
@@ -110,9 +127,8 @@ fn kept_bytes(file: &File, step: u64, is_evaluation_due: bool) -> std::io::Resul
     for number in 1.. {
         line.clear();
         let read = reader.read_until(b'\n', &mut line)? as u64;
-        let found: Value = serde_json::from_slice(&line).unwrap_or_default();
-        let at = found["step"].as_u64();
-        let is_due = is_evaluation_due && at == Some(step) && found["split"] == Split::Eval.name();
+        let Place { step: at, split } = serde_json::from_slice(&line).unwrap_or_default();
+        let is_due = is_evaluation_due && at == Some(step) && split == Split::Eval.name();
         if line.last() != Some(&b'\n') || at.is_some_and(|at| at > step) || is_due {
             break;
         }

@@ -6,9 +6,10 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
+use crate::Result;
 use crate::config::{Config, DataSource};
 use crate::inputs::RunInputs;
-use crate::metrics::{Record, Split};
+use crate::metrics::{Record, Split, records};
 
 /// Key of the front matter by which a card is known to be ours.
 const MARK: &str = "tags:\n- tandem\n";
@@ -36,8 +37,45 @@ pub(crate) fn is_ours(text: &str) -> bool {
     text.starts_with("---\n") && text.contains(MARK)
 }
 
-/// Writes the card of a run that has these records. Paths of this machine are not in it.
-pub(crate) fn model_card(config: &Config, prepared: &RunInputs, records: &[Record]) -> String {
+/// Course of a run's metrics: for each split the names that it has, and the records of the table.
+#[derive(Default)]
+pub(crate) struct Course([(Vec<&'static str>, Vec<Record>); 2]);
+
+impl Course {
+    /// Reads a `metrics.jsonl`.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(crate) fn read(path: &Path) -> Result<Self> {
+        let (mut counts, mut has) = ([0; 2], [[false; METRICS.len()]; 2]);
+        for record in records(path)? {
+            let record = record?;
+            let split = usize::from(record.split() == Split::Eval);
+            counts[split] += 1;
+            for (has, name) in has[split].iter_mut().zip(METRICS) {
+                *has |= record.get(name).is_some();
+            }
+        }
+        let mut course = Self(has.map(|has| {
+            let names = METRICS.into_iter().zip(has).filter(|(_, has)| *has);
+            (names.map(|(name, _)| name).collect(), Vec::new())
+        }));
+        let shown = counts.map(spread);
+        let mut index = [0; 2];
+        for record in records(path)? {
+            let record = record?;
+            let split = usize::from(record.split() == Split::Eval);
+            if shown[split].contains(&index[split]) {
+                course.0[split].1.push(record);
+            }
+            index[split] += 1;
+        }
+        Ok(course)
+    }
+}
+
+/// Writes the card of a run. Paths of this machine are not in it.
+pub(crate) fn model_card(config: &Config, prepared: &RunInputs, course: &Course) -> String {
     let base = base_name(&config.model);
     let name = config.output.file_name().map_or("model".into(), |name| name.to_string_lossy());
     let is_adapter = prepared.decoder.adapter().is_some();
@@ -61,7 +99,7 @@ pub(crate) fn model_card(config: &Config, prepared: &RunInputs, records: &[Recor
         env!("CARGO_PKG_VERSION")
     );
     data(&mut text, config, prepared);
-    metrics(&mut text, records);
+    metrics(&mut text, course);
     let _ = write!(
         text,
         "## Settings\n\nWritten to `run.toml`, with the paths of another machine, they make this run again.\n\n```toml\n{}```\n",
@@ -92,18 +130,15 @@ fn data(text: &mut String, config: &Config, prepared: &RunInputs) {
     text.push('\n');
 }
 
-fn metrics(text: &mut String, records: &[Record]) {
-    for (split, title) in [(Split::Train, "training"), (Split::Eval, "held-out rows")] {
-        let records: Vec<_> = records.iter().filter(|record| record.split() == split).collect();
-        let has = |name: &&str| records.iter().any(|record| record.get(name).is_some());
-        let names: Vec<_> = METRICS.into_iter().filter(has).collect();
+fn metrics(text: &mut String, course: &Course) {
+    for ((names, records), title) in course.0.iter().zip(["training", "held-out rows"]) {
         if names.is_empty() {
             continue;
         }
         let head: String = names.iter().map(|name| format!(" `{name}` |")).collect();
         let _ =
             writeln!(text, "## Metrics of {title}\n\n| step |{head}\n|---:|{}", "---:|".repeat(names.len()));
-        for record in spread(&records) {
+        for record in records {
             let cell = |name: &&str| {
                 record.get(name).map_or_else(|| " |".to_owned(), |value| format!(" {value:.4} |"))
             };
@@ -114,11 +149,10 @@ fn metrics(text: &mut String, records: &[Record]) {
     }
 }
 
-/// The first, the last, and some between them at even distances.
-fn spread<'a>(records: &[&'a Record]) -> Vec<&'a Record> {
-    let last = records.len() - 1;
-    let shown = ROWS.min(records.len());
-    (0..shown).map(|row| records[if shown == 1 { last } else { row * last / (shown - 1) }]).collect()
+/// Returns the first of so many rows, the last, and some between them at even distances.
+fn spread(count: usize) -> Vec<usize> {
+    let shown = ROWS.min(count);
+    (0..shown).map(|row| row * (count - 1) / (shown - 1).max(1)).collect()
 }
 
 /// The config with names of files in place of paths, and without what other machines do otherwise.
@@ -170,10 +204,18 @@ mod tests {
 
     #[test]
     fn a_long_run_is_shown_in_ten_rows() {
-        let records: Vec<Record> = (1..=1000).map(|step| Record::new(step, Split::Train)).collect();
-        let records: Vec<&Record> = records.iter().collect();
-        let steps: Vec<u64> = spread(&records).iter().map(|record| record.step()).collect();
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        let mut lines = String::new();
+        for step in 1..=1000 {
+            let mut record = Record::new(step, Split::Train);
+            record.set("loss", 0.5);
+            lines += &format!("{}\n", record.to_json());
+        }
+        std::fs::write(file.path(), lines).expect("written");
+        let Course([(names, records), (_, evaluations)]) = Course::read(file.path()).expect("records");
+        let steps: Vec<u64> = records.iter().map(Record::step).collect();
+        assert_eq!((names, evaluations.len()), (vec!["loss"], 0));
         assert_eq!((steps.len(), steps[0], steps[9]), (10, 1, 1000));
-        assert_eq!(spread(&records[..1]).len(), 1);
+        assert_eq!((spread(0), spread(1), spread(2)), (vec![], vec![0], vec![0, 1]));
     }
 }

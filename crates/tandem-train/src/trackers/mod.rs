@@ -99,7 +99,7 @@ pub(crate) struct Trackers {
 
 impl Trackers {
     /// Starts the trackers of a config in the run's folder `output`. A run that resumes names the `step`
-    /// of its checkpoint, 0 if there is none, and the records up to there.
+    /// of its checkpoint, 0 if there is none, and with MLflow the records up to there.
     pub(crate) fn start(config: &Config, output: &Path, step: Option<u64>, earlier: Vec<Record>) -> Self {
         let (warn, warnings) = channel();
         let mut trackers: Vec<Box<dyn Tracker>> = Vec::new();

@@ -130,7 +130,16 @@ fn json(path: &Path, text: &str) -> Result<Map<String, Value>> {
 
 type Read = (Map<String, Value>, HashMap<String, usize>);
 
+/// Most values of a YAML file, those counted that its aliases repeat: a few hundred bytes make billions.
+const MOST_VALUES: usize = 100_000;
+
 fn yaml(path: &Path, text: &str) -> Result<Option<Read>> {
+    let mut values = Values::default();
+    // What is no YAML is told below.
+    if Parser::new_from_str(text).load(&mut values, true).is_ok() && values.count > MOST_VALUES {
+        let reason = format!("more than {MOST_VALUES} values, with those that aliases (`*name`) repeat");
+        return Err(at(path, None, reason));
+    }
     let documents = match YamlLoader::load_from_str(text) {
         Ok(documents) => documents,
         // A command line is often no YAML either; a mapping is announced by its first lines.
@@ -191,6 +200,40 @@ fn plain(yaml: &Yaml) -> Value {
             Value::Object(entries.iter().filter_map(entry).collect())
         }
         Yaml::Null | Yaml::BadValue | Yaml::Alias(_) => Value::Null,
+    }
+}
+
+/// Number of values of a YAML file as a reader makes them, which copies the value of an anchor for each alias.
+#[derive(Default)]
+struct Values {
+    count: usize,
+    /// The open mappings and lists: their anchors, and the values before them.
+    open: Vec<(usize, usize)>,
+    of_anchor: HashMap<usize, usize>,
+}
+
+impl MarkedEventReceiver for Values {
+    fn on_event(&mut self, event: Event, _: Marker) {
+        match event {
+            Event::Scalar(_, _, anchor, _) => {
+                self.count = self.count.saturating_add(1);
+                self.of_anchor.insert(anchor, 1);
+            }
+            Event::Alias(anchor) => {
+                let copied = self.of_anchor.get(&anchor).copied().unwrap_or(1);
+                self.count = self.count.saturating_add(copied);
+            }
+            Event::SequenceStart(anchor, _) | Event::MappingStart(anchor, _) => {
+                self.open.push((anchor, self.count));
+                self.count = self.count.saturating_add(1);
+            }
+            Event::SequenceEnd | Event::MappingEnd => {
+                if let Some((anchor, before)) = self.open.pop() {
+                    self.of_anchor.insert(anchor, self.count - before);
+                }
+            }
+            _ => {}
+        }
     }
 }
 
@@ -256,5 +299,32 @@ impl MarkedEventReceiver for Places {
             }
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_line_with_one_colon_is_no_yaml() {
+        for text in ["trl sft --run_name \"a: b\"", "python a.py --lr_scheduler_kwargs '{\"power\": 2}'"] {
+            let read = Document::parse(Path::new("train.sh"), text, None).expect("no mistake");
+            assert!(read.is_none(), "{text}");
+        }
+    }
+
+    #[test]
+    fn aliases_that_multiply_values_are_counted_before_they_are_copied() {
+        let list = |name: &str| vec![format!("*{name}"); 9].join(",");
+        let mut bomb = "a: &a [1,1,1,1,1,1,1,1,1]\n".to_owned();
+        for (before, name) in "abcdefghi".chars().zip("bcdefghij".chars()) {
+            bomb += &format!("{name}: &{name} [{}]\n", list(&before.to_string()));
+        }
+        let error = Document::parse(Path::new("bomb.yaml"), &bomb, None).expect_err("billions of values");
+        assert!(error.to_string().contains("with those that aliases (`*name`) repeat"), "{error}");
+        let few = "base: &base {learning_rate: 1}\nlearning_rate: 1e-5\ndataset_name: d\nother: *base\n";
+        let read = Document::parse(Path::new("few.yaml"), few, Some(Program::Trl)).expect("no mistake");
+        assert_eq!(read.expect("a mapping").settings["other"]["learning_rate"], 1);
     }
 }

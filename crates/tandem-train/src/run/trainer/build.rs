@@ -16,7 +16,7 @@ use crate::config::{Aggregation, Config, EnvironmentConfig, Length};
 use crate::events::{Event, Observer};
 use crate::inputs::RunInputs;
 use crate::judges::{self, JudgeLine};
-use crate::metrics::{Advisor, MetricsFile, Split, read_records};
+use crate::metrics::{Advisor, MetricsFile, Split, read_records, records};
 use crate::online::conversation::ENVIRONMENT;
 use crate::online::generate::LockstepGroup;
 use crate::online::judging::Judging;
@@ -271,12 +271,15 @@ impl TrainerBuilder<'_> {
                     )));
                 }
                 let mut advisor = Advisor::new(config);
-                let earlier = read_records(&run_dir.metrics_path())?;
                 // What an earlier process has said is not said again.
-                for record in &earlier {
-                    advisor.see(record);
+                for record in records(&run_dir.metrics_path())? {
+                    advisor.see(&record?);
                 }
                 let step = (start == RunDirPolicy::Resume).then_some(cursor.step);
+                let earlier = match &config.logging.mlflow {
+                    Some(_) => read_records(&run_dir.metrics_path())?,
+                    None => Vec::new(),
+                };
                 let trackers = Trackers::start(config, run_dir.path(), step, earlier);
                 Some(Files { trackers, provenance, run_dir, metrics, rows, samples: file, advisor })
             }

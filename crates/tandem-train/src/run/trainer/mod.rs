@@ -24,14 +24,14 @@ use crate::checkpoint::{Cursor, Saver, snapshot};
 use crate::config::Config;
 use crate::events::{Event, Observer};
 use crate::inputs::RunInputs;
-use crate::metrics::{Advisor, MetricsFile, Record, read_records};
+use crate::metrics::{Advisor, MetricsFile, Record};
 use crate::online::{Batch, Online};
 use crate::optimizer::Schedule;
 use crate::parallel::DeviceMesh;
 use crate::placement::MemoryPlacement;
 use crate::profile::Profiler;
 use crate::recipe::MicroBatcher;
-use crate::run::model_card::model_card;
+use crate::run::model_card::{Course, model_card};
 use crate::run::provenance::{PROVENANCE, ProvenanceWriter};
 use crate::run::run_dir::{self, RunDir, RunDirPolicy};
 use crate::samples::Sampler;
@@ -361,8 +361,8 @@ impl Trainer {
             snapshot::participate_in_gathers(&self.mesh, part, policy)?;
         }
         if let Some(Files { run_dir, .. }) = &self.files {
-            let records = read_records(&run_dir.metrics_path())?;
-            run_dir.write_model_card(&model_card(&self.config, &self.prepared, &records))?;
+            let course = Course::read(&run_dir.metrics_path())?;
+            run_dir.write_model_card(&model_card(&self.config, &self.prepared, &course))?;
             run_dir.finish(self.cursor.step)?;
             observer.event(&Event::Finished(&folder));
         }

@@ -226,7 +226,11 @@ struct Given {
 
 impl Given {
     fn shown(&self) -> String {
-        format!("{} = {}", self.setting, shown(&self.value))
+        let name = match self.setting.contains(char::is_control) {
+            true => self.setting.escape_debug().to_string(),
+            false => self.setting.clone(),
+        };
+        format!("{name} = {}", shown(&self.value))
     }
 
     fn wrong(&self, expected: &str) -> ConfigError {
