@@ -38,7 +38,6 @@ pub(crate) fn is_ours(text: &str) -> bool {
 }
 
 /// Course of a run's metrics: for each split the names that it has, and the records of the table.
-#[derive(Default)]
 pub(crate) struct Course([(Vec<&'static str>, Vec<Record>); 2]);
 
 impl Course {

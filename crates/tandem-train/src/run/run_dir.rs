@@ -15,7 +15,7 @@
 //!   states.jsonl     the hash of all state at each checkpoint
 //!   samples.jsonl    answers of the model while it trained
 //!   final/           the trained model, an ordinary HF folder, with a README.md about it
-//!   finished.json    the step of the model in final/
+//!   finished.json    the run's last step when it wrote final/
 //!   .lock            held while a run is going; empty or stale ones mean nothing
 //! ```
 
@@ -132,14 +132,14 @@ struct Finished {
     step: u64,
 }
 
-/// Returns whether the run in a folder has written a model of this step or a later one. A run that is resumed for more
+/// Returns whether the run in a folder has written its model at this step or a later one. A run that is resumed for more
 /// steps keeps the model that it had until it ends.
 pub fn has_model_of(output: &Path, step: u64) -> bool {
     // Earlier versions kept no step.
     final_path(output).is_dir() && model_step(output).is_none_or(|of_model| of_model >= step)
 }
 
-/// Returns the step of a run's model, if the run has kept it.
+/// Returns the last step of a run when it wrote its model, if it has kept that.
 pub fn model_step(output: &Path) -> Option<u64> {
     let text = tandem_files::read(&output.join(FINISHED), tandem_files::MAX_CONFIG).ok()?;
     serde_json::from_slice::<Finished>(&text).ok().map(|finished| finished.step)
@@ -244,7 +244,7 @@ impl RunDir {
         }
     }
 
-    /// Notes that `final/` has the model of this step.
+    /// Notes the last step of the run, whose model is in `final/` now.
     pub(crate) fn finish(&self, step: u64) -> Result<()> {
         let text = serde_json::to_string(&Finished { step }).expect("a number");
         replace(&self.path.join(FINISHED), format!("{text}\n").as_bytes())
