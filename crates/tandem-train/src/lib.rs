@@ -81,6 +81,7 @@ pub mod parallel;
 #[doc(hidden)]
 pub mod placement;
 pub mod plan;
+mod pool;
 mod profile;
 #[doc(hidden)]
 pub mod recipe;

@@ -255,7 +255,8 @@ impl Row<'_> {
             None | Some(Value::Null) => 0.0,
             Some(value) => match value.as_f64() {
                 Some(margin) if (margin as f32).is_finite() => margin as f32,
-                _ => return Err(type_error(self.place, "margin", "a number that f32 holds", &value)),
+                Some(_) => return Err(type_error(self.place, "margin", "a number that f32 holds", &value)),
+                None => return Err(type_error(self.place, "margin", "a number", &value)),
             },
         };
         let label = if kind == RowKind::Unpaired { self.label()? } else { true };

@@ -189,6 +189,11 @@ fn a_margin_is_a_number() {
     let reward = |content: &str| error_of("data.jsonl", content, &RowOptions::new(RowKind::Reward));
     let error = reward(&format!("{}\n{}\n{}", row("0.5"), row("null"), row("\"1\"")));
     assert_eq!(error, "data.jsonl:3: `margin` should be a number, found a string: \"1\"");
+    let error = reward(&row("-1e39"));
+    assert!(
+        error.starts_with("data.jsonl:1: `margin` should be a number that f32 holds, found a number"),
+        "{error}"
+    );
 }
 
 #[test]

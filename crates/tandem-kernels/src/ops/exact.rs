@@ -1,10 +1,10 @@
 //! Additions to order-independent sums.
 
 use super::check;
-use super::optimizer::SQUARES_BLOCK;
+use super::optimizer::{SQUARES_BLOCK, blocks_of};
 use crate::device::launch;
 use crate::numerics::exact::{ExactView, ExactViewMut};
-use crate::numerics::squares::{BlockSquares, SquareSum};
+use crate::numerics::squares::SquareSum;
 use crate::{Backend, DType, Device, KernelError, OpCost, Result, View, cuda};
 
 /// Overwrites the sums with `other`, or adds `other` if `add`.
@@ -89,7 +89,7 @@ pub fn exact_sum_squares(
     };
     let moved = terms.num_bytes() * passes;
     let work = check::work(OP, &terms, 4.0 * terms.len() as f64, moved as f64);
-    let mut blocks = vec![BlockSquares::default(); terms.len().div_ceil(SQUARES_BLOCK)];
+    let mut blocks = blocks_of(device, terms.len().div_ceil(SQUARES_BLOCK));
     let of_blocks = &mut blocks[..];
     launch!(device, work, {
         cpu => {

@@ -543,6 +543,7 @@ fn widths_whose_product_is_absurd_are_refused() {
     for key in ["hidden_size", "intermediate_size"] {
         set(&golden, key, json!(1 << 24));
     }
+    set(&golden, "head_dim", json!(64));
     let error = ModelFolder::open(golden.folder.path()).err().unwrap().to_string();
     assert!(error.contains("about 3.4e15 parameters, expected at most 1.0e13: check the widths"), "{error}");
 }

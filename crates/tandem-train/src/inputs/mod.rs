@@ -24,7 +24,7 @@ use crate::config::{
 use crate::events::{Event, Observer};
 use crate::metrics::Split;
 use crate::recipe::{self, MicroBatcher, RowLayout, open_teacher};
-use crate::{Result, TrainError};
+use crate::{Result, TrainError, pool};
 
 /// A config with opened and checked inputs.
 pub struct RunInputs {
@@ -219,6 +219,7 @@ pub(crate) fn open_policy(config: &Config, observer: &mut dyn Observer) -> Resul
 impl RunInputs {
     /// Opens the model folder, checks the reference's against it, and tokenises uncached data.
     pub fn open(config: &Config, observer: &mut dyn Observer) -> Result<Self> {
+        pool::start()?;
         let recipe = recipe::for_method(config.method);
         let (folder, tokenizer) = open_policy(config, observer)?;
         if folder.begins_score_head() && config.weights != Weights::Random {

@@ -174,6 +174,11 @@ fn step<R: Rule>(device: &Device, rule: &R, update: Update, states: Vec<StatesMu
 /// Elements whose squares a CPU thread or a GPU block sums at once.
 pub const SQUARES_BLOCK: usize = 1 << 14;
 
+/// Returns room for the squares of so many blocks. A device that computes nothing has none: plans may be of any size.
+pub(super) fn blocks_of(device: &Device, count: usize) -> Vec<BlockSquares> {
+    vec![BlockSquares::default(); if device.is_meta() { 0 } else { count }]
+}
+
 /// Computes Σ x² in f64, from a sum that does not depend on its order. The result is infinite or NaN if
 /// an element is. Waits for a GPU.
 pub fn sum_of_squares<'a>(device: &Device, x: impl Into<Gradient<'a>>) -> Result<f64> {
@@ -186,7 +191,7 @@ pub fn block_squares(device: &Device, parts: &[Gradient]) -> Result<SquareSum> {
     const OP: &str = "block_squares";
     parts.iter().try_for_each(|x| x.check(OP, "x"))?;
     let num_blocks = parts.iter().map(|x| x.len().div_ceil(SQUARES_BLOCK)).sum();
-    let mut blocks = vec![BlockSquares::default(); num_blocks];
+    let mut blocks = blocks_of(device, num_blocks);
     let mut sums = match device.backend() {
         Backend::Cpu => None,
         // Four numbers of 64 bits per block, until the host reads them.

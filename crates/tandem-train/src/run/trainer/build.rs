@@ -34,7 +34,7 @@ use crate::run::{agreement, matmuls, resume};
 use crate::samples::Sampler;
 use crate::step::{TrainState, TrainStep};
 use crate::trackers::{self, Trackers};
-use crate::{Result, TrainError, reference, weights};
+use crate::{Result, TrainError, pool, reference, weights};
 
 impl Trainer {
     /// [`Trainer::on_rank`], alone.
@@ -56,6 +56,7 @@ impl Trainer {
         observer: &mut dyn Observer,
     ) -> Result<Self> {
         let Options { start, profile, until, matmuls } = options.into();
+        pool::start()?;
         agreement::on_config(&config, &mut group)?;
         if group.rank() == 0 {
             trackers::check(&config)?;
