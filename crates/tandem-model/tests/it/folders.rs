@@ -545,7 +545,7 @@ fn widths_whose_product_is_absurd_are_refused() {
     }
     set(&golden, "head_dim", json!(64));
     let error = ModelFolder::open(golden.folder.path()).err().unwrap().to_string();
-    assert!(error.contains("about 3.4e15 parameters, expected at most 1.0e13: check the widths"), "{error}");
+    assert!(error.contains("about 1.7e15 parameters, expected at most 1.0e13: check the widths"), "{error}");
 }
 
 /// Rewrites a key of the golden's inner text config.
