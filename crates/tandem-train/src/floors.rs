@@ -9,7 +9,7 @@ const FLOORS: &[&[&str]] = &[
     &["draw", "objective", "size"],
     &["config"],
     &["error"],
-    &["disk", "metrics"],
+    &["disk", "metrics", "pool"],
     &["events", "trackers"],
     &["recipe"],
     &["placement"],
