@@ -184,11 +184,15 @@ impl ModelFolder {
         self.eos
     }
 
+    /// Returns the names of the tokenizer's files but those that an adapter's take the place of.
+    fn own_tokenizer_files(&self) -> Vec<&'static str> {
+        let hidden = |name: &str| self.tokenizer.as_ref().is_some_and(|adapter| adapter.hides(name));
+        TOKENIZER_FILES.into_iter().filter(|name| !hidden(name)).collect()
+    }
+
     /// Copies the tokenizer's files, with the chat template that was set.
     pub(crate) fn copy_tokenizer(&self, folder: &Path) -> Result<()> {
-        let hidden = |name: &str| self.tokenizer.as_ref().is_some_and(|adapter| adapter.hides(name));
-        let own: Vec<_> = TOKENIZER_FILES.into_iter().filter(|name| !hidden(name)).collect();
-        self.copy_files(&own, folder)?;
+        self.copy_files(&self.own_tokenizer_files(), folder)?;
         let mut templates = self.path.as_path();
         if let Some(adapter) = &self.tokenizer {
             copy_files(adapter.folder(), adapter.names(), folder)?;
@@ -333,7 +337,7 @@ impl ModelFolder {
     pub fn check_copied(&self) -> Result<()> {
         match self.gguf {
             Some(_) => Ok(()),
-            None => check_files(&self.path, &[&TOKENIZER_FILES[..], &FURTHER_FILES].concat()),
+            None => check_files(&self.path, &[&self.own_tokenizer_files()[..], &FURTHER_FILES].concat()),
         }
     }
 

@@ -145,8 +145,13 @@ impl Method {
     }
 
     /// Returns whether losses of `objective.loss` compare the policy with a reference.
-    pub(super) fn compares_pairs(self) -> bool {
+    pub(super) fn compares_with_reference(self) -> bool {
         self.has_reference() && self.default_loss().is_some()
+    }
+
+    /// Returns whether they also compare the two completions of a pair.
+    pub(super) fn compares_pairs(self) -> bool {
+        self.compares_with_reference() && self.rows() != RowKind::Unpaired
     }
 
     /// Returns whether completions are generated and judged during training.

@@ -83,7 +83,7 @@ pub(super) fn visit(
                 loss.iter().any(|term| term.loss.smoothing == Smoothing::Positive),
                 "a number in (0, 1), for example 0.001: \"exo_pair\" takes its logarithm",
             )
-            .methods(method, has_pairs)
+            .methods(method, Method::compares_pairs)
             .only(own.is_none(), &no_effect)
             .written_if(loss.iter().any(|term| term.loss.smoothing != Smoothing::Unused)),
             now.label_smoothing;
@@ -94,7 +94,7 @@ pub(super) fn visit(
                 loss.iter().any(|term| term.loss.of_ratios) || loss.iter().all(|term| term.loss.name == "sft"),
                 "the losses have no reference already; remove it",
             )
-            .methods(method, Method::compares_pairs)
+            .methods(method, Method::compares_with_reference)
             .only(own.is_none(), &no_effect)
             .only(
                 !algorithm.asks_reference(),
@@ -106,13 +106,13 @@ pub(super) fn visit(
         f_divergence_type = choice(DIVERGENCES)
             .unless(|divergence| refuse_divergence(*divergence, &loss))
             .or(Divergence::ReverseKl)
-            .methods(method, has_pairs)
+            .methods(method, Method::compares_pairs)
             .only(own.is_none(), &no_effect),
             if is_alpha(now.divergence) { ALPHA } else { now.divergence };
         /// α of `"alpha_divergence"`; 1 is the reverse KL.
         f_alpha_divergence_coef = number(..)
             .or(0.5)
-            .methods(method, has_pairs)
+            .methods(method, Method::compares_pairs)
             .only(
                 is_alpha(f_divergence_type),
                 "only f_divergence_type = \"alpha_divergence\" has it; remove it",
@@ -121,7 +121,7 @@ pub(super) fn visit(
         /// Temperature of the `discopop` loss.
         discopop_tau = number(POSITIVE)
             .or(0.05)
-            .methods(method, has_pairs)
+            .methods(method, Method::compares_pairs)
             .only(own.is_none(), &no_effect)
             .only(
                 loss.iter().any(|term| term.loss.name == "discopop"),
@@ -131,14 +131,14 @@ pub(super) fn visit(
         /// Target margin of the `simpo` loss.
         simpo_gamma = number(0.0..)
             .or(0.5)
-            .methods(method, has_pairs)
+            .methods(method, Method::compares_pairs)
             .only(loss.iter().any(|term| term.loss.name == "simpo"), "only the loss \"simpo\" has it; remove it"),
             now.simpo_gamma;
         /// λ of the `dpop` loss: weight of the penalty on chosen completions that are less likely than
         /// under the reference.
         dpop_lambda = number(0.0..)
             .or(50.0)
-            .methods(method, has_pairs)
+            .methods(method, Method::compares_pairs)
             .only(loss.iter().any(|term| term.loss.name == "dpop"), "only the loss \"dpop\" has it; remove it"),
             now.dpop_lambda;
         /// Weight of completions whose label is true. If few are, KTO's paper wants this weight times
@@ -329,11 +329,6 @@ fn refuse_divergence(divergence: Divergence, terms: &[Term]) -> Option<String> {
         "the loss {:?} is derived for \"reverse_kl\" only; remove it, or choose \"sigmoid\"",
         term.loss.name
     ))
-}
-
-/// Returns whether rows are pairs of completions, of which one is preferred.
-fn has_pairs(method: Method) -> bool {
-    method.compares_pairs() && method != Method::Kto
 }
 
 fn refuse_smoothing(smoothing: f64, terms: &[Term]) -> Option<String> {

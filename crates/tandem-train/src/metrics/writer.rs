@@ -111,7 +111,7 @@ pub fn read_records(path: &Path) -> Result<Vec<Record>> {
     records(path)?.collect()
 }
 
-/// What a line belongs to. The rest of it is not looked at.
+/// Step and split of a line, the rest of which is not looked at.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Place {

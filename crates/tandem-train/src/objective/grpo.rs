@@ -320,13 +320,10 @@ impl PolicyTokens<'_> {
         let gap = |from: f64, to: f32| if to == UNKNOWN_LOG_PROB { 0.0 } else { from - f64::from(to) };
         let difference = gap(new, self.sampled[index]);
         let log_ratio = if is_on_policy { 0.0 } else { difference };
+        let is_known = self.served.unwrap_or(self.sampled)[index] != UNKNOWN_LOG_PROB;
         match self.served {
-            None => {
-                let is_known = self.sampled[index] != UNKNOWN_LOG_PROB;
-                TokenRatios { log_ratio, served: 0.0, difference, is_known }
-            }
+            None => TokenRatios { log_ratio, served: 0.0, difference, is_known },
             Some(served) => {
-                let is_known = served[index] != UNKNOWN_LOG_PROB;
                 let served = gap(if is_on_policy { new } else { sampled }, served[index]);
                 TokenRatios { log_ratio, served, difference: served, is_known }
             }

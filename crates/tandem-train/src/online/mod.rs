@@ -193,8 +193,7 @@ impl Online {
     ) -> Result<Option<TrainingBatch>> {
         self.commit();
         self.took = RoundTimings::default();
-        if self.next_waiting() != Some(step) {
-            let steps = step..self.next_waiting().unwrap_or(u64::MAX);
+        if let Some(steps) = self.unanswered(step) {
             // Nothing is replaced or added in batches that were ready before.
             let later = std::mem::take(&mut self.state.pending);
             let made = self.make_round(steps, scorer, mesh, batches, batcher, stop);
@@ -206,9 +205,10 @@ impl Online {
         let batch = self.state.pending.pop_front().expect("a round has a batch");
         self.repeat(&batch);
         assert_eq!(batch.step, step, "batches are trained on in their order");
-        let next = step + 1;
-        if self.config.overlap && next < self.total_steps && self.next_waiting() != Some(next) {
-            let steps = next..self.next_waiting().unwrap_or(u64::MAX);
+        if self.config.overlap
+            && step + 1 < self.total_steps
+            && let Some(steps) = self.unanswered(step + 1)
+        {
             self.begin(steps, step, scorer, mesh, batches, stop)?;
         }
         let TrainingBatch { ranked, summary } = self.rank(&batch)?;
@@ -216,10 +216,11 @@ impl Online {
         Ok(Some(TrainingBatch { ranked: batcher.divide(ranked), summary }))
     }
 
-    /// Returns the step of the next batch that waits. A run that was resumed with other rounds, or more steps, may have
-    /// batches of later steps alone.
-    fn next_waiting(&self) -> Option<u64> {
-        self.state.pending.front().map(|batch| batch.step)
+    /// Returns the steps from the next one on that no batch waits for, if there are some. A run that was resumed with
+    /// other rounds, or more steps, may have batches of later steps alone.
+    fn unanswered(&self, next: u64) -> Option<Range<u64>> {
+        let waiting = self.state.pending.front().map_or(u64::MAX, |batch| batch.step);
+        (waiting != next).then_some(next..waiting)
     }
 
     /// Makes the batches of a round that begins with the first of these steps. False if any rank was stopped.

@@ -13,11 +13,12 @@ use crate::{Fault, Result, TrainError, chain};
 /// # Errors
 /// A file is missing or malformed; the message has the key that names it.
 pub(crate) fn check_all(config: &Config) -> Result<()> {
-    for_method(config.method).open_folder(config)?.check_copied()?;
+    let folder = for_method(config.method).open_folder(config)?;
+    folder.check_copied()?;
     match &config.weights {
         Weights::Random => {}
-        Weights::Folder => check("model", &config.model, for_method(config.method).open_folder(config)?)?,
-        Weights::File(_) => check_given(config)?,
+        Weights::Folder => check("model", &config.model, folder)?,
+        Weights::File(path) => check("weights", path, folder.with_weights(path))?,
     }
     match &config.reference.model {
         Some(path) => check("reference.model", path, ModelFolder::open(path)?),

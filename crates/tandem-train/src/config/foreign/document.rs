@@ -134,9 +134,9 @@ type Read = (Map<String, Value>, HashMap<String, usize>);
 const MOST_VALUES: usize = 100_000;
 
 fn yaml(path: &Path, text: &str) -> Result<Option<Read>> {
-    let mut values = Values::default();
+    let mut scan = Scan::default();
     // What is no YAML is told below.
-    if Parser::new_from_str(text).load(&mut values, true).is_ok() && values.count > MOST_VALUES {
+    if Parser::new_from_str(text).load(&mut scan, true).is_ok() && scan.values.count > MOST_VALUES {
         let reason = format!("more than {MOST_VALUES} values, with those that aliases (`*name`) repeat");
         return Err(at(path, None, reason));
     }
@@ -160,11 +160,7 @@ fn yaml(path: &Path, text: &str) -> Result<Option<Read>> {
     if settings.keys().all(|key| key.contains(char::is_whitespace)) {
         return Ok(None);
     }
-    let mut places = Places::default();
-    Parser::new_from_str(text).load(&mut places, false).map_err(|error| {
-        at(path, Some(error.marker().line()), format!("not valid YAML: {}", error.info()))
-    })?;
-    Ok(Some((settings, places.lines)))
+    Ok(Some((settings, scan.places.lines)))
 }
 
 fn looks_like_yaml(path: &Path, text: &str) -> bool {
@@ -203,6 +199,20 @@ fn plain(yaml: &Yaml) -> Value {
     }
 }
 
+/// What is known of a YAML file before it is read.
+#[derive(Default)]
+struct Scan {
+    values: Values,
+    places: Places,
+}
+
+impl MarkedEventReceiver for Scan {
+    fn on_event(&mut self, event: Event, marker: Marker) {
+        self.values.count(&event);
+        self.places.note(&event, marker.line());
+    }
+}
+
 /// Number of values of a YAML file as a reader makes them, which copies the value of an anchor for each alias.
 #[derive(Default)]
 struct Values {
@@ -212,19 +222,19 @@ struct Values {
     of_anchor: HashMap<usize, usize>,
 }
 
-impl MarkedEventReceiver for Values {
-    fn on_event(&mut self, event: Event, _: Marker) {
+impl Values {
+    fn count(&mut self, event: &Event) {
         match event {
             Event::Scalar(_, _, anchor, _) => {
                 self.count = self.count.saturating_add(1);
-                self.of_anchor.insert(anchor, 1);
+                self.of_anchor.insert(*anchor, 1);
             }
             Event::Alias(anchor) => {
-                let copied = self.of_anchor.get(&anchor).copied().unwrap_or(1);
+                let copied = self.of_anchor.get(anchor).copied().unwrap_or(1);
                 self.count = self.count.saturating_add(copied);
             }
             Event::SequenceStart(anchor, _) | Event::MappingStart(anchor, _) => {
-                self.open.push((anchor, self.count));
+                self.open.push((*anchor, self.count));
                 self.count = self.count.saturating_add(1);
             }
             Event::SequenceEnd | Event::MappingEnd => {
@@ -271,24 +281,22 @@ impl Places {
             (None, None) => None,
         }
     }
-}
 
-impl MarkedEventReceiver for Places {
-    fn on_event(&mut self, event: Event, marker: Marker) {
+    fn note(&mut self, event: &Event, line: usize) {
         match event {
             Event::Scalar(
                 text,
                 TScalarStyle::Plain | TScalarStyle::SingleQuoted | TScalarStyle::DoubleQuoted,
                 ..,
             ) => {
-                self.next(Some(&text), marker.line());
+                self.next(Some(text), line);
             }
             Event::Scalar(..) | Event::Alias(_) => {
-                self.next(None, marker.line());
+                self.next(None, line);
             }
             Event::MappingStart(..) | Event::SequenceStart(..) => {
                 let is_mapping = matches!(event, Event::MappingStart(..));
-                let name = self.next(None, marker.line());
+                let name = self.next(None, line);
                 // Names inside of lists are not told apart.
                 let inside_list = self.open.iter().any(|level| !level.is_mapping);
                 let name = name.filter(|_| !inside_list).unwrap_or_default();

@@ -230,6 +230,31 @@ fn derivatives_are_those_of_finite_differences() {
     assert!(num_tried > 200, "{num_tried} derivatives");
 }
 
+/// As in TRL, tokens that a server gave no log-probability for say nothing of how far it is off policy.
+#[test]
+fn tokens_without_a_log_probability_are_no_evidence() {
+    let golden = Golden::read();
+    let is_corrected = |case: &&Value| !case["options"]["correction"].is_null();
+    let case = golden.cases().iter().find(is_corrected).expect("answers of a server");
+    let ((mut options, _), mut numbers) = (golden.options(case), golden.numbers(case));
+    options.off_policy_mask_threshold = Some(0.5);
+    numbers.answers.iter_mut().for_each(|answer| (answer.advantage, answer.is_on_policy) = (-1.0, false));
+    // The policy has left both generators far behind.
+    numbers.policy.iter_mut().for_each(|log_prob| *log_prob = -9.0);
+    numbers.sampled.iter_mut().for_each(|log_prob| *log_prob = -1.0);
+    let mut loss = |served: f32| {
+        numbers.served.iter_mut().flatten().for_each(|log_prob| *log_prob = served);
+        let mut out = Loss::default();
+        // Without the divergence to the reference the loss of answers that are left out is 0.
+        (numbers.loss(&options, 0.0, &mut out), out.sum)
+    };
+    let (known, sum) = loss(-1.0);
+    assert!(known.known == known.tokens && known.tokens > 0.0 && sum == 0.0, "{known:?} {sum}");
+    let (unknown, sum) = loss(UNKNOWN_LOG_PROB);
+    assert!(unknown.known == 0.0 && unknown.ratio == 0.0 && sum != 0.0, "{unknown:?} {sum}");
+    assert_eq!(unknown.difference, [0.0; 2]);
+}
+
 #[test]
 fn a_cut_batch_has_the_loss_of_the_whole() {
     let golden = Golden::read();

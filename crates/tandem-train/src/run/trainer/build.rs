@@ -16,7 +16,7 @@ use crate::config::{Aggregation, Config, EnvironmentConfig, Length};
 use crate::events::{Event, Observer};
 use crate::inputs::RunInputs;
 use crate::judges::{self, JudgeLine};
-use crate::metrics::{Advisor, MetricsFile, Split, read_records, records};
+use crate::metrics::{Advisor, MetricsFile, Split, records};
 use crate::online::conversation::ENVIRONMENT;
 use crate::online::generate::LockstepGroup;
 use crate::online::judging::Judging;
@@ -34,7 +34,7 @@ use crate::run::{agreement, matmuls, resume};
 use crate::samples::Sampler;
 use crate::step::{TrainState, TrainStep};
 use crate::trackers::{self, Trackers};
-use crate::{Result, TrainError, pool, reference, weights};
+use crate::{Result, TrainError, reference, weights};
 
 impl Trainer {
     /// [`Trainer::on_rank`], alone.
@@ -56,7 +56,6 @@ impl Trainer {
         observer: &mut dyn Observer,
     ) -> Result<Self> {
         let Options { start, profile, until, matmuls } = options.into();
-        pool::start()?;
         agreement::on_config(&config, &mut group)?;
         if group.rank() == 0 {
             trackers::check(&config)?;
@@ -272,15 +271,16 @@ impl TrainerBuilder<'_> {
                     )));
                 }
                 let mut advisor = Advisor::new(config);
-                // What an earlier process has said is not said again.
+                let mut earlier = Vec::new();
                 for record in records(&run_dir.metrics_path())? {
-                    advisor.see(&record?);
+                    let record = record?;
+                    // What an earlier process has said is not said again.
+                    advisor.see(&record);
+                    if config.logging.mlflow.is_some() {
+                        earlier.push(record);
+                    }
                 }
                 let step = (start == RunDirPolicy::Resume).then_some(cursor.step);
-                let earlier = match &config.logging.mlflow {
-                    Some(_) => read_records(&run_dir.metrics_path())?,
-                    None => Vec::new(),
-                };
                 let trackers = Trackers::start(config, run_dir.path(), step, earlier);
                 Some(Files { trackers, provenance, run_dir, metrics, rows, samples: file, advisor })
             }

@@ -236,6 +236,14 @@ impl Observer for Replay<'_> {
             }
             Event::Started { step, steps, .. } => {
                 self.total = *steps;
+                let Stretch { from, to } = self.stretch;
+                if to > self.total {
+                    self.stop.store(true, Ordering::Relaxed);
+                    self.error = Some(mismatch(format!(
+                        "--steps {from}..{to}: the run ends before step {to}, so {STATES}, or a checkpoint's folder, names a step \
+                         that it cannot have taken"
+                    )));
+                }
                 self.observer.event(&Event::Started {
                     step: *step,
                     steps: *steps,
