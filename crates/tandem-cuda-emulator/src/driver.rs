@@ -227,7 +227,7 @@ impl Emulated {
 
     /// Sets the number of the GPU.
     #[must_use]
-    pub fn with_ordinal(mut self, ordinal: usize) -> Self {
+    pub(crate) fn with_ordinal(mut self, ordinal: usize) -> Self {
         self.properties.ordinal = ordinal;
         self
     }

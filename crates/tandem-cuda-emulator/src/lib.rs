@@ -24,15 +24,10 @@ pub fn device(capacity: usize) -> Result<Device> {
     Device::cuda(driver(capacity), capacity, Options::default())
 }
 
-/// Installs this many GPUs of this many bytes each for the process. On `otherwise` the second algorithm of
-/// GEMMs is the faster one, on the others the first.
-pub fn install(num_gpus: usize, memory: usize, otherwise: Option<usize>) {
-    let gpu = |ordinal| {
-        let gpu = Emulated::new(memory).with_ordinal(ordinal);
-        if otherwise == Some(ordinal) { gpu.with_faster_second_algorithm() } else { gpu }
-    };
-    let gpus = (0..num_gpus).map(gpu).collect();
-    tandem_kernels::cuda::install_emulator(Machine { gpus });
+/// Installs GPUs for the process, numbered in this order.
+pub fn install(gpus: impl IntoIterator<Item = Emulated>) {
+    let numbered = gpus.into_iter().enumerate().map(|(ordinal, gpu)| gpu.with_ordinal(ordinal));
+    tandem_kernels::cuda::install_emulator(Machine { gpus: numbered.collect() });
 }
 
 /// A machine with emulated GPUs. Each open returns another driver of the same memory.

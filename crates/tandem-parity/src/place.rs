@@ -1,6 +1,7 @@
 //! Device on which Tandem computes.
 
 use anyhow::{Result, bail};
+use tandem_cuda_emulator::Emulated;
 use tandem_kernels::Device;
 use tandem_kernels::cuda::{self, Options};
 
@@ -21,7 +22,7 @@ impl Place {
             "cpu" => Ok(Self::Cpu),
             "cuda" => Ok(Self::Cuda),
             "emulated" => {
-                tandem_cuda_emulator::install(1, CAPACITY, None);
+                tandem_cuda_emulator::install([Emulated::new(CAPACITY)]);
                 Ok(Self::Cuda)
             }
             _ => bail!("unknown device {name:?}; the devices are cpu, cuda and emulated"),

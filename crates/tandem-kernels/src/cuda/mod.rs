@@ -113,6 +113,14 @@ pub struct Options {
     pub wgmma: bool,
 }
 
+/// Word in the name of an arithmetic whose attention multiplies by warpgroups.
+const BY_WARPGROUPS: &str = "wgmma";
+
+/// Returns whether an arithmetic of this name multiplies attention by warpgroups.
+pub fn names_wgmma(arithmetic: &str) -> bool {
+    arithmetic.split(' ').any(|word| word == BY_WARPGROUPS)
+}
+
 impl Cuda {
     /// Creates a device with an arena of at most `capacity` bytes.
     pub(crate) fn new(driver: Drivers, capacity: usize, options: Options) -> Result<Self> {
@@ -197,7 +205,7 @@ impl Cuda {
         let tf32 = if self.tf32() { " tf32" } else { "" };
         // The library divides a GEMM by the number of multiprocessors.
         let count = properties.multiprocessors;
-        let wgmma = if self.wgmma() { " wgmma" } else { "" };
+        let wgmma = if self.wgmma() { format!(" {BY_WARPGROUPS}") } else { String::new() };
         format!("cuda sm_{major}{minor} x{count} {}{tf32}{wgmma}", self.driver().versions())
     }
 

@@ -42,7 +42,7 @@ impl AttentionShape {
     }
 
     /// Returns the number of query/key pairs over all heads, of the queries from one on.
-    fn pairs(&self, forest: &Forest, first_query: usize) -> f64 {
+    pub fn pairs(&self, forest: &Forest, first_query: usize) -> f64 {
         let window = self.window.unwrap_or(u32::MAX);
         let queries = &forest.positions[first_query..];
         let seen: f64 = queries.iter().map(|&p| f64::from(window.min(p + 1))).sum();

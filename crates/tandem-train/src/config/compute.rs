@@ -42,7 +42,8 @@ keys! {
             .or(DType::F32),
         /// Kernels of bf16 attention on GPUs. `"wgmma"`: they multiply by warpgroups, which GPUs of
         /// compute capability 9.0 (H100, H200) alone can do, for models with heads of 33 to 64 or of 97
-        /// to 128 numbers. See [gpu.md](gpu.md#attention).
+        /// to 128 numbers. `"auto"`: both are timed before the first step where there are both, and the
+        /// choice is kept with the run. See [gpu.md](gpu.md#attention).
         attention: AttentionKernels = choice(AttentionKernels::NAMES)
             .unless(|kernels| refuse_wgmma(*kernels, dtype, devices))
             .or(AttentionKernels::Mma),
@@ -359,7 +360,7 @@ fn refuse_residual(residual: DType, dtype: Option<DType>, devices: Devices) -> O
 
 fn refuse_wgmma(kernels: AttentionKernels, dtype: Option<DType>, devices: Devices) -> Option<String> {
     let reason = match (kernels, dtype, devices) {
-        (AttentionKernels::Mma, ..) => return None,
+        (AttentionKernels::Mma | AttentionKernels::Auto, ..) => return None,
         (_, _, Devices::Cpu(_)) => "a CPU has no warpgroups; name GPUs with compute.devices, or remove this",
         (_, Some(DType::F32), _) => {
             "it is for attention of bf16; set compute.dtype to \"bf16\", or remove this"

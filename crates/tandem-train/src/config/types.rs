@@ -79,11 +79,14 @@ pub enum AttentionKernels {
     Mma,
     /// Products of four warps: Hopper's.
     Wgmma,
+    /// Those that a timing before the first step finds faster.
+    Auto,
 }
 
 impl AttentionKernels {
     /// Every choice with its name in the config.
-    pub const NAMES: [(&'static str, Self); 2] = [("mma", Self::Mma), ("wgmma", Self::Wgmma)];
+    pub const NAMES: [(&'static str, Self); 3] =
+        [("mma", Self::Mma), ("wgmma", Self::Wgmma), ("auto", Self::Auto)];
 }
 
 /// How gradients are added up.

@@ -152,7 +152,7 @@ fn missing(compute: &ComputeConfig, error: &KernelError) -> TrainError {
 
 /// The device of a rank, with a memory that may grow to `capacity` bytes: one of the GPUs that the
 /// config names, or the processor.
-pub fn device(config: &Config, rank: usize, capacity: usize) -> Result<Device> {
+pub fn device(config: &Config, attention: AttentionKernels, rank: usize, capacity: usize) -> Result<Device> {
     match driver(config, rank)? {
         None => Ok(Device::cpu(config.compute.num_threads(), capacity)?),
         Some(driver) => {
@@ -166,14 +166,14 @@ pub fn device(config: &Config, rank: usize, capacity: usize) -> Result<Device> {
                     TrainError::Mismatch { reason }
                 })?;
             }
-            Ok(Device::cuda(driver, capacity, options(&config.compute))?)
+            Ok(Device::cuda(driver, capacity, options(&config.compute, attention))?)
         }
     }
 }
 
 /// Returns the options of a GPU's device.
-pub(crate) fn options(compute: &ComputeConfig) -> Options {
-    Options { tf32: compute.tf32, wgmma: compute.attention == AttentionKernels::Wgmma }
+pub(crate) fn options(compute: &ComputeConfig, attention: AttentionKernels) -> Options {
+    Options { tf32: compute.tf32, wgmma: attention == AttentionKernels::Wgmma }
 }
 
 /// Opens the driver of a rank's GPU; `None` if the rank computes on the CPU.

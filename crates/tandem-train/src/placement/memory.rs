@@ -24,7 +24,7 @@ use tandem_kernels::meta::Ledger;
 use tandem_kernels::{Backend, Device, KernelError, Profile};
 use tandem_model::BatchCapacity;
 
-use crate::config::{ComputeConfig, Config, Offload};
+use crate::config::{AttentionKernels, ComputeConfig, Config, Offload};
 use crate::placement::gpus;
 use crate::{Result, TrainError, size};
 
@@ -88,12 +88,14 @@ pub struct MemoryPlacement {
 
 impl MemoryPlacement {
     /// The memories that a plan asks for, and no more where `compute.memory` is the cap; `rank` and
-    /// the run's folder name the file, which has no name any more when this returns.
+    /// the run's folder name the file, which has no name any more when this returns. GPUs have these kernels of
+    /// attention, and those by warps where nothing has chosen.
     ///
     /// # Errors
     /// The system refuses threads, address space or the file, or the disk is full.
     pub fn open(
         config: &Config,
+        attention: AttentionKernels,
         needs: MemoryRequirements,
         rooms: PassCapacities,
         rank: usize,
@@ -106,7 +108,7 @@ impl MemoryPlacement {
             None => 2 * own + (1 << 30),
         };
         let arena = needs.arena - needs.beside - needs.judges;
-        let device = gpus::device(config, rank, capacity(arena))?;
+        let device = gpus::device(config, attention, rank, capacity(arena))?;
         tracing::debug!("rank {rank}: arena of {}", size::in_words(arena as u64));
         let mut placement = Self { planned: arena, ..Self::new(device, compute, rooms) };
         if placement.device.backend() == Backend::Cuda {
@@ -174,7 +176,7 @@ impl MemoryPlacement {
         compute: &ComputeConfig,
         rooms: PassCapacities,
     ) -> Result<(Self, MatmulList)> {
-        let (device, list) = Device::meta_listing_matmuls(gpus::options(compute))?;
+        let (device, list) = Device::meta_listing_matmuls(gpus::options(compute, compute.attention))?;
         Ok((Self { device, ..Self::meta(compute, rooms) }, list))
     }
 

@@ -39,7 +39,8 @@ pub fn evaluate(config: &Config, checkpoint: Option<&Path>, observer: &mut dyn O
     let prepared = RunInputs::open(config, observer)?;
     let needs = plan::evaluation::needs(config, &prepared)?;
     plan::evaluation::refuse_too_large(config, needs)?;
-    let placement = MemoryPlacement::open(config, needs, PassCapacities::default(), 0)?;
+    let placement =
+        MemoryPlacement::open(config, config.compute.attention, needs, PassCapacities::default(), 0)?;
     let mut mesh = DeviceMesh::alone();
     let (policy, reference) =
         reference::load(config, &prepared, &placement, &mut mesh, &[Split::Eval], observer)?;

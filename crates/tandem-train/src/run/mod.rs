@@ -1,6 +1,7 @@
 //! A run: its folder, its trainer, and the ranks that carry it out.
 
 mod agreement;
+mod attention;
 pub mod evaluation;
 mod matmuls;
 mod model_card;

@@ -6,7 +6,7 @@ use tandem_comm::ProcessGroup;
 use tandem_kernels::cuda::driver::MatmulChoice;
 
 use crate::checkpoint::{Checkpoint, snapshot};
-use crate::config::{Change, Config};
+use crate::config::{AttentionKernels, Change, Config};
 use crate::events::{Event, Observer};
 use crate::optimizer::EvaluationWeights;
 use crate::run::provenance::{Provenance, Start, arithmetic_in_words};
@@ -141,12 +141,13 @@ pub(crate) fn of_changed_model(error: TrainError, config: &Config) -> TrainError
     TrainError::Mismatch { reason }
 }
 
-/// Returns the algorithms of matmuls that a run had until a step; none if it records none.
-/// [`provenance`] reports a record that cannot be read.
-pub(crate) fn recorded_matmuls(run_dir: &RunDir, step: u64) -> Vec<MatmulChoice> {
+/// Returns the algorithms of matmuls and the kernels of attention that a run had until a step; the libraries' first
+/// choices and kernels by warps if it records none. [`provenance`] reports a record that cannot be read.
+pub(crate) fn recorded_kernels(run_dir: &RunDir, step: u64) -> (Vec<MatmulChoice>, AttentionKernels) {
     let read = Provenance::read(run_dir.path()).ok().flatten();
     let starts = read.map(|recorded| recorded.starts).unwrap_or_default();
-    starts.iter().rfind(|earlier| earlier.step < step).map(Start::matmul_choices).unwrap_or_default()
+    let start = starts.iter().rfind(|earlier| earlier.step < step);
+    start.map(|start| (start.matmul_choices(), start.attention())).unwrap_or_default()
 }
 
 /// Reads the record of a run that continues, and warns where the bits of its arithmetic are others from

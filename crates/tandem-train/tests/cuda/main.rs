@@ -4,6 +4,7 @@
 //!
 //! A binary of its own: the emulated GPUs are there for the whole process, and other tests are to find none.
 
+mod attention;
 mod autotune;
 #[path = "../../../../goldens/formula.rs"]
 #[allow(dead_code, reason = "other tests use more of it")]
@@ -24,20 +25,33 @@ mod teacher;
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
+use tandem_cuda_emulator::Emulated;
+use tandem_kernels::cuda;
+
 /// GPUs of the emulated machine, and what each has. A test fills GPU 4.
-const MACHINE: (usize, usize) = (7, 256 << 20);
+const MACHINE: (usize, usize) = (8, 256 << 20);
 
 /// The GPU on which the second algorithm of matmuls is the faster one.
 const OTHERWISE: usize = 5;
+
+/// The GPU that multiplies by warpgroups.
+const HOPPER: usize = 7;
 
 /// Has this process find its GPUs, and says how many there are.
 fn machine() -> usize {
     static COUNT: OnceLock<usize> = OnceLock::new();
     *COUNT.get_or_init(|| {
         if std::env::var_os("TANDEM_TEST_CUDA").is_none() {
-            tandem_cuda_emulator::install(MACHINE.0, MACHINE.1, Some(OTHERWISE));
+            tandem_cuda_emulator::install((0..MACHINE.0).map(|ordinal| {
+                let gpu = Emulated::new(MACHINE.1);
+                match ordinal {
+                    OTHERWISE => gpu.with_faster_second_algorithm(),
+                    HOPPER => gpu.with_capability(cuda::WGMMA),
+                    _ => gpu,
+                }
+            }));
         }
-        tandem_kernels::cuda::list().unwrap_or_else(|error| panic!("{error}")).len()
+        cuda::list().unwrap_or_else(|error| panic!("{error}")).len()
     })
 }
 

@@ -14,12 +14,13 @@ use std::thread::{self, JoinHandle};
 
 use serde::{Deserialize, Serialize};
 use tandem_comm::ProcessGroup;
+use tandem_kernels::cuda;
 use tandem_kernels::cuda::driver::{Algorithm, MatmulChoice};
 use tandem_kernels::{DType, Device};
 
 pub(super) use files::{InputFile, different_files, hashes_in_words, input_files, is_place, weight_files};
 
-use crate::config::{Config, RESOLVED_HEADER};
+use crate::config::{AttentionKernels, Config, RESOLVED_HEADER};
 use crate::disk::replace;
 use crate::inputs::RunInputs;
 use crate::placement::MemoryPlacement;
@@ -214,6 +215,12 @@ impl Start {
         let choice =
             |record: &MatmulRecord| MatmulChoice { shape: record.shape.clone(), algorithm: record.algorithm };
         self.matmuls.iter().map(choice).collect()
+    }
+
+    /// Returns the kernels of attention, by which the names of arithmetics differ.
+    pub(super) fn attention(&self) -> AttentionKernels {
+        let is_wgmma = self.arithmetic.iter().any(|name| cuda::names_wgmma(name));
+        if is_wgmma { AttentionKernels::Wgmma } else { AttentionKernels::Mma }
     }
 
     /// Returns whether the run computed on GPUs.

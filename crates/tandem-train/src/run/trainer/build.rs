@@ -30,7 +30,7 @@ use crate::plan::{Plan, PlanInputs};
 use crate::profile::Profiler;
 use crate::run::provenance::{ProvenanceWriter, Start, input_files};
 use crate::run::run_dir::{RunDir, RunDirPolicy, is_file_of};
-use crate::run::{agreement, matmuls, resume};
+use crate::run::{agreement, attention, matmuls, resume};
 use crate::samples::Sampler;
 use crate::step::{TrainState, TrainStep};
 use crate::trackers::{self, Trackers};
@@ -183,12 +183,17 @@ impl TrainerBuilder<'_> {
             None => None,
         };
         // A run that goes on keeps its algorithms, and has the library's first choice if it has no record.
-        let recorded = run_dir
+        let (recorded, recorded_attention) = run_dir
             .as_ref()
             .zip(newest.as_ref())
-            .map(|(run_dir, checkpoint)| resume::recorded_matmuls(run_dir, checkpoint.cursor().step));
+            .map(|(run_dir, checkpoint)| resume::recorded_kernels(run_dir, checkpoint.cursor().step))
+            .unzip();
+        let part = mesh.part(&prepared.decoder)?;
+        let attention =
+            attention::choose(config, outline, part.spec(), recorded_attention, mesh.world(), observer)?;
         let proposed = matmuls::propose(config, outline, matmuls.or(recorded), mesh.world(), observer)?;
-        let mut placement = MemoryPlacement::open(config, plan.needs(), plan.rooms, mesh.world().rank())?;
+        let rank = mesh.world().rank();
+        let mut placement = MemoryPlacement::open(config, attention, plan.needs(), plan.rooms, rank)?;
         if mesh.world().size() > 1 && placement.device.backend() == Backend::Cuda {
             placement.load_ahead(&head_dims(config, prepared)?)?;
         }

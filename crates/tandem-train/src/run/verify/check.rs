@@ -114,7 +114,7 @@ pub(super) fn config_hash_is(config: &Config, start: &Start, path: &Path) -> Res
 /// Compares the arithmetic of a run with that of this machine, before anything is computed. Returns
 /// remarks.
 pub(super) fn arithmetic(config: &Config, start: &Start, force: bool) -> Result<Vec<String>> {
-    let here = gpus::device(config, 0, SMALL)?.arithmetic();
+    let here = gpus::device(config, config.compute.attention, 0, SMALL)?.arithmetic();
     let mut reasons = Vec::new();
     if start.arithmetic.len() > 1 {
         reasons.push(format!(

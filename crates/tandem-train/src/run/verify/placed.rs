@@ -1,7 +1,7 @@
 //! A recorded config, placed on this machine.
 
 use crate::Result;
-use crate::config::{Config, Devices, Engine};
+use crate::config::{AttentionKernels, Config, Devices, Engine};
 use crate::placement::gpus;
 use crate::run::provenance::Start;
 use crate::run::verify::Request;
@@ -30,6 +30,10 @@ pub(super) fn placed(
     let compute = &mut config.compute;
     // "auto" is another type on another machine.
     compute.dtype = compute.dtype.or_else(|| start.dtype());
+    // A timing may choose otherwise.
+    if compute.attention == AttentionKernels::Auto {
+        compute.attention = start.attention();
+    }
     if !is_given("compute.engine") {
         compute.engine = Engine::Auto;
     }

@@ -1,6 +1,7 @@
 //! Measured rates of this machine's CPU or a GPU: a row of the device table, and the yardstick of
 //! profiles.
 
+pub(crate) mod attention;
 mod gpus;
 mod operations;
 
@@ -196,6 +197,31 @@ fn best(
         rounds += 1;
     }
     Ok(best)
+}
+
+/// Seconds of a call: the least mean over samples, each of several calls that are waited for once.
+fn least_seconds(device: &Device, patience: Duration, calls: &mut impl FnMut() -> Result<()>) -> Result<f64> {
+    let (mut least, mut count) = (f64::INFINITY, 1u32);
+    let began = Instant::now();
+    for sample in 0u32.. {
+        let start = Instant::now();
+        for _ in 0..count {
+            calls()?;
+        }
+        device.synchronize()?;
+        let seconds = start.elapsed();
+        // The first call compiles the kernel.
+        if sample > 0 {
+            least = least.min(seconds.as_secs_f64() / f64::from(count));
+        }
+        if sample >= 2 && began.elapsed() >= patience / 4 {
+            break;
+        }
+        if seconds < patience / 64 {
+            count *= 2;
+        }
+    }
+    Ok(least)
 }
 
 /// Operations a second of the three products of a matrix that trains.

@@ -1,7 +1,5 @@
 //! Rates of a GPU's operations at training shapes, as rows of the table of devices.
 
-use std::time::Instant;
-
 use tandem_kernels::exact::FixedPointSum;
 use tandem_kernels::ops::{
     self, Activation, HeadGradients, HeadScores, HeadShape, HeadWeights, RopeTable, Targets,
@@ -10,7 +8,8 @@ use tandem_kernels::{
     AdamMoment, DType, Device, Forest, MemoryKind, OpCost, Segment, StateForm, States, StochasticRounding,
 };
 
-use super::{GpuSizes, Sizes, gbs, numbers, tflops};
+use super::attention::AttentionCase;
+use super::{GpuSizes, Sizes, gbs, least_seconds, numbers, tflops};
 use crate::Result;
 use crate::plan::estimate::rates::{ATTENTION_WGMMA, OperationRate};
 
@@ -88,7 +87,7 @@ fn rate(device: &Device, sizes: &Sizes, case: &Case) -> Result<OperationRate> {
         unreachable!("a case is one call: {recorded:?}")
     };
     let mut calls = case(device)?;
-    let seconds = least_seconds(device, sizes, &mut calls)? / IN_A_STEP;
+    let seconds = least_seconds(device, sizes.patience, &mut calls)? / IN_A_STEP;
     let is_arithmetic = shape[2] > 0 || op.starts_with("attention");
     Ok(OperationRate {
         operation: op.to_owned(),
@@ -99,38 +98,13 @@ fn rate(device: &Device, sizes: &Sizes, case: &Case) -> Result<OperationRate> {
     })
 }
 
-/// Seconds of a call: the least mean over samples, each of several calls that are waited for once.
-fn least_seconds(device: &Device, sizes: &Sizes, calls: &mut Calls) -> Result<f64> {
-    let (mut least, mut count) = (f64::INFINITY, 1u32);
-    let began = Instant::now();
-    for sample in 0u32.. {
-        let start = Instant::now();
-        for _ in 0..count {
-            calls()?;
-        }
-        device.synchronize()?;
-        let seconds = start.elapsed();
-        // The first call compiles the kernel.
-        if sample > 0 {
-            least = least.min(seconds.as_secs_f64() / f64::from(count));
-        }
-        if sample >= 2 && began.elapsed() >= sizes.patience / 4 {
-            break;
-        }
-        if seconds < sizes.patience / 64 {
-            count *= 2;
-        }
-    }
-    Ok(least)
-}
-
 /// Least microseconds of a call: of a kernel with next to nothing to do, among others like it.
 pub(super) fn call_us(device: &Device, sizes: &Sizes) -> Result<f64> {
     let case: Case = Box::new(|device| {
         let (device, mut x) = (device.clone(), numbers(device, 1, 64, DType::F32)?);
         Ok(Box::new(move || Ok(ops::scale(&device, x.view_mut(), 1.0)?)))
     });
-    let seconds = least_seconds(device, sizes, &mut case(device)?)?;
+    let seconds = least_seconds(device, sizes.patience, &mut case(device)?)?;
     Ok((seconds * 1e7).round().max(1.0) / 10.0)
 }
 
@@ -186,42 +160,13 @@ pub(super) fn attention(
     (count, length): (usize, usize),
     is_backward: bool,
 ) -> Result<Calls> {
-    let (device, heads, dtype, tokens) = (device.clone(), sizes.heads, sizes.dtype, count * length);
-    let forest = sequences(count, length)?;
-    let (wide, narrow) = (heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim);
-    let filled = |cols| numbers(&device, tokens, cols, dtype);
-    let (q, k, v, d_out) = (filled(wide)?, filled(narrow)?, filled(narrow)?, filled(wide)?);
-    let zeros = |cols, dtype| device.zeros(MemoryKind::Scratch, tokens, cols, dtype);
-    let (mut out, mut log_sum_exp) = (zeros(wide, dtype)?, zeros(heads.heads, DType::F32)?);
-    let (mut dq, mut dk, mut dv) = (zeros(wide, dtype)?, zeros(narrow, dtype)?, zeros(narrow, dtype)?);
-    let mut pass = move |is_backward: bool| {
-        let (q, k, v, shape) = (q.view(), k.view(), v.view(), &heads);
-        if !is_backward {
-            let (out, log_sum_exp) = (out.view_mut(), log_sum_exp.view_mut());
-            let call = ops::Attention { q, k, v, forest: &forest, first_query: 0, shape, out, log_sum_exp };
-            return Ok(ops::attention(&device, call)?);
-        }
-        let call = ops::AttentionBackward {
-            q,
-            k,
-            v,
-            out: out.view(),
-            log_sum_exp: log_sum_exp.view(),
-            d_out: d_out.view(),
-            forest: &forest,
-            shape,
-            model_kv_heads: heads.kv_heads,
-            dq: dq.view_mut(),
-            dk: dk.view_mut(),
-            dv: dv.view_mut(),
-        };
-        Ok(ops::attention_backward(&device, call)?)
-    };
-    // Backward reads what one forward pass has left.
-    if is_backward {
-        pass(false)?;
+    let mut case = AttentionCase::new(device, sizes.heads, sizes.dtype, sequences(count, length)?)?;
+    if !is_backward {
+        return Ok(Box::new(move || case.forward()));
     }
-    Ok(Box::new(move || pass(is_backward)))
+    // Backward reads what one forward pass has left.
+    case.forward()?;
+    Ok(Box::new(move || case.backward()))
 }
 
 fn head(device: &Device, sizes: &GpuSizes, is_backward: bool) -> Result<Calls> {
