@@ -130,7 +130,8 @@ impl Family {
         let named = spec.embedding.padding;
         let padding = match self.padding {
             Padding::Named => named,
-            Padding::Default(id) => named.or((!config.has("pad_token_id")).then_some(id)),
+            // A `null` is a word of its own: no padding.
+            Padding::Default(id) => named.or((!config.as_map().contains_key("pad_token_id")).then_some(id)),
             Padding::Unused => None,
         };
         spec.embedding.padding = padding.filter(|&id| (id as usize) < spec.vocab_size);

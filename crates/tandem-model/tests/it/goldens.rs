@@ -158,6 +158,19 @@ fn no_look_up_trains_the_row_of_the_padding_token() {
     }
 }
 
+/// transformers gives a class's default where the key is absent, and none where it is `null`.
+#[test]
+fn a_padding_token_of_null_is_none() {
+    let padding = |change: &dyn Fn(&mut serde_json::Value)| {
+        let golden = Golden::changed("gemma", 32, change);
+        golden.decoder.spec().embedding.padding
+    };
+    let absent = padding(&|config| drop(config.as_object_mut().unwrap().remove("pad_token_id")));
+    assert_eq!(absent, Some(0));
+    assert_eq!(padding(&|config| config["pad_token_id"] = serde_json::Value::Null), None);
+    assert_eq!(padding(&|config| config["pad_token_id"] = 5.into()), Some(5));
+}
+
 /// transformers reads neither key for this class.
 #[test]
 fn gpt_neox_has_no_heads_of_their_own_for_keys_and_values() {
