@@ -44,8 +44,9 @@ impl Comparison {
     }
 }
 
-/// Compares all state of two checkpoints of one step. The clock is left out; so is the best evaluation if
-/// the recorded checkpoint was saved before the evaluation of its step.
+/// Compares all state of two checkpoints of one step. The clock is left out, and answers that follow from the
+/// weights, or what judges say of others; so is the best evaluation if the recorded checkpoint was saved before the
+/// evaluation of its step.
 ///
 /// # Errors
 /// A file cannot be read.
@@ -92,7 +93,7 @@ pub fn compare(recorded: &Checkpoint, found: &Checkpoint) -> Result<Comparison> 
 
 fn cursor_difference(recorded: &Cursor, found: &Cursor) -> Option<(String, String, String)> {
     let entries = |cursor: &Cursor| -> Map<String, Value> {
-        let Ok(Value::Object(mut entries)) = serde_json::to_value(cursor) else {
+        let Ok(Value::Object(mut entries)) = serde_json::to_value(cursor.beside_weights()) else {
             unreachable!("a cursor is an object")
         };
         entries.remove("seconds");

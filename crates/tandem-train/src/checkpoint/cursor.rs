@@ -51,6 +51,14 @@ pub struct Cursor {
     pub is_evaluation_due: bool,
 }
 
+impl Cursor {
+    /// Returns the position with the part of [`OnlineState`] that does not follow from the weights.
+    pub(super) fn beside_weights(&self) -> Self {
+        let online = self.online.as_ref().map(|online| online.beside_weights(self.step));
+        Self { online, ..self.clone() }
+    }
+}
+
 /// The best evaluation of a run so far.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -117,3 +117,19 @@ pub struct OnlineState {
     /// Prompts that were trained on and may be again, the oldest first.
     pub replay: VecDeque<CompletedPrompt>,
 }
+
+impl OnlineState {
+    /// Returns what does not follow from the weights after `step` steps: answers of earlier weights, without what
+    /// judges say of them. A run that was stopped while it answered or judged has the same as one that was not.
+    pub(super) fn beside_weights(&self, step: u64) -> Self {
+        let batches = self.pending.iter().chain(&self.unjudged);
+        let mut pending: VecDeque<Batch> =
+            batches.filter(|batch| batch.answered_after < step).cloned().collect();
+        let prompts = pending.iter_mut().flat_map(|batch| &mut batch.prompts);
+        for answer in prompts.flat_map(|prompt| &mut prompt.answers) {
+            (answer.score, answer.normalized) = (None, None);
+            answer.opinions.clear();
+        }
+        Self { pending, unjudged: Vec::new(), replay: self.replay.clone() }
+    }
+}

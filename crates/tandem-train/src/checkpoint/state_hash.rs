@@ -55,9 +55,10 @@ impl Checkpoint {
     }
 }
 
-/// The cursor as text, without the clock and without evaluations, on which no step depends.
+/// The cursor as text, without the clock and without evaluations, on which no step depends, and without what follows
+/// from the weights.
 fn decisive(cursor: &Cursor) -> String {
-    let cursor = Cursor { seconds: 0.0, best: None, is_evaluation_due: false, ..cursor.clone() };
+    let cursor = Cursor { seconds: 0.0, best: None, is_evaluation_due: false, ..cursor.beside_weights() };
     serde_json::to_string(&cursor).expect("a cursor is plain data")
 }
 

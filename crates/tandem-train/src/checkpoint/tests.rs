@@ -1,5 +1,6 @@
 //! Round trips to the bit, damage of every kind, and a disk that fails at every single operation.
 
+use std::collections::VecDeque;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -653,6 +654,29 @@ fn the_hash_of_a_state_knows_the_cursor_without_clock_and_evaluations() {
     ] {
         assert_ne!(hash_of(&other), hash, "{other:?}");
     }
+}
+
+/// Answers of the present weights, and scores, follow from a state; answers of earlier weights do not.
+#[test]
+fn a_state_has_the_answers_that_do_not_follow_from_its_weights() {
+    let state = |answered_after: u64, token: u32, score: Option<f64>| {
+        let answer = Answer { tokens: vec![token], score, ..Answer::default() };
+        let prompts = vec![CompletedPrompt { row: 3, answers: vec![answer] }];
+        let batch = Batch { step: 9, answered_after, prompts, replaced: 0 };
+        let (mut pending, mut unjudged) = Default::default();
+        match score {
+            Some(_) => VecDeque::push_back(&mut pending, batch),
+            None => Vec::push(&mut unjudged, batch),
+        }
+        let online = Some(OnlineState { pending, unjudged, replay: VecDeque::new() });
+        Cursor { online, step: 9, ..cursor(9) }.beside_weights()
+    };
+    let earlier = state(8, 5, Some(0.5));
+    assert_eq!(state(8, 5, None), earlier);
+    assert_ne!(state(8, 6, Some(0.5)), earlier);
+    let present = state(9, 5, None);
+    assert_ne!(present, earlier);
+    assert_eq!([state(9, 5, Some(0.5)), state(9, 6, None)], [present.clone(), present]);
 }
 
 #[test]

@@ -145,6 +145,25 @@ fn a_run_that_was_stopped_and_resumed_elsewhere_is_one_stretch() {
     assert_same(&verify(&small, "run", (3, 6), &[THREAD]).unwrap_or_else(|e| panic!("{e}")), 3, &[4, 6]);
 }
 
+/// A stop while answers are given or judged keeps them in another form.
+#[test]
+fn a_run_that_was_stopped_between_answers_and_scores_has_the_same_bits_again() {
+    for more in [
+        &["online.overlap=true"][..],
+        &["online.overlap=true", "online.steps_per_round=2", "method=grpo", "train.batch_size=2"],
+        &["online.steps_per_round=2"],
+    ] {
+        let small = Small::new("online");
+        let all = [more, &["train.keep=0"]].concat();
+        small.run("run", RunDirPolicy::Fresh, Some(3), &all).1.expect("stopped");
+        small.finish("run", RunDirPolicy::Resume, &all);
+        let verdict = verify(&small, "run", (0, 6), &[]).unwrap_or_else(|e| panic!("{more:?}: {e}"));
+        assert_same(&verdict, 6, &[2, 3, 4, 6]);
+        let verdict = verify(&small, "run", (3, 6), &[THREAD]).unwrap_or_else(|e| panic!("{more:?}: {e}"));
+        assert_same(&verdict, 3, &[4, 6]);
+    }
+}
+
 #[test]
 fn checkpoints_that_were_deleted_are_compared_by_their_hash_alone() {
     let small = Small::new("sft");
