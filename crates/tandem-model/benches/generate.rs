@@ -153,6 +153,7 @@ fn generate(
         cache_tokens: prompts.iter().map(|prompt| prompt.len() + answers * tokens).sum(),
         prefill_tokens: 1 << 14,
         log_probs: true,
+        planned_prefill: None,
     };
     let mut generator = Generator::new(decoder, device, *dtype, options)?;
     let (mut seconds, mut step_seconds) = (Vec::new(), Vec::new());

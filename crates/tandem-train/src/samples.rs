@@ -106,6 +106,8 @@ impl Sampler {
             cache_tokens: lengths.clone().map(|length| length + self.max_new_tokens).sum(),
             prefill_tokens: lengths.max().unwrap_or(1),
             log_probs: false,
+            // A dry run has these very prompts.
+            planned_prefill: None,
         };
         let request = |(prompt, row): (&Vec<u32>, &u32)| Request {
             prompt: prompt.clone(),

@@ -94,7 +94,8 @@ impl Loaded {
             Backend::Cpu => 1024,
             Backend::Cuda => 8192,
         };
-        let options = GeneratorOptions { max_batch, cache_tokens, prefill_tokens, log_probs };
+        let options =
+            GeneratorOptions { max_batch, cache_tokens, prefill_tokens, log_probs, planned_prefill: None };
         Generator::new(&self.decoder, &self.device, self.dtype, options)
     }
 }

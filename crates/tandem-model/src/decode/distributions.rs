@@ -13,7 +13,7 @@ use tandem_kernels::{DType, Device, Forest, Format, MemoryKind, Segment, ops};
 
 use super::batch::{NewPrompt, NextTokens, Prompts};
 use super::cache::CacheSize;
-use super::model::Model;
+use super::model::{Model, PassRoom};
 use crate::decoder::Decoder;
 use crate::layers::{Checkpointing, LayerExecutor};
 use crate::lora::{Adapter, AdapterKind, Targets};
@@ -133,8 +133,12 @@ fn check(
             }
         };
         // Cache rows are the places in the forest; slots are numbered in its order of segments.
-        let mut model =
-            Model::new(walk, CacheSize { rows: rows.len(), slots: forest.segments.len() }).unwrap();
+        let mut model = Model::new(
+            walk,
+            CacheSize { rows: rows.len(), slots: forest.segments.len() },
+            PassRoom::default(),
+        )
+        .unwrap();
         let has_slots = decoder.spec().linear_attention.is_some();
         let slot = |row: u32| {
             let segment = forest.segments.iter().position(|segment| segment.range.start == row).unwrap();

@@ -5,17 +5,18 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use tandem_kernels::ops::{HeadScores, Targets};
-use tandem_kernels::{Backend, DType, Device, MemoryKind, Tensor, ops};
+use tandem_kernels::{Backend, DType, Device, Extent, MemoryKind, Tensor, ops};
 
 use super::batch::{NewPrompt, NextTokens, Prompts};
 use super::cache::CacheSize;
+use super::model::PassRoom;
 use super::models::Models;
 use super::rows::Rows;
 use super::text::{CachedPrompt, LongPrompt, Open, Text};
 use super::waiting::Waiting;
 use super::{Answer, Finish, Flow, Lockstep, NewToken, Request, SingleRank, Sources};
 use crate::decoder::Decoder;
-use crate::layers::{Checkpointing, LayerExecutor, PolicyAndReferenceScores};
+use crate::layers::{BatchCapacity, Checkpointing, LayerExecutor, PolicyAndReferenceScores};
 use crate::weights::WeightSource;
 use crate::{ModelError, Result};
 
@@ -31,6 +32,9 @@ pub struct GeneratorOptions {
     pub prefill_tokens: usize,
     /// True to report log-probabilities.
     pub log_probs: bool,
+    /// Most prompt tokens of a prefill, if each pass is to take the memory of the largest, as a plan does that has
+    /// seen one. `None`: each takes what it needs.
+    pub planned_prefill: Option<usize>,
 }
 
 /// Generator of text. The cache is allocated once; requests may be submitted at any time.
@@ -115,7 +119,11 @@ impl<'a> Generator<'a> {
         }
         // Of each running completion, of its prompt, and of a prompt whose completions wait.
         let slots = 2 * max_batch + 1;
-        let models = Models::new(policy, reference, CacheSize { rows: cache_tokens, slots })?;
+        let room = options.planned_prefill.map_or_else(PassRoom::default, |tokens| {
+            let of = |tokens: usize| BatchCapacity { tokens: tokens.max(max_batch), scored: max_batch };
+            PassRoom { prefill: of(tokens), step: of(0) }
+        });
+        let models = Models::new(policy, reference, CacheSize { rows: cache_tokens, slots }, room)?;
         Ok(Self {
             slots: models.has_slots().then(|| Rows::new(slots)),
             models,
@@ -392,7 +400,9 @@ impl<'a> Generator<'a> {
     /// Copies rows of logits to the device, `[rows, V]`.
     fn stack<'r>(&self, rows: impl ExactSizeIterator<Item = &'r [f32]>) -> Result<Tensor> {
         let device = self.models.policy.walk.device;
-        let mut logits = device.alloc(MemoryKind::Head, rows.len(), self.models.vocabulary(), DType::F32)?;
+        let count = Extent::new(rows.len(), self.models.policy.room.step.scored);
+        let vocabulary = Extent::exact(self.models.vocabulary());
+        let mut logits = device.alloc_in(MemoryKind::Head, count, vocabulary, DType::F32)?;
         for (index, row) in rows.enumerate() {
             ops::write_f32(device, row, logits.view_mut().row_range(index..index + 1))?;
         }

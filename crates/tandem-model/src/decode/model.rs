@@ -11,12 +11,22 @@ use crate::{ModelError, Result};
 /// Model with its cache; models of a mixture use the same cache rows for the same text.
 pub(super) struct Model<'a> {
     pub(super) walk: LayerExecutor<'a>,
+    pub(super) room: PassRoom,
     cache: Cache,
+}
+
+/// Capacities that passes allocate.
+#[derive(Clone, Copy, Default)]
+pub(super) struct PassRoom {
+    /// Of prompts.
+    pub(super) prefill: BatchCapacity,
+    /// Of a token for every completion.
+    pub(super) step: BatchCapacity,
 }
 
 impl<'a> Model<'a> {
     /// Allocates a cache.
-    pub(super) fn new(walk: LayerExecutor<'a>, size: CacheSize) -> Result<Self> {
+    pub(super) fn new(walk: LayerExecutor<'a>, size: CacheSize, room: PassRoom) -> Result<Self> {
         let LayerExecutor { decoder, device, dtype, .. } = walk;
         let refused = |problem: &str| Err(ModelError::Invalid(problem.to_owned()));
         walk.check_split()?;
@@ -26,9 +36,8 @@ impl<'a> Model<'a> {
         if decoder.spec().head.is_score() {
             return refused("a reward model gives scores and no text");
         }
-        let walk =
-            LayerExecutor { dropout: None, noise: None, host: None, room: BatchCapacity::default(), ..walk };
-        Ok(Self { walk, cache: Cache::new(decoder, device, dtype, size)? })
+        let walk = LayerExecutor { dropout: None, noise: None, host: None, room: room.prefill, ..walk };
+        Ok(Self { walk, room, cache: Cache::new(decoder, device, dtype, size)? })
     }
 
     pub(super) fn vocabulary(&self) -> usize {
@@ -57,7 +66,8 @@ impl<'a> Model<'a> {
         weights: &mut dyn WeightSource,
         next: &NextTokens,
     ) -> Result<Option<Tensor>> {
-        let (walk, cache, tokens) = (&self.walk, &mut self.cache, next.tokens.len());
+        let walk = LayerExecutor { room: self.room.step, ..self.walk };
+        let (cache, tokens) = (&mut self.cache, next.tokens.len());
         let runs = next.runs()?;
         let key = (cache.address(), tokens);
         let mut step = || {

@@ -5,7 +5,7 @@ use tandem_kernels::{Tensor, ops};
 
 use super::Sources;
 use super::cache::CacheSize;
-use super::model::Model;
+use super::model::{Model, PassRoom};
 use crate::layers::{LayerExecutor, PolicyAndReferenceScores};
 use crate::weights::WeightSource;
 use crate::{ModelError, Result};
@@ -24,20 +24,21 @@ struct Reference<'a> {
 }
 
 impl<'a> Models<'a> {
-    /// Allocates caches of this size.
+    /// Allocates caches of this size, for passes with this room.
     pub(super) fn new(
         policy: LayerExecutor<'a>,
         reference: Option<(LayerExecutor<'a>, f32)>,
         size: CacheSize,
+        room: PassRoom,
     ) -> Result<Self> {
-        let policy = Model::new(policy, size)?;
+        let policy = Model::new(policy, size, room)?;
         let Some((walk, part)) = reference else { return Ok(Self { policy, reference: None }) };
         if !(0.0..=1.0).contains(&part) {
             return Err(ModelError::Invalid(format!(
                 "the reference's part of a mixture is {part}, expected 0 to 1"
             )));
         }
-        let model = Model::new(walk, size)?;
+        let model = Model::new(walk, size, room)?;
         let (own, others) = (policy.vocabulary(), model.vocabulary());
         if own != others {
             return Err(ModelError::Invalid(format!(

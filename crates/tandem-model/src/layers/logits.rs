@@ -1,7 +1,7 @@
 //! Logits over the whole vocabulary, for generation and tests: training and evaluation never hold
 //! them.
 
-use tandem_kernels::{DType, Forest, MemoryKind, Tensor, View, ViewMut, ops};
+use tandem_kernels::{DType, Extent, Forest, MemoryKind, Tensor, View, ViewMut, ops};
 
 use super::attention::ForestAttention;
 use super::norm::{FINAL_NORM, norm};
@@ -36,8 +36,10 @@ impl LayerExecutor<'_> {
         let normed = norm(&self.of_head(), &weights.fetch(LayerId::Head)?, FINAL_NORM, hidden, &shares)?;
         weights.release(LayerId::Head);
         let (x, vocabulary) = (normed.output(), self.decoder.whole().spec().vocab_size);
+        let scored = Extent::new(x.rows(), self.room.scored);
         let Some(split) = self.split else {
-            let mut logits = self.device.alloc(MemoryKind::Head, x.rows(), vocabulary, DType::F32)?;
+            let mut logits =
+                self.device.alloc_in(MemoryKind::Head, scored, Extent::exact(vocabulary), DType::F32)?;
             self.logits_into(weights, x, logits.view_mut())?;
             return Ok(logits);
         };
@@ -47,11 +49,13 @@ impl LayerExecutor<'_> {
             (0..count).map(|index| TensorParallelShard { index, count }.range(vocabulary)).collect();
         let counts: Vec<usize> = tokens.iter().map(|tokens| x.rows() * tokens.len()).collect();
         let place = |index: usize| x.rows() * tokens[index].start..x.rows() * tokens[index].end;
-        let mut parts = self.device.alloc(MemoryKind::Head, x.rows() * vocabulary, 1, DType::F32)?;
+        let numbers = Extent::new(x.rows() * vocabulary, scored.room() * vocabulary);
+        let mut parts = self.device.alloc_in(MemoryKind::Head, numbers, Extent::exact(1), DType::F32)?;
         let own = parts.view_mut().row_range(place(index)).reshape(x.rows(), tokens[index].len());
         self.logits_into(weights, x, own)?;
         split.gather_rows(self.device, &mut parts, &counts)?;
-        let mut logits = self.device.alloc(MemoryKind::Head, x.rows(), vocabulary, DType::F32)?;
+        let mut logits =
+            self.device.alloc_in(MemoryKind::Head, scored, Extent::exact(vocabulary), DType::F32)?;
         for (index, tokens) in tokens.iter().enumerate() {
             let part = parts.view().row_range(place(index)).reshape(x.rows(), tokens.len());
             ops::cast(self.device, part, logits.view_mut().col_range(tokens.clone()))?;

@@ -31,6 +31,7 @@ pub fn measure(folder: &Path, completions: usize, gpu: &str) -> Result<()> {
         cache_tokens: completions * (PROMPT + STEPS + 1),
         prefill_tokens: 8192,
         log_probs: false,
+        planned_prefill: None,
     };
     let mut generator = Generator::new(&decoder, &device, DType::Bf16, options)?;
     let request = |number| Request {

@@ -81,7 +81,13 @@ impl Generation {
             MicroBatchSize::Tokens(tokens) => tokens.max(longest),
             MicroBatchSize::Rows(rows) => rows * longest,
         };
-        let within = GeneratorOptions { max_batch, cache_tokens, prefill_tokens, log_probs: true };
+        let within = GeneratorOptions {
+            max_batch,
+            cache_tokens,
+            prefill_tokens,
+            log_probs: true,
+            planned_prefill: Some(prefill_tokens.min(max_batch * longest)),
+        };
         Self { options, seed: config.seed, max_length, evaluates: !config.data.eval.is_empty(), within }
     }
 

@@ -380,12 +380,12 @@ impl DryRun<'_> {
             })?;
             self.phases.push(PhasePlan::new("evaluate", &placement, flops));
         }
-        if let Some(sampler) = self.outline.sampler(config)
-            && Sampler::takes_part(config, self.rank)
-        {
+        if let Some(sampler) = self.outline.sampler(config) {
             begin(&placement);
+            // Ranks that do not sample lend their parts of the weights.
+            let takes_part = Sampler::takes_part(config, self.rank);
             scorer.with_evaluation_weights(&mut learner, &mut mesh, |scorer, mesh| {
-                sampler.dry_run(scorer, mesh)
+                if takes_part { sampler.dry_run(scorer, mesh) } else { Ok(()) }
             })?;
             self.phases.push(PhasePlan::new("sample", &placement, 0.0));
         }

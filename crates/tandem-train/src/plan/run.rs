@@ -14,6 +14,7 @@ use crate::Result;
 use crate::config::{ComputeConfig, Config};
 use crate::inputs::ModelSpecs;
 use crate::parallel::{Partition, mesh};
+use crate::samples::Sampler;
 use crate::weights::Packings;
 
 /// Plan of a run: memory per rank, step time and fit.
@@ -83,7 +84,7 @@ impl RunPlan {
             match groups.iter_mut().find(|(_, other)| is_alike(other, &plan)) {
                 Some((members, of_all)) => {
                     members.extend(ranks);
-                    if plan.arena_bytes() > of_all.arena_bytes() {
+                    if need(device, &plan) > need(device, of_all) {
                         *of_all = plan;
                     }
                 }
@@ -100,7 +101,7 @@ impl RunPlan {
     /// The plan of the rank that needs most.
     pub fn fullest(&self) -> &Plan {
         let plans = self.ranks.iter().map(|(_, plan)| plan);
-        plans.max_by_key(|plan| plan.arena_bytes()).expect("a run has a rank")
+        plans.max_by_key(|plan| need(&self.device, plan)).expect("a run has a rank")
     }
 
     /// The plan of the rank whose step takes longest, by the estimate.
@@ -139,15 +140,17 @@ impl RunPlan {
     /// Compares the need with the cap and the device.
     pub fn fit(&self) -> FitResult {
         let plan = self.fullest();
-        // On a CPU run, host offload uses the same memory as the arena.
-        let (needed, outside) = match self.device.is_processor() {
-            true => (plan.ram_bytes() as u64, plan.outside as u64),
-            false => (plan.arena_bytes() as u64, 0),
-        };
+        let needed = need(&self.device, plan) as u64;
+        let outside = if self.device.is_processor() { plan.outside as u64 } else { 0 };
         // Memory outside the arena counts, but is not capped.
         let memory = self.device.memory(plan.ranks).map(|memory| memory.saturating_sub(outside));
         FitResult { needed, limit: self.cap.into_iter().chain(memory).min() }
     }
+}
+
+/// Bytes of a device's memory that a rank needs. On a CPU, host offload uses the same memory as the arena.
+fn need(device: &DeviceKind, plan: &Plan) -> usize {
+    if device.is_processor() { plan.ram_bytes() } else { plan.arena_bytes() }
 }
 
 /// What a rank's plan depends on.
@@ -165,6 +168,8 @@ struct RankClass {
     micro_batches: Vec<MicroBatchCounts>,
     /// Rank 0 of an online run has the judges.
     judges: bool,
+    /// Whether it answers the prompts of samples.
+    samples: bool,
 }
 
 /// Returns the ranks in classes of equal plans. Parts of frozen weights, which are cut between units of
@@ -180,6 +185,7 @@ pub fn rank_classes(config: &Config, outline: &PlanInputs, num_ranks: usize) -> 
     let parts = if sharded.is_none() { 1 } else { data / replicate };
     let ModelSpecs { policy: whole, teacher, .. } = ModelSpecs::from_config(config, &outline.decoder)?;
     let survey = outline.survey(config)?;
+    let has_samples = outline.sampler(config).is_some();
     let mut classes: HashMap<RankClass, Vec<(Reverse<usize>, usize)>> = HashMap::new();
     for place in 0..of_model {
         let stage = PipelineStage { index: place / tensor, count: pipeline };
@@ -213,6 +219,7 @@ pub fn rank_classes(config: &Config, outline: &PlanInputs, num_ranks: usize) -> 
                 share: share(member % parts * (data / parts) + member / parts),
                 micro_batches,
                 judges: rank == 0 && config.online.is_some(),
+                samples: has_samples && Sampler::takes_part(config, rank),
             };
             classes.entry(class).or_default().push((Reverse(frozen[member % parts]), rank));
         }
@@ -252,6 +259,8 @@ fn is_alike(a: &Plan, b: &Plan) -> bool {
     let phases = || a.phases.iter().zip(&b.phases);
     a.stage == b.stage
         && near(a.arena_bytes(), b.arena_bytes())
+        && near(a.host_bytes(), b.host_bytes())
+        && near(a.file_bytes(), b.file_bytes())
         && phases().all(|(a, b)| {
             let kinds = a.memory.at_peak.iter().zip(&b.memory.at_peak);
             a.moment == b.moment && kinds.into_iter().all(|(a, b)| near(*a, *b))

@@ -27,11 +27,13 @@ pub(super) fn refuse_too_large(
     let needed = if gpu.is_some() { plan.arena_bytes() } else { plan.ram_bytes() };
     let over = |limit: Option<u64>| limit.map_or(f64::NEG_INFINITY, |limit| needed as f64 - limit as f64);
     let host = if gpu.is_none() { host_memory_and_swap() } else { None };
-    let mut excess = [over(config.compute.memory), over(gpu.as_ref().map(|gpu| gpu.usable)), over(host)];
+    let usable = gpu.as_ref().map(|gpu| gpu.usable);
+    let mut most = [over(config.compute.memory), over(usable), over(host), needed as f64];
     if group.size() > 1 {
-        group.all_reduce(&mut excess, Reduction::Max)?;
+        group.all_reduce(&mut most, Reduction::Max)?;
     }
-    let needed = size::in_words(needed as u64);
+    let [excess @ .., most] = most;
+    let [own, needed] = [needed as u64, most as u64].map(size::in_words);
     let (mut story, gpu) = match (excess, gpu) {
         ([over, ..], gpu) if over > 0.0 => {
             let cap = size::in_words(config.compute.memory.expect("it is exceeded"));
@@ -40,7 +42,7 @@ pub(super) fn refuse_too_large(
         ([_, over, _], Some(gpu)) if over > 0.0 => {
             let (free, total) = (size::in_words(gpu.usable), size::in_words(gpu.total));
             let story = format!(
-                "this rank needs {needed} of its GPU ({}), which has {free} free of {total}, or another rank needs more than its GPU \
+                "this rank needs {own} of its GPU ({}), which has {free} free of {total}, or another rank needs more than its GPU \
                  has; nothing was loaded",
                 gpu.kind.name
             );

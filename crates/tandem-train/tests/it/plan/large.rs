@@ -37,6 +37,22 @@ fn seventy_billion_parameters_on_64_devices_are_planned_without_weights() {
     assert!((9.0..10.5).contains(&per_token), "{per_token}");
 }
 
+/// Ranks of a pipeline, and shards of few layers, offload more and less.
+#[test]
+fn a_cpu_fits_the_rank_that_needs_most_with_what_it_offloads() {
+    let sketch = Sketch::small();
+    for (ranks, place) in
+        [(9, "compute.pipeline=3"), (4, "compute.pipeline=2"), (7, "compute.sharding=zero1")]
+    {
+        for offload in ["compute.offload=host", "compute.offload=none"] {
+            let settings = [place, offload, "reference.kind=model", "compute.checkpointing=block"];
+            let plan = sketch.plan(&settings, ranks, &device("cpu"));
+            let most = plan.ranks.iter().map(|(_, plan)| plan.ram_bytes() as u64).max();
+            assert_eq!(Some(plan.fit().needed), most, "{settings:?}");
+        }
+    }
+}
+
 /// Answers that are compared in pairs stay together, so a small assumption does not make them fit.
 #[test]
 fn more_answers_than_a_micro_batch_holds_are_planned_as_they_are_cut() {
