@@ -25,7 +25,7 @@ use crate::error::DataError;
 use crate::place::Place;
 use crate::source::arrow_ipc::{IpcReader, find_stream};
 use crate::source::files::refuse;
-use crate::source::reader::RawRow;
+use crate::source::reader::{MAX_ROW, RawRow};
 
 /// Rows of Parquet that are decoded at once.
 const BATCH_ROWS: usize = 128;
@@ -140,6 +140,11 @@ impl ArrowReader {
                         "{found}; write null there, or leave the column out with data.ignore_columns"
                     ),
                 })?;
+                // As in files of text, so that a row is read in every format or in none.
+                if text.len() as u64 > MAX_ROW {
+                    let reason = format!("row {}: it is longer than {} MiB as JSON", self.row, MAX_ROW >> 20);
+                    return Err(refuse(&self.path, reason));
+                }
                 return Ok(Some(RawRow { line: self.row, text }));
             }
             self.batch = match self.batches.next() {
@@ -169,10 +174,10 @@ struct Unwritable {
     found: String,
 }
 
-/// Writes a row. A value in an ignored column that cannot be written is null.
+/// Writes a row without ignored columns, whose values may be such that cannot be written.
 ///
 /// # Errors
-/// The name of another column with such a value.
+/// The name of a column with such a value.
 fn write_row(
     array: &StructArray,
     i: usize,
@@ -180,21 +185,14 @@ fn write_row(
     out: &mut Vec<u8>,
 ) -> Result<(), (String, Unwritable)> {
     out.push(b'{');
-    for (at, (field, column)) in array.fields().iter().zip(array.columns()).enumerate() {
+    let columns = array.fields().iter().zip(array.columns());
+    for (at, (field, column)) in columns.filter(|(field, _)| !ignored.contains(field.name())).enumerate() {
         if at > 0 {
             out.push(b',');
         }
         write_text(field.name(), out);
         out.push(b':');
-        let start = out.len();
-        match write_value(field, column, i, out) {
-            Ok(()) => {}
-            Err(_) if ignored.contains(field.name()) => {
-                out.truncate(start);
-                out.extend_from_slice(b"null");
-            }
-            Err(value) => return Err((field.name().clone(), value)),
-        }
+        write_value(field, column, i, out).map_err(|value| (field.name().clone(), value))?;
     }
     out.push(b'}');
     Ok(())

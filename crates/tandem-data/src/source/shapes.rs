@@ -13,6 +13,9 @@ use crate::place::Place;
 use crate::report::Reason;
 use crate::source::columns::is_nothing;
 
+/// Most bytes of the texts of all pairs that a row makes.
+const MAX_PAIRS: usize = 256 << 20;
+
 /// Shape of the rows of a published data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -350,6 +353,7 @@ impl ShapeReader<'_> {
             };
             scored.push((score, format!(" {text}")));
         }
+        let prompt_bytes = prompt.len();
         self.set("prompt", prompt.into());
         let row = |chosen: &str, rejected: &str| {
             let mut row = self.row.clone();
@@ -359,6 +363,17 @@ impl ShapeReader<'_> {
         };
         if best_only {
             return Ok(best(&scored).map(|(_, text)| vec![row(text, text)]).ok_or(Reason::NoPair));
+        }
+        let others = scored.len().saturating_sub(1);
+        let pairs = scored.len() * others / 2;
+        let texts: usize = scored.iter().map(|(_, text)| text.len()).sum();
+        // All pairs of a row are made at once.
+        if pairs * prompt_bytes + others * texts > MAX_PAIRS {
+            return Err(self.refuse(format!(
+                "its {} answers make {pairs} pairs with texts of more than {} MiB together: keep fewer answers",
+                scored.len(),
+                MAX_PAIRS >> 20
+            )));
         }
         let mut rows = Vec::new();
         for (i, a) in scored.iter().enumerate() {

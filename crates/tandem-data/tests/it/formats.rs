@@ -318,6 +318,17 @@ fn a_row_without_an_end_is_refused() {
 }
 
 #[test]
+fn a_row_of_a_table_may_be_as_long_as_one_of_text() {
+    let mut bench = Bench::new();
+    let long: ArrayRef = Arc::new(StringArray::from(vec!["a".to_owned(), "a".repeat(16 << 20)]));
+    let stream = arrow_stream(vec![("about", long)]);
+    let error = bench.refusal("a.arrow", &stream);
+    assert_eq!(error, "a.arrow: row 2: it is longer than 16 MiB as JSON");
+    bench.options.columns.ignored = vec!["about".into()];
+    assert_eq!(bench.prepare(bench.write("a.arrow", &stream)).num_rows(), 2);
+}
+
+#[test]
 fn a_quote_that_is_never_closed_is_an_error() {
     let bench = Bench::new();
     let table = "prompt,chosen,rejected\n1,\"two\n\"\"lines\"\"\",3\n4,5\" tall,6\n";

@@ -146,6 +146,10 @@ fn stackexchange_questions_give_a_pair_for_every_two_answers() {
     let one = json!({"question": "q", "answers": [{"text": "a", "pm_score": 2}]});
     let parsed = parse_as(&one, RowKind::Preference, &Columns::default()).unwrap();
     assert_eq!(parsed.dropped, Some(Reason::NoPair));
+    // 300 answers make 44,850 pairs, and each text is in 299 of them.
+    let answers: Vec<_> = (0..300).map(|i| json!({"text": "a".repeat(3000), "pm_score": i})).collect();
+    let error = refused(json!({"question": "q", "answers": answers}), RowKind::Preference);
+    assert!(error.contains("300 answers make 44850 pairs with texts of more than 256 MiB"), "{error}");
 }
 
 #[test]

@@ -84,7 +84,7 @@ impl Checkpoint {
         let mut places = HashMap::new();
         for file_entry in manifest.files.iter().filter(|f| f.name.ends_with(".safetensors")) {
             let full = path.join(&file_entry.name);
-            let mut file = File::open(&full).map_err(TrainError::io("open", &full))?;
+            let mut file = tandem_files::open(&full).map_err(TrainError::io("open", &full))?;
             for entry in shard::read_header(path, &file_entry.name, &mut file)? {
                 let Entry { tensor, columns, range, offset } = entry;
                 let place = *places.entry(tensor.name.clone()).or_insert_with(|| {

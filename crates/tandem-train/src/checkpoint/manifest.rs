@@ -1,6 +1,5 @@
 //! Manifest: files of a checkpoint with size and checksum.
 
-use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 
@@ -80,7 +79,7 @@ impl FileEntry {
     pub(crate) fn verify(&self, folder: &Path) -> Result<()> {
         let Self { name, bytes, blake3 } = self;
         let path = folder.join(name);
-        let mut file = match File::open(&path) {
+        let mut file = match tandem_files::open(&path) {
             Err(e) if e.kind() == ErrorKind::NotFound => {
                 return Err(broken(folder, format!("{name} is missing")));
             }

@@ -17,6 +17,9 @@ use crate::size;
 /// million threads.
 const MAX_RANKS: usize = 256;
 
+/// Most threads of all ranks of a process. Each takes four of the 65,530 areas of memory that Linux lets a process have.
+const MAX_THREADS_OF_RANKS: usize = 8192;
+
 keys! {
     /// Devices and arithmetic.
     #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,7 +81,8 @@ keys! {
             .or(false),
         /// Threads of each rank; 0 divides all cores among the ranks. The number never changes a
         /// result. On a GPU: threads that update the file of `offload = "nvme"`.
-        threads: Option<usize> = integer(0..=4096).zero_is_none().or(None).free(),
+        threads: Option<usize> =
+            integer(0..=4096).zero_is_none().unless(|threads| refuse_threads(*threads, devices)).or(None).free(),
         /// Sum of gradients over micro-batches and ranks. `"exact"`: in fixed point, with the same
         /// bits on any number of ranks. `"fast"`: in f32, with half the memory and traffic.
         reduction: SumForm = choice(SumForm::NAMES).or(SumForm::Exact),
@@ -330,6 +334,15 @@ fn memory<'a>() -> Form<'a, u64> {
         bytes.ok_or_else(|| entry.wrong("a size with its unit, for example \"24GiB\" or \"800MB\""))
     };
     custom("string", read, |bytes: &u64| Value::from(size::exact(*bytes)))
+}
+
+/// Refuses threads that the system would refuse a process, which ends it.
+fn refuse_threads(threads: Option<usize>, devices: Devices) -> Option<String> {
+    let ranks = devices.num_ranks();
+    let all = threads? * ranks;
+    (all > MAX_THREADS_OF_RANKS).then(|| {
+        format!("{ranks} ranks would have {all} threads in one process, expected at most {MAX_THREADS_OF_RANKS}; lower it, or leave it out")
+    })
 }
 
 fn refuse_tf32(tf32: bool, dtype: Option<DType>, devices: Devices) -> Option<String> {

@@ -62,7 +62,7 @@ impl ParameterGroups {
             }
             for (part, (index, _)) in found {
                 let group = index.map(|index| &config.groups[index]);
-                trains |= group.is_none_or(|group| !group.frozen);
+                trains |= group.is_none_or(|group| !group.frozen && group.learning_rate_factor > 0.0);
                 grouped.extend(group.map(|group| ((layer, part), group.clone())));
             }
         }
@@ -77,9 +77,10 @@ impl ParameterGroups {
             return Err(wrong(&config.groups[unused], &reason));
         }
         match config.groups.last() {
-            Some(group) if !trains => {
-                Err(wrong(group, "every parameter is frozen; nothing is left to train"))
-            }
+            Some(group) if !trains => Err(wrong(
+                group,
+                "every parameter is frozen, or has a learning_rate_factor of 0; nothing is left to train",
+            )),
             _ => Ok(Self { weight_decay: config.weight_decay, grouped }),
         }
     }

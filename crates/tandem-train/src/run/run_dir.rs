@@ -163,6 +163,9 @@ impl RunDir {
             return Err(TrainError::UsedRunDir { path: dir.path, found });
         }
         dir.refuse_foreign_files(&found)?;
+        if start == RunDirPolicy::Resume {
+            dir.refuse_special_files()?;
+        }
         Ok(dir)
     }
 
@@ -297,6 +300,21 @@ impl RunDir {
             }
         );
         Err(TrainError::Mismatch { reason })
+    }
+
+    /// What is read and written again must be files: a named pipe would be waited for.
+    fn refuse_special_files(&self) -> Result<()> {
+        let is_special = |path: &PathBuf| fs::metadata(path).is_ok_and(|found| !found.is_file());
+        match FILES.into_iter().map(|name| self.path.join(name)).find(is_special) {
+            None => Ok(()),
+            Some(path) => {
+                let reason = format!(
+                    "{}: it is no regular file, and a run that resumes reads it or adds to it: move it away",
+                    path.display()
+                );
+                Err(TrainError::Mismatch { reason })
+            }
+        }
     }
 
     /// A model could not be written there, which would show after the last step.
@@ -520,6 +538,21 @@ mod tests {
         // A run whose config was lost goes on from its checkpoint.
         fs::create_dir_all(path.join("checkpoints/step-000001")).expect("created");
         RunDir::open(path, RunDirPolicy::Resume).expect("taken over");
+    }
+
+    #[test]
+    fn a_run_that_resumes_waits_for_no_pipe() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = used(folder.path());
+        let pipe = path.join(ROWS);
+        fs::remove_file(&pipe).expect("of the run");
+        let made =
+            std::process::Command::new("mkfifo").arg(&pipe).status().expect("a program of every system");
+        assert!(made.success());
+        let error = RunDir::open(&path, RunDirPolicy::Resume).expect_err("a pipe").to_string();
+        assert!(error.starts_with(&format!("{}: it is no regular file", pipe.display())), "{error}");
+        fs::remove_file(pipe).expect("removed");
+        RunDir::open(&path, RunDirPolicy::Resume).expect("files alone");
     }
 
     #[test]

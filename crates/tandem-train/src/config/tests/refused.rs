@@ -107,6 +107,15 @@ fn a_home_folder_is_not_guessed() {
 }
 
 #[test]
+fn threads_of_all_ranks_are_as_many_as_a_process_may_have() {
+    assert_eq!(
+        refusal(EXAMPLE, &["compute.devices=cpu:4", "compute.threads=4096"]),
+        "--set compute.threads=4096: `compute.threads`: 4 ranks would have 16384 threads in one process, expected at most 8192; \
+         lower it, or leave it out"
+    );
+}
+
+#[test]
 fn products_by_warpgroups_are_for_attention_of_bf16_on_gpus() {
     assert_eq!(
         refusal(EXAMPLE, &["compute.devices=cpu", "compute.attention=wgmma"]),
