@@ -55,7 +55,8 @@ impl Checkpoints {
     pub fn begin(&self, step: u64) -> Result<()> {
         let temporary = self.temporary(step);
         self.disk.create_dir(&self.root).map_err(TrainError::io("create", &self.root))?;
-        self.sweep()?;
+        // What cannot be removed now is told when old checkpoints are deleted.
+        let _ = self.sweep();
         self.disk.create_dir(&temporary).map_err(TrainError::io("create", &temporary))
     }
 
@@ -151,14 +152,13 @@ impl Checkpoints {
     /// inspection until they are overwritten.
     ///
     /// # Errors
-    /// A checkpoint cannot be deleted; the newest `keep` are never touched.
+    /// The first of those that cannot be deleted, now or when they were old before; the newest `keep` are never touched.
     pub fn prune(&self, keep: usize, step: u64, best: Option<u64>) -> Result<()> {
+        let leftovers = self.remove_unnamed(&[".old"]);
         let steps: Vec<u64> = self.steps()?.into_iter().filter(|s| *s <= step).collect();
         let surplus = steps.len().saturating_sub(keep.max(1));
-        for old in steps[..surplus].iter().filter(|old| best != Some(**old)) {
-            self.discard(&self.folder_of(*old))?;
-        }
-        Ok(())
+        let old = steps[..surplus].iter().filter(|old| best != Some(**old));
+        old.map(|old| self.discard(&self.folder_of(*old))).fold(leftovers, Result::and)
     }
 
     /// Steps of the folders that carry a checkpoint's name, ascending.
@@ -184,14 +184,21 @@ impl Checkpoints {
     }
 
     /// Removes unfinished and half-deleted folders of a killed process.
+    ///
+    /// # Errors
+    /// The first of those that cannot be removed.
     pub(crate) fn sweep(&self) -> Result<()> {
-        for name in self.names()? {
-            if name.starts_with(".step-") && (name.ends_with(".tmp") || name.ends_with(".old")) {
-                let path = self.root.join(name);
-                self.disk.remove_dir(&path).map_err(TrainError::io("remove", &path))?;
-            }
-        }
-        Ok(())
+        self.remove_unnamed(&[".tmp", ".old"])
+    }
+
+    /// Removes folders that are no checkpoints yet, or any more, with one of these ends.
+    fn remove_unnamed(&self, ends: &[&str]) -> Result<()> {
+        let is_one = |name: &String| name.starts_with(".step-") && ends.iter().any(|end| name.ends_with(end));
+        let remove = |name| {
+            let path = self.root.join(name);
+            self.disk.remove_dir(&path).map_err(TrainError::io("remove", &path))
+        };
+        self.names()?.into_iter().filter(is_one).map(remove).fold(Ok(()), Result::and)
     }
 
     /// Deletes one checkpoint: its name goes first, in one operation.

@@ -55,6 +55,22 @@ pub struct Saver {
     all_written: bool,
     /// Tells the writer thread to stop.
     give_up: Arc<AtomicBool>,
+    unremoved: Unremoved,
+}
+
+/// Old checkpoints that stay.
+enum Unremoved {
+    None,
+    /// Not told yet.
+    First(TrainError),
+    Told,
+}
+
+/// A complete checkpoint.
+struct Published {
+    path: PathBuf,
+    /// Whether old ones could be deleted.
+    pruned: Result<()>,
 }
 
 /// State of the checkpoint in progress.
@@ -66,7 +82,7 @@ enum Stage {
     /// This rank has written; others may not have.
     Written { cursor: Cursor, part: Part },
     /// All ranks have written (rank 0 only).
-    Publishing { thread: JoinHandle<Result<PathBuf>> },
+    Publishing { thread: JoinHandle<Result<Published>> },
 }
 
 impl Saver {
@@ -91,6 +107,7 @@ impl Saver {
             unfinished: None,
             all_written: false,
             give_up: Arc::default(),
+            unremoved: Unremoved::None,
         }
     }
 
@@ -174,13 +191,13 @@ impl Saver {
         let thread = spawn(move || {
             let path = checkpoints.publish(&cursor, &parts)?;
             tracing::debug!("complete and durable: {}", path.display());
-            if let Some(keep) = keep {
-                checkpoints.prune(keep, cursor.step, cursor.best.as_ref().map(|best| best.step))?;
-            }
+            let best = cursor.best.as_ref().map(|best| best.step);
+            // Somebody else's file in an old one is no reason to lose the steps since.
+            let pruned = keep.map_or(Ok(()), |keep| checkpoints.prune(keep, cursor.step, best));
             if let Some(hash) = Checkpoint::open_checked(&path)?.state_hash(&give_up)? {
                 state_hash::append(&states, cursor.step, hash)?;
             }
-            Ok(path)
+            Ok(Published { path, pruned })
         })?;
         self.stage = Stage::Publishing { thread };
         Ok(())
@@ -192,6 +209,17 @@ impl Saver {
         match &self.stage {
             Stage::Publishing { thread } if thread.is_finished() => self.join_publishing(),
             _ => Ok(None),
+        }
+    }
+
+    /// Returns why an old checkpoint could not be deleted, the first time.
+    pub fn take_unremoved(&mut self) -> Option<TrainError> {
+        match std::mem::replace(&mut self.unremoved, Unremoved::Told) {
+            Unremoved::First(error) => Some(error),
+            other => {
+                self.unremoved = other;
+                None
+            }
         }
     }
 
@@ -218,8 +246,11 @@ impl Saver {
     fn join_publishing(&mut self) -> Result<Option<PathBuf>> {
         match std::mem::replace(&mut self.stage, Stage::Idle) {
             Stage::Publishing { thread } => {
-                let path = ended(thread)?;
+                let Published { path, pruned } = ended(thread)?;
                 self.unfinished = None;
+                if let (Unremoved::None, Err(error)) = (&self.unremoved, pruned) {
+                    self.unremoved = Unremoved::First(error);
+                }
                 Ok(Some(path))
             }
             other => {

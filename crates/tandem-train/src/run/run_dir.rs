@@ -173,7 +173,8 @@ impl RunDir {
     /// deletes an overwritten run and writes the resolved config and the plan.
     pub fn begin(&self, config: &Config, plan: &str) -> Result<()> {
         recover_folder(&self.final_path())?;
-        self.checkpoints().sweep()?;
+        // What cannot be removed is told when old checkpoints are deleted.
+        let _ = self.checkpoints().sweep();
         if self.start == RunDirPolicy::Overwrite {
             self.clear()?;
         }

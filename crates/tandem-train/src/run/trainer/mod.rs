@@ -384,9 +384,8 @@ impl Trainer {
         if !is_writing {
             self.saver.seal(self.mesh.world())?;
         }
-        if let Some(path) = self.saver.published()? {
-            observer.event(&Event::Saved(&path));
-        }
+        let published = self.saver.published()?;
+        self.tell_saved(published, observer);
         if is_to_save && !is_to_stop && self.cursor.step > 0 {
             self.save(observer, stop)?;
         }
@@ -464,10 +463,21 @@ impl Trainer {
 
     /// Waits for the checkpoint in progress, if any.
     fn finish_saving(&mut self, observer: &mut dyn Observer) -> Result<()> {
-        if let Some(path) = self.saver.finish(self.mesh.world())? {
-            observer.event(&Event::Saved(&path));
-        }
+        let published = self.saver.finish(self.mesh.world())?;
+        self.tell_saved(published, observer);
         Ok(())
+    }
+
+    fn tell_saved(&mut self, published: Option<PathBuf>, observer: &mut dyn Observer) {
+        let Some(path) = published else { return };
+        observer.event(&Event::Saved(&path));
+        if let Some(error) = self.saver.take_unremoved() {
+            observer.event(&Event::Warning(&format!(
+                "an old checkpoint stays, for it cannot be deleted: {}; the run goes on and tries again at each checkpoint, and \
+                 until then the disk fills up",
+                crate::chain(&error)
+            )));
+        }
     }
 
     /// Supplies judged completions for the next steps of an online run, in order, instead of

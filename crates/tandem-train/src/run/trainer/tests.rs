@@ -11,7 +11,7 @@ use tandem_comm::threads;
 use tempfile::TempDir;
 
 use super::*;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Checkpoints};
 use crate::disk::failing::Failing;
 use crate::disk::{Disk, DiskFile, RealDisk};
 use crate::events::Silent;
@@ -262,4 +262,59 @@ fn complete(checkpoints: &Path) -> Vec<String> {
         Checkpoint::open(&checkpoints.join(name)).unwrap_or_else(|e| panic!("{e}"));
     }
     complete
+}
+
+/// A disk that deletes no folder, as where another user's file lies in it.
+#[derive(Debug)]
+struct Stubborn;
+
+impl Disk for Stubborn {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        RealDisk.create_dir(path)
+    }
+    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        RealDisk.create(path)
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        RealDisk.rename(from, to)
+    }
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        RealDisk.sync_dir(path)
+    }
+    fn remove_dir(&self, _path: &Path) -> io::Result<()> {
+        Err(io::Error::from(io::ErrorKind::PermissionDenied))
+    }
+}
+
+/// Warnings of a run.
+#[derive(Default)]
+struct Warnings(Vec<String>);
+
+impl Observer for Warnings {
+    fn event(&mut self, event: &Event<'_>) {
+        if let Event::Warning(text) = event {
+            self.0.push((*text).to_owned());
+        }
+    }
+}
+
+#[test]
+fn an_old_checkpoint_that_cannot_be_deleted_is_told_once_and_stays() {
+    let folder = TempDir::new().expect("a temporary folder");
+    let config = config(folder.path(), "run", &["train.save_every=1", "train.keep=1"]);
+    let mut warnings = Warnings::default();
+    let outcomes = run(&config, vec![Arc::new(Stubborn)], &mut warnings);
+    assert!(matches!(outcomes[..], [Ok(Outcome::Finished(_))]), "{outcomes:?}");
+    let [warning] = &warnings.0[..] else { panic!("{:?}", warnings.0) };
+    assert!(
+        warning.starts_with("an old checkpoint stays, for it cannot be deleted: cannot remove "),
+        "{warning}"
+    );
+    assert!(warning.contains(".step-000001.old"), "{warning}");
+    let left = names(&folder.path().join("run/checkpoints"));
+    assert!(left.contains(&".step-000001.old".to_owned()) && left.len() > 2, "{left:?}");
+    // Where they can be deleted again, they are.
+    Checkpoints::for_run(&config.output).sweep().expect("a real disk");
+    let left = names(&folder.path().join("run/checkpoints"));
+    assert!(left.iter().all(|name| !name.starts_with('.')), "{left:?}");
 }

@@ -186,8 +186,9 @@ impl<'a> Replay<'a> {
                 comparison: None,
                 damage: None,
             };
-            if is_present {
-                let path = self.run.checkpoints.folder_of(step);
+            let path = self.run.checkpoints.folder_of(step);
+            // A run that goes on deletes its old ones.
+            if is_present && (path.exists() || state.is_none()) {
                 let recorded = match Checkpoint::open(&path) {
                     Ok(recorded) => recorded,
                     // Which elements were changed is still to be told.

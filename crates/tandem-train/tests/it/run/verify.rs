@@ -164,6 +164,20 @@ fn a_run_that_was_stopped_between_answers_and_scores_has_the_same_bits_again() {
     }
 }
 
+/// As a run does that goes on while it is verified.
+#[test]
+fn a_checkpoint_that_is_deleted_meanwhile_is_compared_by_its_hash() {
+    let small = Small::new("sft");
+    small.finish("run", RunDirPolicy::Fresh, &["train.keep=0"]);
+    let gone = small.path("run/checkpoints/step-000004");
+    let verdict = ask(&small, "run", (0, 6), &[], |_| fs::remove_dir_all(&gone).expect("deleted"));
+    let verdict = verdict.unwrap_or_else(|e| panic!("{e}"));
+    assert!(verdict.is_same(), "{verdict:?}");
+    let compared =
+        verdict.checkpoints.iter().map(|checkpoint| (checkpoint.step, checkpoint.comparison.is_some()));
+    assert_eq!(compared.collect::<Vec<_>>(), [(2, true), (4, false), (6, true)]);
+}
+
 #[test]
 fn checkpoints_that_were_deleted_are_compared_by_their_hash_alone() {
     let small = Small::new("sft");
