@@ -1,6 +1,6 @@
 //! Gemma 3 with a vision tower: its text model is [`super::gemma3`]. Names are as in [`super::mistral3`].
 
-use super::{Family, Padding, gemma2, gemma3, mistral3};
+use super::{Family, gemma2, gemma3, mistral3};
 use crate::Result;
 use crate::spec::{Config, DecoderSpec};
 
@@ -9,7 +9,6 @@ pub(super) const FAMILY: Family = Family {
     architecture: "Gemma3ForConditionalGeneration",
     read,
     modules: gemma2::MODULES,
-    padding: Padding::Default(0),
     ..mistral3::FAMILY
 };
 
@@ -27,7 +26,7 @@ const DEFAULTS: &[(&str, u64)] = &[
 fn read(config: &Config) -> Result<DecoderSpec> {
     let text = config.text_config()?.with_defaults(DEFAULTS);
     text.expect_word("model_type", &["gemma3_text"])?;
-    let mut spec = gemma3::read(&text)?;
+    let mut spec = gemma3::FAMILY.spec(&text)?;
     // The class of transformers puts no cap on its logits, whatever the text config says.
     spec.head.shape.softcap = None;
     spec.head.tied = config.flag("tie_word_embeddings", true)?;

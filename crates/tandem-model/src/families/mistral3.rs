@@ -40,8 +40,8 @@ const MINISTRAL: &[(&str, u64)] =
 fn read(config: &Config) -> Result<DecoderSpec> {
     let text = config.text_config()?.with_defaults(DEFAULTS);
     let mut spec = match text.expect_word("model_type", &["mistral", "ministral3"])? {
-        "ministral3" => ministral3::read(&text.with_defaults(MINISTRAL))?,
-        _ => mistral::read(&text.with_defaults(MISTRAL))?,
+        "ministral3" => ministral3::FAMILY.spec(&text.with_defaults(MINISTRAL))?,
+        _ => mistral::FAMILY.spec(&text.with_defaults(MISTRAL))?,
     };
     spec.head.tied = config.flag("tie_word_embeddings", true)?;
     Ok(spec)

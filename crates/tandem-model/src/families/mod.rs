@@ -299,11 +299,7 @@ fn decoder(config: &Config, sizes: Sizes, norm: NormSpec, activation: Activation
         linear_attention: None,
         rotary: vec![None; num_layers],
         mlp: MlpSpec { width: mlp, gated: false, activation, up_bias: false, down_bias: false },
-        embedding: EmbeddingSpec {
-            scale: 1.0,
-            learned_positions: None,
-            padding: config.token_id("pad_token_id")?,
-        },
+        embedding: EmbeddingSpec { scale: 1.0, learned_positions: None, padding: config.padding_row()? },
         head: HeadSpec {
             kind: HeadKind::Language,
             tied: config.flag("tie_word_embeddings", false)?,

@@ -18,6 +18,8 @@ pub(super) const FAMILY: Family = Family {
 };
 
 fn read(config: &Config) -> Result<DecoderSpec> {
+    // Before the table's own number, as in transformers.
+    let config = &config.clone().with_defaults(&[("original_max_position_embeddings", 4096)]);
     let mut spec = llama::unrotated(config, None, 1e-5)?;
     let keys = RotaryKeys { old_names_mean_longrope: true, ..RotaryKeys::partial(1.0) };
     spec.rotate_all(&config.rotary(spec.attention.head_dim, keys)?);

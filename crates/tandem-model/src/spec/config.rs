@@ -183,6 +183,14 @@ impl Config {
         id.map_or_else(|| Err(self.expected(key, "a token id", value)), |id| Ok(Some(id)))
     }
 
+    /// Returns the row of the token table that is the padding's. -1 is the last one, as in torch.
+    pub(crate) fn padding_row(&self) -> Result<Option<u32>> {
+        match self.value("pad_token_id").and_then(Value::as_i64) {
+            Some(-1) => Ok(self.count("vocab_size")?.checked_sub(1).map(|last| last as u32)),
+            _ => self.token_id("pad_token_id"),
+        }
+    }
+
     /// Returns a number, or the default.
     pub fn number(&self, key: &str, default: f64) -> Result<f64> {
         let Some(value) = self.value(key) else { return Ok(default) };

@@ -169,6 +169,10 @@ fn a_padding_token_of_null_is_none() {
     assert_eq!(absent, Some(0));
     assert_eq!(padding(&|config| config["pad_token_id"] = serde_json::Value::Null), None);
     assert_eq!(padding(&|config| config["pad_token_id"] = 5.into()), Some(5));
+    // torch counts from the end.
+    let last = Golden::changed("llama", 32, |config| config["pad_token_id"] = (-1).into());
+    let spec = last.decoder.spec();
+    assert_eq!(spec.embedding.padding, Some(spec.vocab_size as u32 - 1));
 }
 
 /// transformers reads neither key for this class.

@@ -208,6 +208,26 @@ fn sizes_that_a_text_config_leaves_out_are_those_of_its_class() {
     assert_eq!(folder.spec().vocab_size, 262_208);
 }
 
+/// The token table is the text model's, and so is the row that look-ups do not train.
+#[test]
+fn the_padding_token_is_that_of_the_text_config() {
+    for (name, default) in [("mistral3", None), ("mistral3-ministral3", Some(11)), ("gemma3-vision", Some(0))]
+    {
+        let padding = |key: Option<Value>| {
+            let golden = Golden::new(name);
+            change(&golden, |config| {
+                config.insert("pad_token_id".into(), json!(5));
+                let text = config["text_config"].as_object_mut().unwrap();
+                text.remove("pad_token_id");
+                text.extend(key.map(|value| ("pad_token_id".to_owned(), value)));
+            });
+            golden.open().spec().embedding.padding
+        };
+        let found = [None, Some(Value::Null), Some(json!(7))].map(padding);
+        assert_eq!(found, [default, None, Some(7)], "{name}");
+    }
+}
+
 /// As Qwen's own folders are: what transformers 5 puts in `text_config` lies beside `vision_config`.
 #[test]
 fn a_text_config_may_lie_flat() {
