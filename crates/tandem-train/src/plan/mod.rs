@@ -29,11 +29,12 @@ pub(crate) mod work;
 use std::ops::Range;
 
 use tandem_comm::{mpi, recorder, tcp};
-use tandem_kernels::DType;
 use tandem_kernels::meta::Ledger;
+use tandem_kernels::{DType, cuda};
 use tandem_model::{LayerExecutor, PipelineStage};
 
 pub use phase::{Offloaded, PhasePlan};
+pub(crate) use run::need;
 pub use run::{FitResult, RunPlan, rank_classes};
 pub use survey::{PlanInputs, SyntheticBatch};
 
@@ -210,6 +211,16 @@ impl Plan {
     /// Bytes of system memory on a CPU run: the arena and host offload.
     pub fn ram_bytes(&self) -> usize {
         self.needs().ram()
+    }
+
+    /// Bytes of a device's memory outside the arenas: of the process on a CPU, of further streams on a GPU, whose
+    /// first one is no part of what it has.
+    pub fn outside_of(&self, device: &DeviceKind) -> usize {
+        if device.is_processor() {
+            return self.outside;
+        }
+        let MemoryRequirements { beside, judges, .. } = self.needs();
+        [beside, judges].into_iter().filter(|&own| own > 0).count() * cuda::OF_STREAM
     }
 
     /// The phase that needs most.

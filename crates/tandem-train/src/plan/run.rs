@@ -141,15 +141,15 @@ impl RunPlan {
     pub fn fit(&self) -> FitResult {
         let plan = self.fullest();
         let needed = need(&self.device, plan) as u64;
-        let outside = if self.device.is_processor() { plan.outside as u64 } else { 0 };
         // Memory outside the arena counts, but is not capped.
+        let outside = plan.outside_of(&self.device) as u64;
         let memory = self.device.memory(plan.ranks).map(|memory| memory.saturating_sub(outside));
         FitResult { needed, limit: self.cap.into_iter().chain(memory).min() }
     }
 }
 
 /// Bytes of a device's memory that a rank needs. On a CPU, host offload uses the same memory as the arena.
-fn need(device: &DeviceKind, plan: &Plan) -> usize {
+pub(crate) fn need(device: &DeviceKind, plan: &Plan) -> usize {
     if device.is_processor() { plan.ram_bytes() } else { plan.arena_bytes() }
 }
 

@@ -1,7 +1,7 @@
 //! Out-of-memory handling: refusal before loading, or an explained error later.
 
 use tandem_comm::{ProcessGroup, Reduction};
-use tandem_kernels::{ArenaPlace, KernelError, cuda};
+use tandem_kernels::{ArenaPlace, KernelError};
 
 use crate::config::Config;
 use crate::inputs::RunInputs;
@@ -19,10 +19,8 @@ pub(super) fn refuse_too_large(
     group: &mut ProcessGroup,
 ) -> Result<()> {
     let mut gpu = Gpu::for_rank(&config.compute, group.rank())?;
-    let needs = plan.needs();
     if let Some(gpu) = &mut gpu {
-        let streams = [needs.beside, needs.judges].into_iter().filter(|&own| own > 0).count();
-        gpu.usable = gpu.usable.saturating_sub((streams * cuda::OF_STREAM) as u64);
+        gpu.usable = gpu.usable.saturating_sub(plan.outside_of(&gpu.kind) as u64);
     }
     let needed = if gpu.is_some() { plan.arena_bytes() } else { plan.ram_bytes() };
     let over = |limit: Option<u64>| limit.map_or(f64::NEG_INFINITY, |limit| needed as f64 - limit as f64);
@@ -89,10 +87,13 @@ pub(super) fn explained(
         let plan = Plan::make(config, prepared, rank, num_ranks)?;
         let gpu = Gpu::for_rank(&config.compute, rank)?;
         let free = gpu.as_ref().map_or(u64::MAX, |gpu| gpu.usable + held as u64);
-        // Memory free now may have been taken a moment ago.
-        let room = free.min(plan.arena_bytes().saturating_sub(missing) as u64);
         let kind = kind_of(gpu)?;
-        let kind = DeviceKind { memory_gib: Some(room as f64 / (1u64 << 30) as f64), ..kind };
+        // Memory free now may have been taken a moment ago.
+        let room = free.min(plan::need(&kind, &plan).saturating_sub(missing) as u64);
+        let whole = room + plan.outside_of(&kind) as u64;
+        // A CPU is shared by its ranks.
+        let whole = if kind.is_processor() { whole * num_ranks as u64 } else { whole };
+        let kind = DeviceKind { memory_gib: Some(whole as f64 / (1u64 << 30) as f64), ..kind };
         plan::story(config, &PlanInputs::new(prepared), num_ranks, &kind)
     };
     match story() {
