@@ -69,6 +69,9 @@ impl Format {
         if head.starts_with(b"version https://git-lfs") {
             return Err(refuse(path, "a pointer of Git LFS, not the data: fetch them with `git lfs pull`"));
         }
+        if matches!(head, [0xff, 0xfe, ..] | [0xfe, 0xff, ..]) && found.is_none() {
+            return Err(refuse(path, "its text is UTF-16, expected UTF-8: save it as UTF-8"));
+        }
         let is_text = found.is_none() && !head.iter().take(HEAD).any(|byte| *byte == 0);
         match (named_format(path), found) {
             (Some(named @ (Self::Json | Self::Table(_))), None) if is_text => Ok(named),

@@ -2,7 +2,7 @@
 //! by line, cut back on resume.
 
 use std::fs::{File, Metadata, OpenOptions};
-use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,8 @@ pub struct MetricsFile {
 impl MetricsFile {
     /// Starts a new file, replacing one that is there.
     pub fn create(path: &Path) -> Result<Self> {
-        let file = File::create(path).map_err(TrainError::io("create", path))?;
+        let file = appending(path)?;
+        file.set_len(0).map_err(TrainError::io("truncate", path))?;
         Ok(Self { file, path: path.to_path_buf() })
     }
 
@@ -31,18 +32,10 @@ impl MetricsFile {
     /// is due. A line torn by the kill is cut off too. A missing file is created. Whole lines that
     /// cannot be read stay; their 1-based numbers are returned.
     pub fn resume(path: &Path, step: u64, is_evaluation_due: bool) -> Result<(Self, Vec<usize>)> {
-        let mut options = OpenOptions::new();
-        let mut file = options
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path)
-            .map_err(TrainError::io("open", path))?;
+        let file = appending(path)?;
         let (keep, damaged) =
             kept_bytes(&file, step, is_evaluation_due).map_err(TrainError::io("read", path))?;
         file.set_len(keep).map_err(TrainError::io("truncate", path))?;
-        file.seek(SeekFrom::End(0)).map_err(TrainError::io("seek in", path))?;
         Ok((Self { file, path: path.to_path_buf() }, damaged))
     }
 
@@ -52,8 +45,7 @@ impl MetricsFile {
         if is_at(&self.file, &self.path) {
             return Ok(None);
         }
-        let opened = OpenOptions::new().create(true).append(true).open(&self.path);
-        self.file = opened.map_err(TrainError::io("open", &self.path))?;
+        self.file = appending(&self.path)?;
         Ok(Some(&self.path))
     }
 
@@ -77,6 +69,12 @@ impl MetricsFile {
         line.push('\n');
         self.file.write_all(line.as_bytes()).map_err(TrainError::io("write", &self.path))
     }
+}
+
+/// Opens a file whose lines go to its end, also after somebody has emptied it.
+fn appending(path: &Path) -> Result<File> {
+    let opened = OpenOptions::new().read(true).append(true).create(true).open(path);
+    opened.map_err(TrainError::io("open", path))
 }
 
 /// Returns whether an open file is the one at a path.
@@ -254,6 +252,18 @@ mod tests {
         file.write(&record(3, Split::Train)).expect("written");
         let steps: Vec<u64> = read_records(&path).expect("lines").iter().map(Record::step).collect();
         assert_eq!(steps, [2, 3]);
+    }
+
+    #[test]
+    fn lines_after_a_file_was_emptied_are_at_its_beginning() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("metrics.jsonl");
+        std::fs::write(&path, "of another run\n").expect("written");
+        let mut file = MetricsFile::create(&path).expect("a new file");
+        file.write(&record(1, Split::Train)).expect("written");
+        std::fs::write(&path, "").expect("emptied");
+        file.write(&record(2, Split::Train)).expect("written");
+        assert_eq!(lines(&path), [record(2, Split::Train).to_json()]);
     }
 
     #[test]

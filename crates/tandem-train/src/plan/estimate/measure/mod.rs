@@ -199,10 +199,11 @@ fn best(
     Ok(best)
 }
 
-/// Seconds of a call: the least mean over samples, each of several calls that are waited for once.
+/// Seconds of a call, repeated for about `patience`: the least mean over samples, each of several calls that are
+/// waited for once.
 fn least_seconds(device: &Device, patience: Duration, calls: &mut impl FnMut() -> Result<()>) -> Result<f64> {
     let (mut least, mut count) = (f64::INFINITY, 1u32);
-    let began = Instant::now();
+    let mut began = Instant::now();
     for sample in 0u32.. {
         let start = Instant::now();
         for _ in 0..count {
@@ -210,14 +211,16 @@ fn least_seconds(device: &Device, patience: Duration, calls: &mut impl FnMut() -
         }
         device.synchronize()?;
         let seconds = start.elapsed();
-        // The first call compiles the kernel.
-        if sample > 0 {
-            least = least.min(seconds.as_secs_f64() / f64::from(count));
+        // The first call compiles the kernel, or loads it.
+        if sample == 0 {
+            began = Instant::now();
+            continue;
         }
-        if sample >= 2 && began.elapsed() >= patience / 4 {
+        least = least.min(seconds.as_secs_f64() / f64::from(count));
+        if sample >= 2 && began.elapsed() >= patience {
             break;
         }
-        if seconds < patience / 64 {
+        if seconds < patience / 16 {
             count *= 2;
         }
     }

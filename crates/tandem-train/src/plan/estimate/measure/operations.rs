@@ -87,7 +87,7 @@ fn rate(device: &Device, sizes: &Sizes, case: &Case) -> Result<OperationRate> {
         unreachable!("a case is one call: {recorded:?}")
     };
     let mut calls = case(device)?;
-    let seconds = least_seconds(device, sizes.patience, &mut calls)? / IN_A_STEP;
+    let seconds = least_seconds(device, sizes.patience / 4, &mut calls)? / IN_A_STEP;
     let is_arithmetic = shape[2] > 0 || op.starts_with("attention");
     Ok(OperationRate {
         operation: op.to_owned(),
@@ -104,7 +104,7 @@ pub(super) fn call_us(device: &Device, sizes: &Sizes) -> Result<f64> {
         let (device, mut x) = (device.clone(), numbers(device, 1, 64, DType::F32)?);
         Ok(Box::new(move || Ok(ops::scale(&device, x.view_mut(), 1.0)?)))
     });
-    let seconds = least_seconds(device, sizes.patience, &mut case(device)?)?;
+    let seconds = least_seconds(device, sizes.patience / 4, &mut case(device)?)?;
     Ok((seconds * 1e7).round().max(1.0) / 10.0)
 }
 
