@@ -2,7 +2,7 @@
 //! by line, cut back on resume.
 
 use std::fs::{File, Metadata, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -85,19 +85,22 @@ pub(crate) fn is_at(file: &File, path: &Path) -> bool {
 }
 
 /// Reads the records of a `metrics.jsonl`, one after the other: those of long runs take gigabytes together. Lines that are
-/// none, as damaged or torn ones, are left out.
+/// none, as damaged or torn ones, are left out, and so are those that are written after this call.
 ///
 /// # Errors
 /// The file cannot be read. One that is missing has no records.
-pub fn records(path: &Path) -> Result<impl Iterator<Item = Result<Record>>> {
+pub fn records(path: &Path) -> Result<impl Iterator<Item = Result<Record>> + use<>> {
     let file = match tandem_files::open(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
         opened => Some(opened.map_err(TrainError::io("open", path))?),
     };
-    let lines = file.into_iter().flat_map(|file| BufReader::new(file).split(b'\n'));
+    let length = file.as_ref().map_or(Ok(0), |file| file.metadata().map(|facts| facts.len()));
+    let length = length.map_err(TrainError::io("read", path))?;
+    let lines = file.into_iter().flat_map(move |file| BufReader::new(file.take(length)).split(b'\n'));
+    let path = path.to_path_buf();
     Ok(lines.filter_map(move |line| match line {
         Ok(line) => std::str::from_utf8(&line).ok().and_then(Record::from_json).map(Ok),
-        Err(error) => Some(Err(TrainError::io("read", path)(error))),
+        Err(error) => Some(Err(TrainError::io("read", &path)(error))),
     }))
 }
 

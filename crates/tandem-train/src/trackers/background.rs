@@ -1,5 +1,5 @@
 //! Thread of a tracker: it delivers what waits in the queue, pauses after a failure, and says once what
-//! is wrong.
+//! is wrong, and at the end what it has lost.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,35 +22,47 @@ pub(super) struct Background {
     ended: Receiver<()>,
 }
 
-/// Says what is wrong with a tracker: one sentence, the first.
+/// Says what is wrong with a tracker: one sentence, the first, and one of what was lost.
 struct Voice {
     key: &'static str,
     grace: Duration,
     warn: Sender<String>,
     has_spoken: AtomicBool,
+    has_told_loss: AtomicBool,
 }
 
 impl Voice {
     fn say(&self, sentence: String) {
-        if !self.has_spoken.swap(true, Ordering::Relaxed) {
-            // The receiver is gone when the run is over.
-            let _ = self.warn.send(sentence);
-        }
+        self.say_first(&self.has_spoken, sentence);
     }
 
     fn say_undelivered(&self, num: usize) {
         let (key, seconds) = (self.key, self.grace.as_secs_f64());
-        self.say(format!(
+        let sentence = format!(
             "{key}: {num} records did not reach it, during the run or in {seconds} s after its end (logging.grace_s); \
              metrics.jsonl has all records"
-        ));
+        );
+        self.say_first(&self.has_told_loss, sentence);
+    }
+
+    fn say_first(&self, has_said: &AtomicBool, sentence: String) {
+        if !has_said.swap(true, Ordering::Relaxed) {
+            // The receiver is gone when the run is over.
+            let _ = self.warn.send(sentence);
+        }
     }
 }
 
 impl Background {
     pub(super) fn start(mut tracker: Box<dyn Tracker>, grace: Duration, warn: Sender<String>) -> Self {
         let (key, queue) = (tracker.key(), Arc::new(Queue::default()));
-        let voice = Arc::new(Voice { key, grace, warn, has_spoken: AtomicBool::new(false) });
+        let voice = Arc::new(Voice {
+            key,
+            grace,
+            warn,
+            has_spoken: AtomicBool::new(false),
+            has_told_loss: AtomicBool::new(false),
+        });
         let (at_end, ended) = sync_channel(0);
         let worker = Worker { queue: queue.clone(), voice: voice.clone() };
         let work = move || {
@@ -127,7 +139,7 @@ impl Worker {
         }
         match trouble.pause {
             None => self.queue.close(),
-            Some(_) if is_over => {}
+            Some(_) if is_over => self.say_undelivered(),
             Some(pause) if deadline.is_some() => std::thread::sleep(pause),
             Some(pause) => self.queue.pause(pause),
         }

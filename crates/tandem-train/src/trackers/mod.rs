@@ -87,6 +87,9 @@ pub(crate) fn check(config: &Config) -> Result<()> {
     Ok(())
 }
 
+/// Records of earlier processes of a run, read when a tracker asks for them.
+pub(crate) type Earlier = Box<dyn Iterator<Item = Record> + Send>;
+
 /// The trackers of a run.
 pub(crate) struct Trackers {
     trackers: Vec<Background>,
@@ -99,8 +102,8 @@ pub(crate) struct Trackers {
 
 impl Trackers {
     /// Starts the trackers of a config in the run's folder `output`. A run that resumes names the `step`
-    /// of its checkpoint, 0 if there is none, and with MLflow the records up to there.
-    pub(crate) fn start(config: &Config, output: &Path, step: Option<u64>, earlier: Vec<Record>) -> Self {
+    /// of its checkpoint, 0 if there is none, and has the records up to there, which MLflow reads.
+    pub(crate) fn start(config: &Config, output: &Path, step: Option<u64>, earlier: Earlier) -> Self {
         let (warn, warnings) = channel();
         let mut trackers: Vec<Box<dyn Tracker>> = Vec::new();
         let logging = &config.logging;

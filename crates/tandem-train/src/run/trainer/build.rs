@@ -276,16 +276,14 @@ impl TrainerBuilder<'_> {
                     )));
                 }
                 let mut advisor = Advisor::new(config);
-                let mut earlier = Vec::new();
                 for record in records(&run_dir.metrics_path())? {
                     let record = record?;
                     // What an earlier process has said is not said again.
                     advisor.see(&record);
-                    if config.logging.mlflow.is_some() {
-                        earlier.push(record);
-                    }
                 }
                 let step = (start == RunDirPolicy::Resume).then_some(cursor.step);
+                // A tracker says nothing of what cannot be read: metrics.jsonl has it.
+                let earlier = Box::new(records(&run_dir.metrics_path())?.map_while(Result::ok));
                 let trackers = Trackers::start(config, run_dir.path(), step, earlier);
                 Some(Files { trackers, provenance, run_dir, metrics, rows, samples: file, advisor })
             }

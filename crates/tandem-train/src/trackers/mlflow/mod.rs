@@ -16,7 +16,7 @@ use tandem_judge::http::{Backoff, Key};
 use self::client::{Client, Refusal};
 use super::message::{Content, End, Ending, Message, Start, millis};
 use super::state::StateFile;
-use super::{Tracker, Trouble};
+use super::{Earlier, Tracker, Trouble};
 use crate::config::MlflowConfig;
 use crate::metrics::Record;
 
@@ -26,6 +26,10 @@ const BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), longest: Durat
 // Of the 1000 entities in a request, a few are left for tags.
 const METRICS: usize = 980;
 const PARAMS: usize = 100;
+
+/// Earlier records that are read at once.
+const PORTION: usize = 1000;
+
 const KEY_CHARS: usize = 250;
 const PARAM_CHARS: usize = 6000;
 const TAG_CHARS: usize = 8000;
@@ -52,6 +56,8 @@ pub(super) struct MlflowTracker {
     client: Client,
     run: Option<Run>,
     /// Records of earlier processes of this run.
+    earlier: Earlier,
+    /// Those of them that were read and not sent.
     backlog: VecDeque<Arc<Message>>,
     failures: usize,
 }
@@ -65,17 +71,19 @@ struct Run {
 }
 
 impl MlflowTracker {
-    pub(super) fn new(
-        config: &MlflowConfig,
-        start: &Arc<Start>,
-        state: StateFile,
-        earlier: Vec<Record>,
-    ) -> Self {
+    pub(super) fn new(config: &MlflowConfig, start: &Arc<Start>, state: StateFile, earlier: Earlier) -> Self {
         // Checked before the run.
         let client = Client::new(&config.uri, credentials().unwrap_or_default());
-        let message = |record| Arc::new(Message::now(Content::Record(record)));
-        let backlog = earlier.into_iter().map(message).collect();
-        Self { config: config.clone(), start: start.clone(), state, client, run: None, backlog, failures: 0 }
+        Self {
+            config: config.clone(),
+            start: start.clone(),
+            state,
+            client,
+            run: None,
+            earlier,
+            backlog: VecDeque::new(),
+            failures: 0,
+        }
     }
 
     /// Sends everything; on an error, what was sent is removed.
@@ -94,7 +102,7 @@ impl MlflowTracker {
             }
             run.has_params = true;
         }
-        for messages in [&mut self.backlog, messages] {
+        let send = |messages: &mut VecDeque<Arc<Message>>| {
             while !messages.is_empty() {
                 let Batch { num_messages, metrics, tags } = Batch::of(messages, &run.known);
                 if metrics.len() + tags.len() > 0 {
@@ -102,8 +110,16 @@ impl MlflowTracker {
                 }
                 messages.drain(..num_messages);
             }
+            Ok(())
+        };
+        let message = |record| Arc::new(Message::now(Content::Record(record)));
+        loop {
+            send(&mut self.backlog)?;
+            self.backlog.extend(self.earlier.by_ref().take(PORTION).map(message));
+            if self.backlog.is_empty() {
+                return send(messages);
+            }
         }
-        Ok(())
     }
 
     /// Finds the run of an earlier process, or creates one.
