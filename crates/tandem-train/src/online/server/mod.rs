@@ -78,9 +78,12 @@ impl Server {
         prepared: &RunInputs,
     ) -> Result<()> {
         let TrainStep { policy, decoder: part, .. } = scorer;
-        let Some(First { adapters, published, .. }) = &mut self.first else {
+        let Some(First { adapters, published, before, .. }) = &mut self.first else {
             return snapshot::participate_in_gathers(mesh, part, policy);
         };
+        if published.is_none() && before.is_none() {
+            sweep(adapters);
+        }
         let folder = adapters.join(format!("step-{after:06}"));
         let io = |source| TrainError::Io { action: "create", path: adapters.clone(), source };
         fs::create_dir_all(&*adapters).map_err(io)?;
@@ -117,6 +120,29 @@ impl Server {
         }
         from_first(answers.unwrap_or_default(), asked.requests.len(), asked.num_answers, group).map(Some)
     }
+}
+
+/// Removes the adapters of an earlier process of the run, which may have been killed. What cannot be removed stays.
+fn sweep(adapters: &Path) {
+    for entry in fs::read_dir(adapters).into_iter().flatten().flatten() {
+        let (name, path) = (entry.file_name(), entry.path());
+        let is_left = match name.to_str().and_then(round_of) {
+            // Other folders may have such a name.
+            Some("") => path.join("adapter_config.json").exists(),
+            Some(unfinished) => unfinished.starts_with(".writing-") || unfinished.starts_with(".old-"),
+            None => false,
+        };
+        if is_left {
+            let _ = fs::remove_dir_all(path);
+        }
+    }
+}
+
+/// Returns what follows `step-000123` in the name of a round's folder.
+fn round_of(name: &str) -> Option<&str> {
+    let numbered = name.strip_prefix('.').unwrap_or(name).strip_prefix("step-")?;
+    let rest = numbered.trim_start_matches(|c: char| c.is_ascii_digit());
+    (numbered.len() >= rest.len() + 6).then_some(rest)
 }
 
 impl First {
@@ -209,4 +235,26 @@ fn ask(
         }
         Ok(answers)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_begins_without_the_adapters_of_an_earlier_process() {
+        let folder = tempfile::tempdir().unwrap();
+        let mine = ["step-000007", "step-7", "notes", ".step-000007", "step-000007.bak"];
+        let left = ["step-000001", "step-1234567", ".step-000002.writing-77", ".step-000002.old-77"];
+        for name in mine.iter().chain(&left) {
+            fs::create_dir(folder.path().join(name)).unwrap();
+        }
+        for name in ["step-000001", "step-1234567"] {
+            fs::write(folder.path().join(name).join("adapter_config.json"), "{}").unwrap();
+        }
+        sweep(folder.path());
+        assert!(mine.iter().all(|name| folder.path().join(name).exists()));
+        assert!(left.iter().all(|name| !folder.path().join(name).exists()));
+        sweep(&folder.path().join("none"));
+    }
 }
