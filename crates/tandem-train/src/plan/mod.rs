@@ -391,10 +391,12 @@ impl DryRun<'_> {
             })?;
             self.phases.push(PhasePlan::new("evaluate", &placement, flops));
         }
-        if let Some(sampler) = self.outline.sampler(config) {
+        let takes_part = Sampler::takes_part(config, self.rank);
+        // Ranks that do not sample put their weights aside too, if others stand in for them.
+        if let Some(sampler) = self.outline.sampler(config)
+            && (takes_part || config.train.evaluation_weights() != EvaluationWeights::Trained)
+        {
             begin(&placement);
-            // Ranks that do not sample lend their parts of the weights.
-            let takes_part = Sampler::takes_part(config, self.rank);
             scorer.with_evaluation_weights(&mut learner, &mut mesh, |scorer, mesh| {
                 if takes_part { sampler.dry_run(scorer, mesh) } else { Ok(()) }
             })?;

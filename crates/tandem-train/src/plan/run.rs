@@ -13,6 +13,7 @@ use super::{Plan, PlanInputs};
 use crate::Result;
 use crate::config::{ComputeConfig, Config};
 use crate::inputs::ModelSpecs;
+use crate::optimizer::EvaluationWeights;
 use crate::parallel::{Partition, mesh};
 use crate::samples::Sampler;
 use crate::weights::Packings;
@@ -168,7 +169,7 @@ struct RankClass {
     micro_batches: Vec<MicroBatchCounts>,
     /// Rank 0 of an online run has the judges.
     judges: bool,
-    /// Whether it answers the prompts of samples.
+    /// Whether it answers the prompts of samples, where the other ranks only put their weights aside.
     samples: bool,
 }
 
@@ -185,7 +186,8 @@ pub fn rank_classes(config: &Config, outline: &PlanInputs, num_ranks: usize) -> 
     let parts = if sharded.is_none() { 1 } else { data / replicate };
     let ModelSpecs { policy: whole, teacher, .. } = ModelSpecs::from_config(config, &outline.decoder)?;
     let survey = outline.survey(config)?;
-    let has_samples = outline.sampler(config).is_some();
+    let are_put_aside = config.train.evaluation_weights() != EvaluationWeights::Trained;
+    let has_samples = are_put_aside && outline.sampler(config).is_some();
     let mut classes: HashMap<RankClass, Vec<(Reverse<usize>, usize)>> = HashMap::new();
     for place in 0..of_model {
         let stage = PipelineStage { index: place / tensor, count: pipeline };
