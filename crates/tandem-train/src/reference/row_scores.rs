@@ -1,6 +1,7 @@
 //! The reference's log-probabilities of all rows, on disk and computed.
 
 use std::fs;
+use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -73,7 +74,9 @@ impl RowScores {
     /// The file cannot be written; no partial file stays.
     pub fn write(&self, path: &Path) -> Result<()> {
         let folder = path.parent().expect("a path inside the cache folder");
-        let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+        // Containers that share a cache have processes of one number.
+        let own = RandomState::new().hash_one(std::process::id());
+        let temporary = path.with_extension(format!("{own:016x}.tmp"));
         let body: Vec<u8> = self.0.iter().flatten().flat_map(|x| x.to_le_bytes()).collect();
         let write = || {
             fs::create_dir_all(folder)?;

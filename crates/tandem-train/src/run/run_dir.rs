@@ -321,7 +321,8 @@ impl RunDir {
     /// A model could not be written there, which would show after the last step.
     fn refuse_foreign_model(&self) -> Result<()> {
         let path = self.final_path();
-        if !path.exists() || path.is_dir() {
+        // A link may lead nowhere.
+        if path.is_dir() || !(path.exists() || path.is_symlink()) {
             return Ok(());
         }
         let reason = format!(
@@ -634,6 +635,10 @@ mod tests {
             let error = RunDir::open(folder.path(), start).expect_err("a file").to_string();
             assert!(error.contains("/final: it is no folder"), "{error}");
         }
+        fs::remove_file(folder.path().join("final")).expect("removed");
+        std::os::unix::fs::symlink("nowhere", folder.path().join("final")).expect("a link");
+        let error = RunDir::open(folder.path(), RunDirPolicy::Fresh).expect_err("a link").to_string();
+        assert!(error.contains("/final: it is no folder"), "{error}");
     }
 
     #[test]

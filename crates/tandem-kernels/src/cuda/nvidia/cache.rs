@@ -5,9 +5,9 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::compiler::Compiler;
 use crate::cuda::HEADERS;
@@ -122,9 +122,9 @@ fn read(path: &Path) -> Option<Vec<u8>> {
 
 /// Writes a temporary file and publishes it: other processes may read or write the same file.
 fn write(path: &Path, image: &[u8], publish: impl Fn(&Path) -> std::io::Result<()>) -> std::io::Result<()> {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let temporary = path.with_extension(format!("{}-{number}.tmp", std::process::id()));
+    // Containers that share a cache have processes of one number.
+    let own = RandomState::new().hash_one(std::process::id());
+    let temporary = path.with_extension(format!("{own:016x}.tmp"));
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
     }
