@@ -93,17 +93,13 @@ impl PeftConfig {
                 config.error(format!("lora_dropout is {dropout}, expected a number from 0 to below 1"))
             );
         }
-        let alpha = config.number("lora_alpha", 8.0)?;
-        if !(alpha > 0.0 && alpha.is_finite()) {
-            return Err(config.error(format!("lora_alpha is {alpha}, expected a number above 0")));
-        }
         let mut saved = names(&config, "modules_to_save")?.unwrap_or_default();
         // peft names the heads of classifiers of any model; ours is called `score`.
         saved.retain(|name| !scores || name != "classifier");
         let adapter = AdapterConfig {
             kind: if config.flag("use_dora", false)? { AdapterKind::Dora } else { AdapterKind::Lora },
             rank: config.count("r")?,
-            alpha,
+            alpha: config.positive("lora_alpha", 8.0)?,
             rank_stabilized: config.flag("use_rslora", false)?,
             dropout,
             targets: read_targets(&config)?,

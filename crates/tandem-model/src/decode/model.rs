@@ -18,9 +18,9 @@ pub(super) struct Model<'a> {
 /// Capacities that passes allocate.
 #[derive(Clone, Copy, Default)]
 pub(super) struct PassRoom {
-    /// Of prompts.
+    /// Capacity of a prefill.
     pub(super) prefill: BatchCapacity,
-    /// Of a token for every completion.
+    /// Capacity of a step, which has a token of every completion.
     pub(super) step: BatchCapacity,
 }
 

@@ -79,7 +79,7 @@ pub enum AttentionKernels {
     Mma,
     /// Products of four warps: Hopper's.
     Wgmma,
-    /// Those that a timing before the first step finds faster.
+    /// Kernels that a timing before the first step finds faster.
     Auto,
 }
 

@@ -34,7 +34,6 @@ use tandem_kernels::{DType, cuda};
 use tandem_model::{LayerExecutor, PipelineStage};
 
 pub use phase::{Offloaded, PhasePlan};
-pub(crate) use run::need;
 pub use run::{FitResult, RunPlan, rank_classes};
 pub use survey::{PlanInputs, SyntheticBatch};
 
@@ -211,6 +210,11 @@ impl Plan {
     /// Bytes of system memory on a CPU run: the arena and host offload.
     pub fn ram_bytes(&self) -> usize {
         self.needs().ram()
+    }
+
+    /// Bytes of a device's memory that its rank needs. On a CPU, host offload uses the same memory as the arena.
+    pub fn needed_of(&self, device: &DeviceKind) -> usize {
+        if device.is_processor() { self.ram_bytes() } else { self.arena_bytes() }
     }
 
     /// Bytes of a device's memory outside the arenas: of the process on a CPU, of further streams on a GPU, whose

@@ -85,7 +85,7 @@ impl RunPlan {
             match groups.iter_mut().find(|(_, other)| is_alike(other, &plan)) {
                 Some((members, of_all)) => {
                     members.extend(ranks);
-                    if need(device, &plan) > need(device, of_all) {
+                    if plan.needed_of(device) > of_all.needed_of(device) {
                         *of_all = plan;
                     }
                 }
@@ -102,7 +102,7 @@ impl RunPlan {
     /// The plan of the rank that needs most.
     pub fn fullest(&self) -> &Plan {
         let plans = self.ranks.iter().map(|(_, plan)| plan);
-        plans.max_by_key(|plan| need(&self.device, plan)).expect("a run has a rank")
+        plans.max_by_key(|plan| plan.needed_of(&self.device)).expect("a run has a rank")
     }
 
     /// The plan of the rank whose step takes longest, by the estimate.
@@ -141,17 +141,12 @@ impl RunPlan {
     /// Compares the need with the cap and the device.
     pub fn fit(&self) -> FitResult {
         let plan = self.fullest();
-        let needed = need(&self.device, plan) as u64;
+        let needed = plan.needed_of(&self.device) as u64;
         // Memory outside the arena counts, but is not capped.
         let outside = plan.outside_of(&self.device) as u64;
         let memory = self.device.memory(plan.ranks).map(|memory| memory.saturating_sub(outside));
         FitResult { needed, limit: self.cap.into_iter().chain(memory).min() }
     }
-}
-
-/// Bytes of a device's memory that a rank needs. On a CPU, host offload uses the same memory as the arena.
-pub(crate) fn need(device: &DeviceKind, plan: &Plan) -> usize {
-    if device.is_processor() { plan.ram_bytes() } else { plan.arena_bytes() }
 }
 
 /// What a rank's plan depends on.

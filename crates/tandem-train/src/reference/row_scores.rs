@@ -1,8 +1,6 @@
 //! The reference's log-probabilities of all rows, on disk and computed.
 
 use std::fs;
-use std::hash::{BuildHasher, RandomState};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use tandem_comm::{ProcessGroup, Reduction};
@@ -10,6 +8,7 @@ use tandem_data::token_cache::TokenCache;
 use tandem_kernels::ops::HeadScores;
 use tandem_model::{PolicyAndReferenceScores, WeightSource};
 
+use crate::disk::replace_file;
 use crate::parallel::StagedExecutor;
 use crate::recipe::MicroBatch;
 use crate::{Result, TrainError};
@@ -74,23 +73,10 @@ impl RowScores {
     /// The file cannot be written; no partial file stays.
     pub fn write(&self, path: &Path) -> Result<()> {
         let folder = path.parent().expect("a path inside the cache folder");
-        // Containers that share a cache have processes of one number.
-        let own = RandomState::new().hash_one(std::process::id());
-        let temporary = path.with_extension(format!("{own:016x}.tmp"));
+        fs::create_dir_all(folder).map_err(TrainError::io("write", path))?;
         let body: Vec<u8> = self.0.iter().flatten().flat_map(|x| x.to_le_bytes()).collect();
-        let write = || {
-            fs::create_dir_all(folder)?;
-            let mut file = fs::File::create(&temporary)?;
-            file.write_all(MAGIC)?;
-            file.write_all(&body)?;
-            file.write_all(blake3::hash(&body).as_bytes())?;
-            file.sync_all()?;
-            fs::rename(&temporary, path)
-        };
-        write().map_err(|source| {
-            let _ = fs::remove_file(&temporary);
-            TrainError::io("write", path)(source)
-        })
+        // Under a free name: processes of several containers may have one number.
+        replace_file(path, &[&MAGIC[..], &body, blake3::hash(&body).as_bytes()].concat())
     }
 
     /// Runs the reference over `batches`, this rank's share, and stores two numbers per row. Scores

@@ -144,9 +144,9 @@ fn key(layers: &[(AttentionShape, usize)], forest: &Forest) -> String {
     key
 }
 
-/// What the kernels of one kind took, and their results.
+/// Time and results of the kernels of one kind.
 struct Measured {
-    /// Of a forward and a backward pass of all blocks.
+    /// Seconds of a forward and a backward pass of all blocks.
     seconds: f64,
     results: Vec<Vec<f32>>,
 }

@@ -303,7 +303,7 @@ impl RunDir {
         Err(TrainError::Mismatch { reason })
     }
 
-    /// What is read and written again must be files: a named pipe would be waited for.
+    /// Refuses what is no file and is read or written again: a named pipe would be waited for.
     fn refuse_special_files(&self) -> Result<()> {
         let is_special = |path: &PathBuf| fs::metadata(path).is_ok_and(|found| !found.is_file());
         match FILES.into_iter().map(|name| self.path.join(name)).find(is_special) {

@@ -172,13 +172,8 @@ fn a_prompt_in_parts_has_the_bits_of_a_whole_one() {
             let copy = weights.compute_copy(&golden.decoder, &device, MemoryKind::Weights, dtype).unwrap();
             let mut source = ResidentWeights::new(&golden.decoder, &weights, Some(&copy));
             let mut texts = |prefill_tokens| {
-                let options = GeneratorOptions {
-                    cache_tokens: 2000,
-                    prefill_tokens,
-                    log_probs: true,
-                    max_batch: 8,
-                    planned_prefill: None,
-                };
+                let options =
+                    GeneratorOptions { cache_tokens: 2000, prefill_tokens, log_probs: true, ..OPTIONS };
                 let mut generator = Generator::new(&golden.decoder, &device, dtype, options).unwrap();
                 let mut requests = requests(long_prompts(&golden), sampling());
                 requests.iter_mut().for_each(|request| request.num_answers = 2);
@@ -196,13 +191,7 @@ fn a_prompt_in_parts_has_the_bits_of_a_whole_one() {
         let weights = golden.load(&device);
         let mut source = ResidentWeights::new(&golden.decoder, &weights, None);
         let [whole, parts] = [1000, 100].map(|prefill_tokens| {
-            let options = GeneratorOptions {
-                cache_tokens: 2000,
-                prefill_tokens,
-                log_probs: true,
-                max_batch: 8,
-                planned_prefill: None,
-            };
+            let options = GeneratorOptions { cache_tokens: 2000, prefill_tokens, log_probs: true, ..OPTIONS };
             let mut generator = Generator::new(&golden.decoder, &device, DType::F32, options).unwrap();
             let requests = requests(long_prompts(&golden), Sampling::GREEDY);
             generator.generate(&mut source, requests, &mut |_| Flow::Continue).unwrap()
@@ -222,13 +211,8 @@ fn others_go_on_while_a_long_prompt_is_read() {
     let weights = golden.load(&device);
     let mut source = ResidentWeights::new(&golden.decoder, &weights, None);
     let prompts = long_prompts(&golden);
-    let options = GeneratorOptions {
-        cache_tokens: 510,
-        prefill_tokens: 96,
-        log_probs: true,
-        max_batch: 3,
-        planned_prefill: None,
-    };
+    let options =
+        GeneratorOptions { cache_tokens: 510, prefill_tokens: 96, log_probs: true, max_batch: 3, ..OPTIONS };
     let mut generator = Generator::new(&golden.decoder, &device, DType::F32, options.clone()).unwrap();
     let [long, short, other, ..]: [Request; 5] = requests(prompts, sampling()).try_into().unwrap();
     let expected = Generator::new(&golden.decoder, &device, DType::F32, options)
@@ -286,13 +270,8 @@ fn long_prompts_are_read_in_turns_and_leave_room() {
     let (golden, device) = (of_long_texts("llama"), cpu());
     let weights = golden.load(&device);
     let mut source = ResidentWeights::new(&golden.decoder, &weights, None);
-    let options = GeneratorOptions {
-        cache_tokens: 3000,
-        prefill_tokens: 96,
-        log_probs: true,
-        max_batch: 4,
-        planned_prefill: None,
-    };
+    let options =
+        GeneratorOptions { cache_tokens: 3000, prefill_tokens: 96, log_probs: true, max_batch: 4, ..OPTIONS };
     let mut generator = Generator::new(&golden.decoder, &device, DType::F32, options).unwrap();
     let [long, short, other, ..]: [Request; 5] =
         requests(long_prompts(&golden), sampling()).try_into().unwrap();

@@ -199,7 +199,7 @@ fn plain(yaml: &Yaml) -> Value {
     }
 }
 
-/// What is known of a YAML file before it is read.
+/// Facts of a YAML file that are known before it is read.
 #[derive(Default)]
 struct Scan {
     values: Values,

@@ -89,7 +89,7 @@ pub(super) fn explained(
         let free = gpu.as_ref().map_or(u64::MAX, |gpu| gpu.usable + held as u64);
         let kind = kind_of(gpu)?;
         // Memory free now may have been taken a moment ago.
-        let room = free.min(plan::need(&kind, &plan).saturating_sub(missing) as u64);
+        let room = free.min(plan.needed_of(&kind).saturating_sub(missing) as u64);
         let whole = room + plan.outside_of(&kind) as u64;
         // A CPU is shared by its ranks.
         let whole = if kind.is_processor() { whole * num_ranks as u64 } else { whole };

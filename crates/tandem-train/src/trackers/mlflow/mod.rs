@@ -26,13 +26,12 @@ const BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), longest: Durat
 // Of the 1000 entities in a request, a few are left for tags.
 const METRICS: usize = 980;
 const PARAMS: usize = 100;
-
-/// Earlier records that are read at once.
-const PORTION: usize = 1000;
-
 const KEY_CHARS: usize = 250;
 const PARAM_CHARS: usize = 6000;
 const TAG_CHARS: usize = 8000;
+
+/// Earlier records that are read at once.
+const PORTION: usize = 1000;
 
 const TOKEN: &str = "MLFLOW_TRACKING_TOKEN";
 
@@ -57,7 +56,7 @@ pub(super) struct MlflowTracker {
     run: Option<Run>,
     /// Records of earlier processes of this run.
     earlier: Earlier,
-    /// Those of them that were read and not sent.
+    /// Earlier records that were read and not sent.
     backlog: VecDeque<Arc<Message>>,
     failures: usize,
 }
