@@ -97,9 +97,9 @@ fn optimisers_and_norms_read_sums_as_the_nearest_f32() {
                     vector(&device, &numbers(seed, len).iter().map(|x| x.abs()).collect::<Vec<_>>())
                 });
                 let update = ops::Update::new(grad, 0.5, w.view_mut(), None);
-                ops::adamw(&device, &ADAMW, update, m.view_mut(), v.view_mut()).unwrap();
+                ops::adamw(&device, &ADAMW, update, m.view_mut().into(), v.view_mut().into()).unwrap();
                 let update = ops::Update::new(grad, 0.5, w.view_mut(), None);
-                ops::rmsprop(&device, &rmsprop, update, v.view_mut()).unwrap();
+                ops::rmsprop(&device, &rmsprop, update, v.view_mut().into()).unwrap();
                 [w, m, v].map(|x| x.read(&device))
             };
             assert!(updated(sums.view().into()) == updated(plain.view().into()), "{len} {}", isa.name());
@@ -248,9 +248,9 @@ fn the_only_terms_are_read_as_their_sums() {
                     vector(&device, &numbers(seed, len).iter().map(|x| x.abs()).collect::<Vec<_>>())
                 });
                 let update = ops::Update::new(grad, 0.5, w.view_mut(), None);
-                ops::adamw(&device, &ADAMW, update, m.view_mut(), v.view_mut()).unwrap();
+                ops::adamw(&device, &ADAMW, update, m.view_mut().into(), v.view_mut().into()).unwrap();
                 let update = ops::Update::new(grad, 0.5, w.view_mut(), None);
-                ops::rmsprop(&device, &RMSPROP, update, v.view_mut()).unwrap();
+                ops::rmsprop(&device, &RMSPROP, update, v.view_mut().into()).unwrap();
                 [w, m, v].map(|x| x.read(&device))
             };
             assert!(updated(Gradient::Terms(plain.view())) == updated(sums.view().into()), "{}", isa.name());

@@ -32,7 +32,7 @@ fn adamw_follows_its_formula() {
                     let views = (master.view_mut(), m.view_mut(), v.view_mut());
                     let copy_view = copy.as_mut().map(Matrix::view_mut);
                     let update = ops::Update::new(grad.view(), scale, views.0, copy_view);
-                    ops::adamw(&device, &config, update, views.1, views.2).unwrap();
+                    ops::adamw(&device, &config, update, views.1.into(), views.2.into()).unwrap();
                     let old = w64.clone();
                     for i in 0..len {
                         let g = grad.values[i] * f64::from(scale);
@@ -74,7 +74,7 @@ fn rmsprop_follows_its_formula() {
                 let grad = vector(&device, &numbers(10 + step, len));
                 let (master_view, copy_view) = (master.view_mut(), Some(copy.view_mut()));
                 let update = ops::Update::new(grad.view(), 2.0, master_view, copy_view);
-                ops::rmsprop(&device, &RMSPROP, update, v.view_mut()).unwrap();
+                ops::rmsprop(&device, &RMSPROP, update, v.view_mut().into()).unwrap();
                 let old = w64.clone();
                 for i in 0..len {
                     let g = 2.0 * grad.values[i] + 0.02 * w64[i];
@@ -101,7 +101,7 @@ fn lion_follows_its_formula() {
             for step in 1..=3 {
                 let grad = vector(&device, &numbers(10 + step, len));
                 let update = ops::Update::new(grad.view(), 2.0, master.view_mut(), None);
-                ops::lion(&device, &LION, update, m.view_mut()).unwrap();
+                ops::lion(&device, &LION, update, m.view_mut().into()).unwrap();
                 let old = w64.clone();
                 for i in 0..len {
                     let g = 2.0 * grad.values[i];
@@ -129,7 +129,7 @@ fn lion_does_not_move_without_a_gradient() {
             &device,
             &config,
             ops::Update::new(grad.view(), 1.0, master.view_mut(), None),
-            m.view_mut(),
+            m.view_mut().into(),
         )
         .unwrap();
         assert_eq!(master.read(&device), [1.0, 1.0, 0.75], "{}", isa.name());
@@ -201,11 +201,11 @@ fn the_bits_are_those_of_torch() {
         for (step, scale) in (1..).zip([1.0, -0.5, 0.25]) {
             let grad = vector(&device, &gradient.map(|g| g * scale));
             let config = ops::AdamW { step, ..ADAMW };
-            let (m, v) = (m.view_mut(), v.view_mut());
+            let (m, v) = (m.view_mut().into(), v.view_mut().into());
             ops::adamw(&device, &config, ops::Update::new(grad.view(), 1.0, adamw.view_mut(), None), m, v)
                 .unwrap();
             let update = ops::Update::new(grad.view(), 1.0, rmsprop.view_mut(), None);
-            ops::rmsprop(&device, &RMSPROP, update, square.view_mut()).unwrap();
+            ops::rmsprop(&device, &RMSPROP, update, square.view_mut().into()).unwrap();
         }
         let bits = |m: &Matrix| m.read(&device).iter().map(|x| x.to_bits().cast_signed()).collect::<Vec<_>>();
         assert_eq!(bits(&adamw), TORCH_ADAMW, "{}", isa.name());
@@ -242,8 +242,14 @@ fn the_bits_do_not_depend_on_the_number_of_threads() {
         let [mut w, mut m, mut v] = [2, 3, 4]
             .map(|seed| vector(&device, &numbers(seed, len).iter().map(|x| x.abs()).collect::<Vec<_>>()));
         let views = (w.view_mut(), m.view_mut(), v.view_mut());
-        ops::adamw(&device, &ADAMW, ops::Update::new(grad.view(), 1.0, views.0, None), views.1, views.2)
-            .unwrap();
+        ops::adamw(
+            &device,
+            &ADAMW,
+            ops::Update::new(grad.view(), 1.0, views.0, None),
+            views.1.into(),
+            views.2.into(),
+        )
+        .unwrap();
         let sum = ops::sum_of_squares(&device, grad.view()).unwrap();
         let bits: Vec<u32> = [w, m, v].iter().flat_map(|x| x.read(&device)).map(f32::to_bits).collect();
         let found = (sum.to_bits(), bits);
@@ -260,11 +266,11 @@ fn what_does_not_fit_is_named() {
     let mut short = alloc(7, DType::F32);
     let views = (w.view_mut(), m.view_mut(), v.view_mut());
     let update = ops::Update::new(grad.view(), 1.0, views.0, None);
-    let error = ops::adamw(&device, &ADAMW, update, short.view_mut(), views.2);
+    let error = ops::adamw(&device, &ADAMW, update, short.view_mut().into(), views.2.into());
     assert_eq!(error.unwrap_err().to_string(), "adamw: m is 1x7, expected 1x8");
     let zero = ops::AdamW { step: 0, ..ADAMW };
     let update = ops::Update::new(grad.view(), 1.0, w.view_mut(), None);
-    let error = ops::adamw(&device, &zero, update, m.view_mut(), v.view_mut());
+    let error = ops::adamw(&device, &zero, update, m.view_mut().into(), v.view_mut().into());
     assert_eq!(error.unwrap_err().to_string(), "adamw: steps count from 1");
     let wide = device.alloc(MemoryKind::Scratch, 2, 8, DType::F32).unwrap();
     let error = ops::sum_of_squares(&device, wide.view().col_range(0..4));
@@ -332,7 +338,8 @@ fn schedule_free_adamw_follows_its_formula() {
                 };
                 let mut copy = Matrix::new(&device, 3, (1, len), DType::Bf16, 0);
                 let update = ops::Update::new(grad.view(), 0.5, y.view_mut(), Some(copy.view_mut()));
-                ops::schedule_free_adamw(&device, &config, update, z.view_mut(), v.view_mut()).unwrap();
+                ops::schedule_free_adamw(&device, &config, update, z.view_mut().into(), v.view_mut().into())
+                    .unwrap();
                 let mut expected = Vec::new();
                 for i in 0..len {
                     let (g, at) = (0.5 * grad.values[i], 0.1 * z64[i] + 0.9 * x64[i]);
@@ -417,7 +424,7 @@ fn muon_follows_its_formula() {
                     let mut direction = vector(&device, &vec![f32::NAN; len]);
                     let update = ops::Update::new(grad.view(), 0.5, direction.view_mut(), None);
                     let config = ops::MuonMomentum { momentum, nesterov };
-                    ops::muon_momentum(&device, &config, update, m.view_mut()).unwrap();
+                    ops::muon_momentum(&device, &config, update, m.view_mut().into()).unwrap();
                     let mut copy = Matrix::new(&device, 3, (1, len), DType::Bf16, 0);
                     let update = ops::Update::new(direction.view(), 1.0, w.view_mut(), Some(copy.view_mut()));
                     let config = ops::DecayedUpdate { learning_rate: 1e-2, decay: 1e-3 };

@@ -23,17 +23,17 @@ pub struct AdamW {
 
 /// Takes one AdamW step on the master weights and the states `m` and `v`, in any form. The weights
 /// move by the states before these are rounded.
-pub fn adamw<'a>(
+pub fn adamw(
     device: &Device,
     config: &AdamW,
     update: Update,
-    m: impl Into<StatesMut<'a>>,
-    v: impl Into<StatesMut<'a>>,
+    m: StatesMut<'_>,
+    v: StatesMut<'_>,
 ) -> Result<()> {
     if config.step == 0 {
         return Err(KernelError::invalid(AdamW::NAME, "steps count from 1"));
     }
-    step(device, config, update, vec![m.into(), v.into()])
+    step(device, config, update, vec![m, v])
 }
 
 impl Rule for AdamW {

@@ -18,8 +18,8 @@ pub struct Lion {
 }
 
 /// Takes one Lion step on the master weights and the momentum `m`, as [`adamw`](super::adamw()).
-pub fn lion<'a>(device: &Device, config: &Lion, update: Update, m: impl Into<StatesMut<'a>>) -> Result<()> {
-    step(device, config, update, vec![m.into()])
+pub fn lion(device: &Device, config: &Lion, update: Update, m: StatesMut<'_>) -> Result<()> {
+    step(device, config, update, vec![m])
 }
 
 impl Rule for Lion {

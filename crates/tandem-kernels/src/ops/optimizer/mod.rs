@@ -159,6 +159,9 @@ impl<'a> Update<'a> {
 
 /// Takes one step on the master weights and the states, in any form. The weights move by the states
 /// before these are rounded.
+///
+/// The operations that call it are not generic: this kernel would be compiled in their callers' crates, which are
+/// optimised less.
 fn step<R: Rule>(device: &Device, rule: &R, update: Update, states: Vec<StatesMut<'_>>) -> Result<()> {
     let of = |(state, &(name, moment)): (_, &(&'static str, AdamMoment))| (name, state, moment);
     let named: Vec<_> = states.iter().zip(R::STATES).map(of).collect();

@@ -15,13 +15,8 @@ pub struct MuonMomentum {
 
 /// Takes the gradient into its average `m`, and writes the direction that is orthogonalised in the place
 /// of the master weights of `update`.
-pub fn muon_momentum<'a>(
-    device: &Device,
-    config: &MuonMomentum,
-    update: Update,
-    m: impl Into<StatesMut<'a>>,
-) -> Result<()> {
-    step(device, config, update, vec![m.into()])
+pub fn muon_momentum(device: &Device, config: &MuonMomentum, update: Update, m: StatesMut<'_>) -> Result<()> {
+    step(device, config, update, vec![m])
 }
 
 /// Parts of `torch.lerp(from, to, weight)`: whether `to` is the nearer end, and the way from it.

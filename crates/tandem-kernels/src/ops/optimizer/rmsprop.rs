@@ -19,13 +19,8 @@ pub struct RmsProp {
 }
 
 /// Takes one RMSprop step on the master weights and `v`, as [`adamw`](super::adamw()).
-pub fn rmsprop<'a>(
-    device: &Device,
-    config: &RmsProp,
-    update: Update,
-    v: impl Into<StatesMut<'a>>,
-) -> Result<()> {
-    step(device, config, update, vec![v.into()])
+pub fn rmsprop(device: &Device, config: &RmsProp, update: Update, v: StatesMut<'_>) -> Result<()> {
+    step(device, config, update, vec![v])
 }
 
 impl Rule for RmsProp {

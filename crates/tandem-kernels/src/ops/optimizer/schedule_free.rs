@@ -28,21 +28,20 @@ pub struct ScheduleFreeAdamW {
 
 /// Takes one step on the weights `y`, the base sequence `z`, which is f32 and begins at the first
 /// weights, and the second moment `v`, as [`adamw`](super::adamw()).
-pub fn schedule_free_adamw<'a>(
+pub fn schedule_free_adamw(
     device: &Device,
     config: &ScheduleFreeAdamW,
     update: Update,
-    z: impl Into<StatesMut<'a>>,
-    v: impl Into<StatesMut<'a>>,
+    z: StatesMut<'_>,
+    v: StatesMut<'_>,
 ) -> Result<()> {
-    let z = z.into();
     if config.step == 0 {
         return Err(KernelError::invalid(ScheduleFreeAdamW::NAME, "steps count from 1"));
     }
     if !matches!(z, StatesMut::F32(_)) {
         return Err(KernelError::invalid(ScheduleFreeAdamW::NAME, "z holds weights and must be f32"));
     }
-    step(device, config, update, vec![z, v.into()])
+    step(device, config, update, vec![z, v])
 }
 
 impl Rule for ScheduleFreeAdamW {

@@ -274,7 +274,7 @@ fn rounding_is_right_in_the_mean() {
         let config = ops::AdamW { beta1: 0.0, ..ADAMW };
         let all = m.range_mut(0..len, StochasticRounding::new(&[1, 2, 3], 0));
         let update = ops::Update::new(grad.view(), 1.0, w.view_mut(), None);
-        ops::adamw(&device, &config, update, all, v.view_mut()).unwrap();
+        ops::adamw(&device, &config, update, all, v.view_mut().into()).unwrap();
         let up = read(&device, &m).iter().filter(|&&m| m > 1.0).count() as f64 / len as f64;
         // Four standard deviations of that many draws.
         let allowed = 4.0 * (f64::from(part) * f64::from(1.0 - part) / len as f64).sqrt();
