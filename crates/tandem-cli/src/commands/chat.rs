@@ -26,7 +26,7 @@ const HELP: &str = "\
 /system TEXT    begin a new one with this system message; without TEXT, with none
 /undo           take the last question and its answer back
 /exit           end, as Ctrl-D does
-Ctrl-C stops a completion. A \\ at the end of a line continues it on the next.";
+Ctrl-C stops a completion, or drops a line. A \\ at the end of a line continues it on the next.";
 
 pub(crate) fn run(arguments: &ChatArguments) -> anyhow::Result<Exit> {
     let weights = &hub::weights(&arguments.weights)?;
@@ -37,7 +37,9 @@ pub(crate) fn run(arguments: &ChatArguments) -> anyhow::Result<Exit> {
     let model = Loaded::open(weights, tokenizer, room, &arguments.compute)?;
     let SamplingArguments { max_new_tokens, ref stop, seed, .. } = arguments.sampling;
     let sampling = arguments.sampling.sampling(0.7, seed.unwrap_or_else(new_seed))?;
+    let mut lines = Lines::new()?;
     let interrupted = Arc::new(AtomicBool::new(false));
+    // After the terminal's reader, which takes the signal for itself.
     signal_hook::flag::register(SIGINT, Arc::clone(&interrupted)).context("cannot catch Ctrl-C")?;
     let mut chat = Chat {
         generator: model.generator()?,
@@ -51,7 +53,6 @@ pub(crate) fn run(arguments: &ChatArguments) -> anyhow::Result<Exit> {
         turns: 0,
     };
     chat.begin(arguments.system.as_deref());
-    let mut lines = Lines::new()?;
     if lines.is_terminal() {
         eprintln!("A conversation of up to {positions} tokens. /help lists the commands.");
     }
@@ -215,7 +216,13 @@ impl Lines {
                 Self::Piped(lines) => lines.next().transpose().context("cannot read standard input")?,
                 Self::Terminal(editor) => match editor.readline(prompt) {
                     Ok(line) => Some(line),
-                    Err(ReadlineError::Eof | ReadlineError::Interrupted) => None,
+                    Err(ReadlineError::Eof) => None,
+                    // As in a shell: the line is dropped, the conversation stays.
+                    Err(ReadlineError::Interrupted) => {
+                        whole.clear();
+                        eprintln!("/exit or Ctrl-D ends.");
+                        continue;
+                    }
                     Err(error) => return Err(error).context("cannot read the terminal"),
                 },
             };

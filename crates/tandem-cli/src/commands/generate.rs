@@ -34,7 +34,7 @@ pub(crate) fn run(arguments: &GenerateArguments) -> anyhow::Result<Exit> {
     let texts: Vec<&str> = prompts.iter().map(String::as_str).collect();
     let SamplingArguments { max_new_tokens, ref stop, .. } = arguments.sampling;
     let sampling = arguments.sampling.sampling(0.0, arguments.sampling.seed.unwrap_or_default())?;
-    let wanted = Wanted { sampling, max_new_tokens, stop };
+    let wanted = Wanted { sampling, max_new_tokens, stop, continues: arguments.raw };
     let weights = hub::weights(&arguments.weights)?;
     let has_nothing = Arc::new(AtomicBool::new(true));
     let mut printer = Printer {

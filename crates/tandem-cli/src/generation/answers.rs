@@ -21,6 +21,8 @@ pub(crate) struct Wanted<'a> {
     pub max_new_tokens: usize,
     /// Stop strings.
     pub stop: &'a [String],
+    /// Whether a completion's text goes on from its prompt's, rather than beginning anew.
+    pub continues: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -79,6 +81,8 @@ pub(crate) fn all(
     let mut under_way = Vec::new();
     for (number, prompt) in prompts.into_iter().enumerate() {
         let max_new_tokens = wanted.max_new_tokens.min(context - prompt.len());
+        let before = if wanted.continues { &prompt[..] } else { &[] };
+        let text = TextStream::continuing(tokenizer, wanted.stop, before);
         let request = Request {
             prompt,
             number: number as u64,
@@ -91,7 +95,7 @@ pub(crate) fn all(
             ModelError::Invalid(problem) => ModelError::Invalid(format!("prompt {number}: {problem}")),
             other => other,
         })?;
-        under_way.push((TextStream::new(tokenizer, wanted.stop), CompletionText::default()));
+        under_way.push((text, CompletionText::default()));
     }
     let (mut failure, mut done) = (None, 0);
     while !generator.is_idle() {

@@ -19,6 +19,8 @@ pub(crate) struct Job {
     pub request: Request,
     /// Stop strings.
     pub stop: Vec<String>,
+    /// Whether the completions' texts go on from the prompt's, rather than beginning anew.
+    pub continues: bool,
     /// Receives the messages of this job.
     pub listener: Listener,
 }
@@ -84,6 +86,8 @@ struct InFlight<'a> {
     tokenizer: &'a Tokenizer,
     listener: Listener,
     stop: Vec<String>,
+    /// Tokens from which the texts go on.
+    before: Vec<u32>,
     /// Number of completions.
     count: usize,
     /// Texts of running completions.
@@ -107,13 +111,22 @@ pub(crate) fn run(model: &Loaded, jobs: &Receiver<Job>) -> tandem_model::Result<
             jobs.try_recv()
         };
         match next {
-            Ok(Job { client, request, stop, listener }) => {
+            Ok(Job { client, request, stop, continues, listener }) => {
                 let count = request.num_answers;
+                let before = if continues { request.prompt.clone() } else { Vec::new() };
                 match generator.submit_for(client, request) {
                     Ok(number) => {
                         let (tokenizer, texts, ended) = (model.tokenizer(), BTreeMap::new(), BTreeMap::new());
-                        let under =
-                            InFlight { tokenizer, listener, stop, count, texts, ended, is_wanted: true };
+                        let under = InFlight {
+                            tokenizer,
+                            listener,
+                            stop,
+                            before,
+                            count,
+                            texts,
+                            ended,
+                            is_wanted: true,
+                        };
                         under_way.insert(number, under);
                     }
                     Err(error) => {
@@ -167,7 +180,7 @@ fn fail(under_way: BTreeMap<usize, InFlight>, error: &ModelError) {
 
 impl InFlight<'_> {
     fn hear(&mut self, NewToken { answer, token, log_prob, .. }: NewToken) -> Flow {
-        let new = || TextStream::new(self.tokenizer, &self.stop);
+        let new = || TextStream::continuing(self.tokenizer, &self.stop, &self.before);
         let stream = self.texts.entry(answer).or_insert_with(new);
         let text = match stream.push(token) {
             Ok(text) => text,

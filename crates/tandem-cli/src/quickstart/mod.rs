@@ -112,7 +112,7 @@ fn prepare(folder: &Path, threads: usize) -> anyhow::Result<Corpus> {
 /// Samples completions of the held-out prompts.
 fn answer(model: &Path, corpus: &Corpus, threads: usize) -> anyhow::Result<Vec<String>> {
     let sampling = Sampling { seed: 11, ..Sampling::default() };
-    let wanted = Wanted { sampling, max_new_tokens: 48, stop: &[] };
+    let wanted = Wanted { sampling, max_new_tokens: 48, stop: &[], continues: false };
     let prompts: Vec<&str> = corpus.held_out.iter().map(|(prompt, _)| prompt.as_str()).collect();
     let answers = generate::answers(
         &WeightArguments { model: model.to_owned(), adapter: None },

@@ -25,6 +25,12 @@ impl<'a> DecodeStream<'a> {
         Self { tokenizer, skip_special_tokens, window: Vec::new(), given: 0 }
     }
 
+    /// Creates a stream that goes on after these ids, whose text is not returned.
+    pub fn after(tokenizer: &'a Tokenizer, skip_special_tokens: bool, ids: &[u32]) -> Self {
+        let window = ids[ids.len().saturating_sub(MOST_PENDING)..].to_vec();
+        Self { given: window.len(), window, ..Self::new(tokenizer, skip_special_tokens) }
+    }
+
     /// Adds one id and returns the text that it completes; empty while a character is unfinished.
     pub fn push(&mut self, id: u32) -> Result<String, DataError> {
         self.window.push(id);
@@ -39,12 +45,13 @@ impl<'a> DecodeStream<'a> {
         Ok(text)
     }
 
-    /// Returns the text of an unfinished character at the end.
+    /// Returns the text of an unfinished character at the end: one U+FFFD, however many tokens it has.
     pub fn finish(&mut self) -> Result<String, DataError> {
         let text = self.pending()?;
         self.window.clear();
         self.given = 0;
-        Ok(text)
+        let whole = text.trim_end_matches('\u{fffd}');
+        Ok(if whole.len() < text.len() { format!("{whole}\u{fffd}") } else { text })
     }
 
     fn pending(&self) -> Result<String, DataError> {

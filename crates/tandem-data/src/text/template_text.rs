@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use minijinja::value::{Kwargs, Rest};
+use minijinja::value::{Kwargs, Rest, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
 use super::chat_template::text_of;
@@ -63,6 +63,7 @@ pub(super) fn method(
             let words = text.split(is_space).filter(|word| !word.is_empty());
             Ok(words.map(Value::from).collect())
         }
+        "rsplit" => rsplit(text, arguments),
         "splitlines" if !arguments.iter().any(Value::is_kwargs) => {
             let keeps_ends = arguments.first().is_some_and(Value::is_true);
             let kept = |(line, end): (&str, &str)| match keeps_ends {
@@ -116,6 +117,42 @@ pub(super) fn method(
         },
         _ => return None,
     })
+}
+
+/// Splits a text from its end, as Python's `str.rsplit(sep=None, maxsplit=-1)`.
+fn rsplit(text: &str, arguments: &[Value]) -> Result<Value, Error> {
+    let (separator, most, kwargs): (Option<Value>, Option<i64>, Kwargs) = from_args(arguments)?;
+    let separator = separator.map_or_else(|| kwargs.get::<Option<Value>>("sep"), |given| Ok(Some(given)))?;
+    let most = most.map_or_else(|| kwargs.get::<Option<i64>>("maxsplit"), |given| Ok(Some(given)))?;
+    kwargs.assert_all_used()?;
+    let separator = separator.filter(|separator| !separator.is_none());
+    let separator = match separator.as_ref().map(Value::as_str) {
+        None => None,
+        Some(Some(separator)) if !separator.is_empty() => Some(separator),
+        Some(_) => return Err(refused("rsplit: the separator must be a text that is not empty".into())),
+    };
+    let most = most.and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX);
+    let (mut parts, mut rest) = (Vec::new(), text);
+    loop {
+        if separator.is_none() {
+            rest = rest.trim_end_matches(is_space);
+            if rest.is_empty() {
+                break;
+            }
+        }
+        let split = match separator {
+            _ if parts.len() == most => None,
+            Some(separator) => rest.rsplit_once(separator),
+            None => rest.rsplit_once(is_space),
+        };
+        let Some((before, part)) = split else {
+            parts.push(rest);
+            break;
+        };
+        parts.push(part);
+        rest = before;
+    }
+    Ok(parts.into_iter().rev().map(Value::from).collect())
 }
 
 /// Returns whether Python's `str.isspace` holds for a character.

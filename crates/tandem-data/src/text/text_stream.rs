@@ -9,7 +9,7 @@ use crate::text::tokenizer::Tokenizer;
 pub struct TextStream<'a> {
     decode: DecodeStream<'a>,
     stop: StopStrings,
-    /// Stop strings that are special tokens, which the text leaves out.
+    /// Tokens that end the text, which leaves them out: the tokenizer's, and stop strings that are special tokens.
     stop_tokens: Vec<u32>,
     is_ended: bool,
 }
@@ -17,10 +17,18 @@ pub struct TextStream<'a> {
 impl<'a> TextStream<'a> {
     /// Creates an empty text.
     pub fn new(tokenizer: &'a Tokenizer, stop: &[String]) -> Self {
+        Self::continuing(tokenizer, stop, &[])
+    }
+
+    /// Creates an empty text that goes on from the one of these tokens. Some decoders leave out the space at the
+    /// beginning of a text.
+    pub fn continuing(tokenizer: &'a Tokenizer, stop: &[String], before: &[u32]) -> Self {
         let is_special = |id: &u32| tokenizer.decode(&[*id], true).is_ok_and(|text| text.is_empty());
-        let stop_tokens = stop.iter().filter_map(|stop| tokenizer.id(stop)).filter(is_special).collect();
+        let of_strings = stop.iter().filter_map(|stop| tokenizer.id(stop)).filter(is_special);
+        let stop_tokens = tokenizer.eos_ids().iter().copied().chain(of_strings).collect();
         let stop = StopStrings::new(stop.iter().cloned());
-        Self { decode: DecodeStream::new(tokenizer, true), stop, stop_tokens, is_ended: false }
+        let decode = DecodeStream::after(tokenizer, true, before);
+        Self { decode, stop, stop_tokens, is_ended: false }
     }
 
     /// Adds a token and returns the new text; empty after a stop string.

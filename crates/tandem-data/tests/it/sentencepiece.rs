@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use tandem_data::text_stream::TextStream;
 use tandem_data::tokenizer::Tokenizer;
 
 fn golden(name: &str) -> PathBuf {
@@ -21,4 +22,25 @@ fn tokens_and_texts_are_those_of_transformers() {
             assert_eq!(tokenizer.decode(&ids, false).unwrap(), decoded, "{name}: {text:?}");
         }
     }
+}
+
+/// The decoder leaves out the space at the beginning of a text.
+#[test]
+fn a_text_goes_on_with_its_space() {
+    let tokenizer = Tokenizer::from_folder(golden("llama.gguf")).unwrap();
+    let whole = "Hello world and others";
+    let ids = tokenizer.encode(whole).unwrap();
+    let text_of = |mut stream: TextStream, ids: &[u32]| {
+        let pieces: String = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
+        pieces + &stream.finish().unwrap()
+    };
+    assert_eq!(text_of(TextStream::new(&tokenizer, &[]), &ids), whole);
+    let mut has_space = false;
+    for at in 1..ids.len() {
+        let before = tokenizer.decode(&ids[..at], true).unwrap();
+        let rest = text_of(TextStream::continuing(&tokenizer, &[], &ids[..at]), &ids[at..]);
+        assert_eq!(format!("{before}{rest}"), whole, "{at}");
+        has_space |= rest.starts_with(' ');
+    }
+    assert!(has_space);
 }

@@ -478,6 +478,14 @@ fn texts_are_changed_as_in_jinja() {
         ("'a=b=c'.partition('=')|join(':')", "a:=:b=c"),
         ("'a=b=c'.rpartition('=')|join(':')", "a=b:=:c"),
         ("'abc'.partition('x')|join(':')", "abc::"),
+        ("'a=b=c'.rsplit('=', 1)|join(':')", "a=b:c"),
+        ("'a,b,c'.rsplit(sep=',', maxsplit=1)|join(':')", "a,b:c"),
+        ("'  a b\\tc '.rsplit(none, 1)|join(':')", "  a b:c"),
+        ("' a b '.rsplit()|join(':')", "a:b"),
+        ("'a,,b'.rsplit(',', -1)|join(':')", "a::b"),
+        ("' a '.rsplit(none, 0)|join(':')", " a"),
+        ("''.rsplit(',')|length", "1"),
+        ("''.rsplit()|length", "0"),
         ("'aBc'.swapcase()", "AbC"),
         ("'\\u001c a\\u001f\\u00a0'|trim", "a"),
         ("'\\u001c a\\u001f'.lstrip()|length", "2"),
@@ -500,7 +508,14 @@ fn texts_are_changed_as_in_jinja() {
             "{expression}"
         );
     }
-    for wrong in ["'abc'.index('x')", "'7'.zfill()", "2.5|round(0, 'up')", "'1'|int(0, 99)"] {
+    for wrong in [
+        "'abc'.index('x')",
+        "'7'.zfill()",
+        "'a'.rsplit('')",
+        "'a'.rsplit(1)",
+        "2.5|round(0, 'up')",
+        "'1'|int(0, 99)",
+    ] {
         let source = format!("{{{{ {wrong} }}}}");
         assert!(template(&source).render(&[], RenderOptions::default()).is_err(), "{wrong}");
     }

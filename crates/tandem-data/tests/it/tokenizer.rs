@@ -350,6 +350,23 @@ fn a_stop_string_that_is_a_special_token_ends_the_text() {
     assert_eq!(text_of(&[]), ("Explain 日本 number".to_owned(), false));
 }
 
+/// Also one that no file calls special, whose text would be shown.
+#[test]
+fn a_token_that_ends_generation_is_no_text() {
+    let folder = tempfile::tempdir().unwrap();
+    write_tokenizer(folder.path(), false, None);
+    let plain = Tokenizer::from_folder(folder.path()).unwrap();
+    let ids = plain.encode("the number the").unwrap();
+    let config = json!({ "eos_token_id": ids[1] });
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+    assert!(tokenizer.eos_ids().contains(&ids[1]));
+    let mut stream = TextStream::new(&tokenizer, &[]);
+    let text: String = ids[..2].iter().map(|&id| stream.push(id).unwrap()).collect();
+    assert_eq!(text + &stream.finish().unwrap(), plain.decode(&ids[..1], true).unwrap());
+    assert!(stream.is_ended());
+}
+
 #[test]
 fn a_trained_tokenizer_is_an_ordinary_folder_and_the_same_each_time() {
     let texts = || (0..200).map(|i| format!("the number {} of the other thing, sorted {}", i % 7, i % 3));

@@ -458,7 +458,8 @@ impl<'a> Generator<'a> {
                 (text.tokens.len() == text.limit).then_some(Finish::Length)
             };
             let flow = on_token(NewToken { request, answer, index, token, log_prob, finish });
-            match finish.or((flow == Flow::End).then_some(Finish::Stop)) {
+            // A text may end with the last token that it may have.
+            match if flow == Flow::End { Some(Finish::Stop) } else { finish } {
                 None => self.texts.push(text),
                 Some(finish) => ended.push(self.end(text, finish)),
             }

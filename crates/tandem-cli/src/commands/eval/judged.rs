@@ -121,7 +121,7 @@ fn answers_of(
 ) -> anyhow::Result<Option<Vec<CompletionText>>> {
     let SamplingArguments { max_new_tokens, stop: ref ends, seed, .. } = arguments.sampling;
     let sampling = arguments.sampling.sampling(0.0, seed.unwrap_or_default())?;
-    let wanted = Wanted { sampling, max_new_tokens, stop: ends };
+    let wanted = Wanted { sampling, max_new_tokens, stop: ends, continues: false };
     let bar = progress(&format!("answers of {name}"), side.len());
     let answers = side.answers(&wanted, &arguments.compute, &mut |done: usize| {
         bar.set_position(done as u64);

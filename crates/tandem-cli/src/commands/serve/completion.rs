@@ -15,7 +15,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::asked::CompletionRequest;
 use super::connections::Client;
 use super::error::ApiError;
-use super::kind::Heading;
+use super::kind::{Heading, Kind};
 use super::prepare::Parsed;
 use super::state::State;
 use super::ticket::Ticket;
@@ -63,7 +63,8 @@ impl Completion {
         let (sender, messages) = channel(MESSAGES);
         for (index, request) in requests.into_iter().enumerate() {
             let listener = Listener::new(sender.clone(), index);
-            state.ask(Job { client: client.0, request, stop: asked.stop.clone(), listener })?;
+            let (stop, continues) = (asked.stop.clone(), heading.kind == Kind::Text);
+            state.ask(Job { client: client.0, request, stop, continues, listener })?;
         }
         let offsets = vec![0; lengths.len() * asked.num_answers];
         Ok(Self { state, ticket, heading, asked, log_probs, prompts: lengths, offsets, messages })

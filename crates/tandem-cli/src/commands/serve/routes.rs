@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State as Shared};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{Method, Uri};
@@ -82,8 +83,11 @@ async fn models(Shared(state): Shared<Arc<State>>) -> Json<Value> {
 
 async fn model(
     Shared(state): Shared<Arc<State>>,
-    Path(asked): Path<String>,
+    uri: Uri,
+    asked: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
+    // A name that is not UTF-8 is none.
+    let Ok(Path(asked)) = asked else { return Err(ApiError::no_path(uri.path())) };
     match state.name() {
         (name, _) if name == asked => Ok(Json(served(&state))),
         (name, _) => Err(ApiError::no_model(&asked, name)),

@@ -1,7 +1,6 @@
 //! Runs from answers: flags, or a person at a terminal.
 
 use std::os::unix::process::ExitStatusExt;
-use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tandem_train::Config;
@@ -190,19 +189,11 @@ fn devices_that_are_not_here_are_planned_for() {
     shop.run(&[&TOLD[..], &["--devices", "2xA11", "--overwrite"]].concat()).expect(2).says(&["A11"]);
 }
 
-fn wait_for(terminal: &Terminal, text: &str) {
-    let start = Instant::now();
-    while !terminal.shown().contains(text) {
-        assert!(start.elapsed() < Duration::from_secs(60), "{text}: {}", terminal.shown());
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
 /// Answers the questions of `tandem init FILE`, as a person at a terminal.
 fn answer(shop: &Workshop, file: &str, answers: &[(&str, &str)]) -> Config {
     let (mut terminal, mut job) = Terminal::start(&shop.command(&["init", file, "--devices", "cpu"]));
     for (question, answer) in answers {
-        wait_for(&terminal, question);
+        terminal.wait_for(question);
         terminal.enter(answer);
     }
     let status = job.launcher.wait().unwrap();
@@ -266,9 +257,9 @@ fn ctrl_c_in_a_list_leaves_the_cursor_shown() {
     let shop = shop_of_all_methods();
     let arguments = ["init", "stopped.toml", "--model=model", "--data=preferences.jsonl"];
     let (mut terminal, mut job) = Terminal::start(&shop.command(&arguments));
-    wait_for(&terminal, "Held-out rows");
+    terminal.wait_for("Held-out rows");
     terminal.enter("\r");
-    wait_for(&terminal, "Training method");
+    terminal.wait_for("Training method");
     terminal.press_ctrl_c();
     let status = job.launcher.wait().unwrap();
     assert_eq!(status.signal(), Some(2), "{}", terminal.shown());

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -62,6 +63,15 @@ impl Terminal {
     /// Types a text, or a key's code.
     pub fn enter(&mut self, text: &str) {
         self.master.write_all(text.as_bytes()).unwrap();
+    }
+
+    /// Waits until this was printed.
+    pub fn wait_for(&self, text: &str) {
+        let start = Instant::now();
+        while !self.shown().contains(text) {
+            assert!(start.elapsed() < Duration::from_secs(60), "{text}: {}", self.shown());
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// Returns what was printed so far.

@@ -8,7 +8,9 @@ mod server;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
+use crate::processes::pty::Terminal;
 use crate::workshop::{Workshop, skip};
 use serde_json::{Value, json};
 use server::{Reply, Server};
@@ -350,4 +352,43 @@ fn a_chat_goes_on_from_what_was_said() {
         said.contains("but only 256 fit: /reset starts a new one, the limit is the model's context"),
         "{said}"
     );
+}
+
+/// Typed at a terminal. The model never ends a reply by itself.
+#[test]
+fn ctrl_c_stops_a_reply_and_the_conversation_goes_on() {
+    let shop = Workshop::new();
+    let change = |file: &str, change: &dyn Fn(&mut serde_json::Map<String, Value>)| {
+        let Value::Object(mut object) = serde_json::from_str(&shop.read(file)).unwrap() else {
+            panic!("{file}")
+        };
+        change(&mut object);
+        shop.write(file, &Value::Object(object).to_string());
+    };
+    change("model/config.json", &|config| {
+        // An absent one would be the class's.
+        config.insert("eos_token_id".to_owned(), Value::Null);
+        config.insert("max_position_embeddings".to_owned(), json!(60_000));
+    });
+    change("model/tokenizer_config.json", &|config| drop(config.remove("eos_token")));
+    let _ = std::fs::remove_file(shop.path("model/generation_config.json"));
+    let arguments = ["chat", "model", "--max-new-tokens", "50000", "--context", "60000"];
+    let (mut terminal, mut job) = Terminal::start(&shop.command(&arguments));
+    terminal.wait_for("> ");
+    terminal.enter("the quick\r");
+    let asked = terminal.shown().len();
+    while terminal.shown().len() < asked + 200 {
+        assert!(job.launcher.try_wait().unwrap().is_none(), "{}", terminal.shown());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    terminal.press_ctrl_c();
+    terminal.wait_for(" a second]");
+    let shown = terminal.shown();
+    let count = shown.rsplit_once(" tokens, ").unwrap().0.rsplit_once('[').unwrap().1;
+    assert!(count.parse::<usize>().unwrap() < 50_000, "{count}");
+    terminal.enter("half a line");
+    terminal.press_ctrl_c();
+    terminal.wait_for("/exit or Ctrl-D ends.");
+    terminal.enter("/exit\r");
+    assert!(job.launcher.wait().unwrap().success(), "{}", terminal.shown());
 }
