@@ -166,8 +166,13 @@ pub fn wrong_with(address: &str, key: &str) -> Option<String> {
 /// Returns what is wrong with the address of a server, of which `like` is an example.
 pub fn wrong_with_any(address: &str, like: &str, key: &str) -> Option<String> {
     let has_scheme = address.starts_with("http://") || address.starts_with("https://");
-    let has_host = address.parse::<Uri>().is_ok_and(|uri| uri.host().is_some_and(|host| !host.is_empty()));
-    if !has_scheme || !has_host {
+    let uri: Option<Uri> = address.parse().ok();
+    let authority = uri.as_ref().and_then(Uri::authority).filter(|authority| !authority.host().is_empty());
+    // A port that is too large would be read as none.
+    let has_place = authority.is_some_and(|authority| {
+        authority.as_str().ends_with(authority.host()) || authority.port_u16().is_some()
+    });
+    if !has_scheme || !has_place {
         return Some(format!("is no address; it should be like {like}"));
     }
     address

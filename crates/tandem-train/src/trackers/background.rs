@@ -1,5 +1,5 @@
 //! Thread of a tracker: it delivers what waits in the queue, pauses after a failure, and says once what
-//! is wrong, and at the end what it has lost.
+//! is wrong, once that it loses records, and at the end how many.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,7 +8,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, sync_channel};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use super::queue::Queue;
+use super::message::Message;
+use super::queue::{CAPACITY, Queue};
 use super::{Tracker, Trouble};
 
 /// Longest time without a delivery; one without messages looks whether a program still runs.
@@ -22,18 +23,42 @@ pub(super) struct Background {
     ended: Receiver<()>,
 }
 
-/// Says what is wrong with a tracker: one sentence, the first, and one of what was lost.
+/// Longest pause after the end of the run, when all of the time of grace is to be used.
+const LAST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Matter of a sentence.
+#[derive(Clone, Copy)]
+enum Matter {
+    Trouble,
+    GivenUp,
+    Dropping,
+    Loss,
+}
+
+/// Says what is wrong with a tracker, each matter once.
 struct Voice {
     key: &'static str,
     grace: Duration,
     warn: Sender<String>,
-    has_spoken: AtomicBool,
-    has_told_loss: AtomicBool,
+    /// Whether each [`Matter`] was told.
+    told: [AtomicBool; 4],
 }
 
 impl Voice {
-    fn say(&self, sentence: String) {
-        self.say_first(&self.has_spoken, sentence);
+    fn say(&self, matter: Matter, sentence: String) {
+        if !self.told[matter as usize].swap(true, Ordering::Relaxed) {
+            // The receiver is gone when the run is over.
+            let _ = self.warn.send(sentence);
+        }
+    }
+
+    fn say_dropping(&self) {
+        let key = self.key;
+        let sentence = format!(
+            "{key}: {CAPACITY} records wait for it, and the oldest is dropped for each new one: look whether it still reads; \
+             metrics.jsonl has all records"
+        );
+        self.say(Matter::Dropping, sentence);
     }
 
     fn say_undelivered(&self, num: usize) {
@@ -42,27 +67,14 @@ impl Voice {
             "{key}: {num} records did not reach it, during the run or in {seconds} s after its end (logging.grace_s); \
              metrics.jsonl has all records"
         );
-        self.say_first(&self.has_told_loss, sentence);
-    }
-
-    fn say_first(&self, has_said: &AtomicBool, sentence: String) {
-        if !has_said.swap(true, Ordering::Relaxed) {
-            // The receiver is gone when the run is over.
-            let _ = self.warn.send(sentence);
-        }
+        self.say(Matter::Loss, sentence);
     }
 }
 
 impl Background {
     pub(super) fn start(mut tracker: Box<dyn Tracker>, grace: Duration, warn: Sender<String>) -> Self {
         let (key, queue) = (tracker.key(), Arc::new(Queue::default()));
-        let voice = Arc::new(Voice {
-            key,
-            grace,
-            warn,
-            has_spoken: AtomicBool::new(false),
-            has_told_loss: AtomicBool::new(false),
-        });
+        let voice = Arc::new(Voice { key, grace, warn, told: Default::default() });
         let (at_end, ended) = sync_channel(0);
         let worker = Worker { queue: queue.clone(), voice: voice.clone() };
         let work = move || {
@@ -73,9 +85,17 @@ impl Background {
         };
         if let Err(error) = Builder::new().name(key.to_owned()).spawn(work) {
             queue.close();
-            voice.say(format!("{key}: no thread can be started ({error}); the run goes on without it"));
+            let sentence = format!("{key}: no thread can be started ({error}); the run goes on without it");
+            voice.say(Matter::GivenUp, sentence);
         }
         Self { queue, voice, ended }
+    }
+
+    /// Appends a message to the queue.
+    pub(super) fn send(&self, message: Arc<Message>) {
+        if self.queue.push(message) {
+            self.voice.say_dropping();
+        }
     }
 
     pub(super) fn queue(&self) -> &Queue {
@@ -106,23 +126,26 @@ impl Worker {
         loop {
             let result = tracker.deliver(&mut hand);
             self.queue.hold(hand.len());
-            match (result, self.queue.ended()) {
-                (Err(trouble), ended) => {
-                    if !self.waits_after(trouble, ended.map(|(_, deadline)| deadline)) {
+            let ended = self.queue.ended();
+            let deadline = ended.as_ref().map(|(_, deadline)| *deadline);
+            let outcome = match (result, ended) {
+                (Ok(()), Some((end, deadline))) if hand.is_empty() && self.queue.is_empty() => {
+                    match tracker.end(&end, deadline) {
+                        Ok(()) => return self.say_undelivered(),
+                        failed => failed,
+                    }
+                }
+                (Ok(()), Some((_, deadline))) if Instant::now() >= deadline => return self.say_undelivered(),
+                (result, _) => result,
+            };
+            match outcome {
+                Err(trouble) => {
+                    if !self.waits_after(trouble, deadline) {
                         return;
                     }
                 }
-                (Ok(()), Some((end, deadline))) => {
-                    let is_all = hand.is_empty() && self.queue.is_empty();
-                    if is_all && let Err(trouble) = tracker.end(&end, deadline) {
-                        self.voice.say(trouble.warning);
-                    }
-                    if is_all || Instant::now() >= deadline {
-                        return self.say_undelivered();
-                    }
-                }
-                (Ok(()), None) if hand.is_empty() => self.queue.pause(tracker.interval()),
-                (Ok(()), None) => {}
+                Ok(()) if deadline.is_none() && hand.is_empty() => self.queue.pause(tracker.interval()),
+                Ok(()) => {}
             }
             if hand.is_empty() {
                 self.queue.take(&mut hand, LOOK);
@@ -132,16 +155,23 @@ impl Worker {
 
     /// Pauses after a failure; returns whether to try again.
     fn waits_after(&self, trouble: Trouble, deadline: Option<Instant>) -> bool {
-        let is_late = |pause| deadline.is_some_and(|deadline| Instant::now() + pause >= deadline);
-        let is_over = trouble.pause.is_none_or(is_late);
+        let Some(pause) = trouble.pause else {
+            self.voice.say(Matter::GivenUp, trouble.warning);
+            if deadline.is_some() {
+                self.say_undelivered();
+            }
+            self.queue.close();
+            return false;
+        };
+        let pause = if deadline.is_some() { pause.min(LAST_PAUSE) } else { pause };
+        let is_over = deadline.is_some_and(|deadline| Instant::now() + pause >= deadline);
         if is_over || !trouble.is_passing {
-            self.voice.say(trouble.warning);
+            self.voice.say(Matter::Trouble, trouble.warning);
         }
-        match trouble.pause {
-            None => self.queue.close(),
+        match deadline {
             Some(_) if is_over => self.say_undelivered(),
-            Some(pause) if deadline.is_some() => std::thread::sleep(pause),
-            Some(pause) => self.queue.pause(pause),
+            Some(_) => std::thread::sleep(pause),
+            None => self.queue.pause(pause),
         }
         !is_over
     }

@@ -51,7 +51,7 @@ impl Start {
             "tandem": env!("CARGO_PKG_VERSION"),
             "run": self.name,
             "id": self.id,
-            "folder": self.output,
+            "folder": self.output.display().to_string(),
             "resumed_step": self.resumed,
             "restarts": starts,
             "config": self.config,

@@ -141,7 +141,7 @@ impl Trackers {
     fn send(&self, content: Content) {
         let message = Arc::new(Message::now(content));
         for tracker in &self.trackers {
-            tracker.queue().push(message.clone());
+            tracker.send(message.clone());
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::message::{End, Message};
 
 /// Most waiting messages: tens of megabytes, and at a step a second almost three hours.
-const CAPACITY: usize = 10_000;
+pub(super) const CAPACITY: usize = 10_000;
 
 /// Most messages of one delivery.
 const DELIVERY: usize = 200;
@@ -36,18 +36,20 @@ struct State {
 }
 
 impl Queue {
-    /// Appends a message.
-    pub(super) fn push(&self, message: Arc<Message>) {
+    /// Appends a message. Returns whether the oldest one was dropped for it.
+    pub(super) fn push(&self, message: Arc<Message>) -> bool {
         let mut state = self.lock();
         if state.is_closed {
-            return;
+            return false;
         }
-        if state.waiting.len() == CAPACITY {
+        let is_full = state.waiting.len() == CAPACITY;
+        if is_full {
             state.waiting.pop_front();
             state.lost += 1;
         }
         state.waiting.push_back(message);
         self.arrived.notify_one();
+        is_full
     }
 
     /// Announces the end of the run, and when the tracker has to have delivered it.

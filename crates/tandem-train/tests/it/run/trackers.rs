@@ -287,6 +287,30 @@ fn mlflow_gets_what_it_missed() {
     assert!(!store.runs[0].params.is_empty());
 }
 
+/// The end is sent again, too, and why a server is given up is told beside an earlier trouble.
+#[test]
+fn mlflow_hears_of_the_end_and_a_refusal_is_told() {
+    let small = Small::new("dpo");
+    let (server, store) =
+        mlflow(|request, number| match request.path.ends_with("runs/update") && number < 3 {
+            true => Reply::Http(503, "busy".to_owned()),
+            false => Reply::Usual,
+        });
+    let uri = set("mlflow.uri", &server.address);
+    let heard = small.finish("run", RunDirPolicy::Fresh, &[&uri, PATIENT]);
+    assert!(heard.warnings.len() == 1 && heard.warnings[0].contains("busy"), "{:?}", heard.warnings);
+    assert_eq!(store.lock().unwrap().runs[0].statuses, ["FINISHED"]);
+
+    let (server, _) = mlflow(|_, number| match number {
+        0 => Reply::Http(503, "busy".to_owned()),
+        _ => Reply::Http(401, "{\"message\": \"who are you\"}".to_owned()),
+    });
+    let uri = set("mlflow.uri", &server.address);
+    let heard = small.finish("refused", RunDirPolicy::Fresh, &[&uri, PATIENT]);
+    let told = |words: &str| heard.warnings.iter().any(|warning| warning.contains(words));
+    assert!(told("busy") && told("who are you"), "{:?}", heard.warnings);
+}
+
 /// A run that fails says so.
 #[test]
 fn mlflow_and_a_program_hear_of_a_failure() {
