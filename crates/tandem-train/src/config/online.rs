@@ -8,7 +8,7 @@ use super::distill::DistillConfig;
 use super::environment::{self, EnvironmentConfig};
 use super::error::Result;
 use super::form::{COUNT, Form, POSITIVE, boolean, choice, custom, filled, integer, number, texts_value};
-use super::grpo::GrpoConfig;
+use super::grpo::{Aggregation, GrpoConfig};
 use super::keys::{Keys, group, keys};
 use super::reader::Entry;
 use super::server::{self, ServerConfig};
@@ -325,6 +325,14 @@ pub(super) fn check(config: &Config, places: &Places) -> Result<()> {
             return Err(places.conflict(
                 "grpo.use_bias_correction_kl",
                 "with objective.beta = 0 there is no divergence to correct; remove one of the two",
+            ));
+        }
+        if grpo.overlong_tokens.is_some() && grpo.aggregation == Aggregation::NormalizeThenSum {
+            return Err(places.conflict(
+                "grpo.overlong_tokens",
+                "the penalty is subtracted from an answer's sum of scores, and with grpo.aggregation = \
+                 \"normalize_then_sum\" each judge's scores are compared before they are added; remove one of the two, or \
+                 have a judge subtract it",
             ));
         }
         if grpo.overlong_tokens.is_some_and(|tokens| tokens >= online.max_new_tokens) {

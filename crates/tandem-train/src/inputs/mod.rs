@@ -167,6 +167,15 @@ fn warn_of_dropout(config: &Config, folder: &ModelFolder, observer: &mut dyn Obs
     )));
 }
 
+/// Returns the positions of texts of so many tokens and of the answers that are sampled after their prompts, within
+/// the model's context.
+pub(crate) fn with_samples(config: &Config, spec: &DecoderSpec, longest: usize) -> usize {
+    match config.num_samples() {
+        0 => longest,
+        _ => longest.max(spec.context().min(longest + config.train.evaluation.sample_tokens)),
+    }
+}
+
 /// Warns of texts that are longer than those that the model was trained for: their positions are new to it.
 fn warn_of_length(folder: &ModelFolder, longest: usize, observer: &mut dyn Observer) {
     let context = folder.spec().context();
@@ -183,7 +192,7 @@ fn warn_of_length(folder: &ModelFolder, longest: usize, observer: &mut dyn Obser
 /// the folder of `adapter.start` come before the model's.
 pub(crate) fn open_policy(config: &Config, observer: &mut dyn Observer) -> Result<(ModelFolder, Tokenizer)> {
     let recipe = recipe::for_method(config.method);
-    let mut folder = recipe.open_folder(config)?;
+    let mut folder = recipe.open_folder(config, &config.model)?;
     match &config.weights {
         Weights::Folder => {}
         Weights::File(path) => folder = folder.with_weights(path),
@@ -238,10 +247,12 @@ impl RunInputs {
         warn_of_dropout(config, &folder, observer);
         let spec = folder.spec().clone();
         if let Some(path) = &config.reference.model {
-            let reference = ModelFolder::open(path)?;
             match config.distill {
-                Some(_) => check_teacher(config, (&folder, &tokenizer), &reference)?,
-                None => check_reference(config, (&folder, &tokenizer), &reference, observer)?,
+                Some(_) => check_teacher(config, (&folder, &tokenizer), &ModelFolder::open(path)?)?,
+                None => {
+                    let reference = recipe.open_folder(config, path)?;
+                    check_reference(config, (&folder, &tokenizer), &reference, observer)?;
+                }
             }
         }
         // An adapter that does not fit is found before any row is read.
@@ -280,7 +291,8 @@ impl RunInputs {
             .map(|cache| longest_mismatched(config, cache))
             .fold(longest, usize::max);
         warn_of_length(&folder, longest, observer);
-        let decoder = Decoder::new(spec, longest.max(whole).max(1))?;
+        let positions = with_samples(config, &spec, longest.max(whole).max(1));
+        let decoder = Decoder::new(spec, positions)?;
         if has_environment && decoder.rotates_by_length() {
             let reason = format!(
                 "the positions of {} depend on the length of a text beyond its first training, and the turns of a conversation \

@@ -268,7 +268,7 @@ pub fn check(config: &Config, num_ranks: usize) -> Result<()> {
     let compute = &config.compute;
     check_ranks(compute, num_ranks)?;
     if compute.tensor * compute.pipeline > 1 {
-        check_model(&recipe::for_method(config.method).open_folder(config)?, compute)?;
+        check_model(&recipe::for_method(config.method).open_folder(config, &config.model)?, compute)?;
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use tandem_model::{BatchCapacity, Decoder, PipelineStage};
 
 use super::largest::Largest;
 use crate::config::{Config, MicroBatchSize, Order, ReferenceKind};
-use crate::inputs::RunInputs;
+use crate::inputs::{RunInputs, with_samples};
 use crate::placement::PassCapacities;
 use crate::recipe::{self, AssumedRow, BatchPart, MicroBatch, MicroBatcher, deal};
 use crate::samples::Sampler;
@@ -143,11 +143,12 @@ impl<'a> PlanInputs<'a> {
                 "a micro-batch of {tokens} tokens cannot have {scored} scored tokens: assume 2 to {tokens}"
             ));
         }
-        let folder = recipe::for_method(config.method).open_folder(config)?;
+        let folder = recipe::for_method(config.method).open_folder(config, &config.model)?;
         let spec = folder.spec().clone();
         let rows = config.train.batch_size;
+        let positions = with_samples(config, &spec, config.data.max_length);
         Ok(Self {
-            decoder: Decoder::new(spec, config.data.max_length)?,
+            decoder: Decoder::new(spec, positions)?,
             quantised: folder.quantised(),
             train_rows: rows,
             eval_rows: (!config.data.eval.is_empty()).then_some(rows),

@@ -1,5 +1,7 @@
 //! Distillation: next-token distributions of a teacher over given completions, or over the policy's own.
 
+use std::path::Path;
+
 use tandem_data::forest::{ForestBuilder, ScoredTokens};
 use tandem_data::record::RowKind;
 use tandem_data::token_cache::TokenCache;
@@ -82,9 +84,10 @@ impl Recipe for Distill {
         })
     }
 
-    /// Opens the policy at the temperature at which it is compared.
-    fn open_folder(&self, config: &Config) -> ModelResult<ModelFolder> {
-        at_temperature(config, ModelFolder::open(&config.model)?)
+    /// Opens a model at the temperature at which policy and teacher are compared.
+    fn open_folder(&self, config: &Config, path: &Path) -> ModelResult<ModelFolder> {
+        let temperature = config.distill.map_or(1.0, |distill| distill.temperature as f32);
+        ModelFolder::open(path)?.with_temperature(temperature)
     }
 
     fn add_row(
@@ -143,9 +146,5 @@ impl Recipe for Distill {
 
 /// Opens a teacher as the policy is opened.
 pub(crate) fn open_teacher(config: &Config) -> ModelResult<ModelFolder> {
-    at_temperature(config, ModelFolder::open(config.reference.model.as_ref().unwrap_or(&config.model))?)
-}
-
-fn at_temperature(config: &Config, folder: ModelFolder) -> ModelResult<ModelFolder> {
-    folder.with_temperature(config.distill.map_or(1.0, |distill| distill.temperature as f32))
+    Distill.open_folder(config, config.reference.model.as_ref().unwrap_or(&config.model))
 }

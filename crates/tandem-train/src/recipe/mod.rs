@@ -14,6 +14,8 @@ mod reward;
 mod sft;
 mod unpaired;
 
+use std::path::Path;
+
 use tandem_data::forest::{ForestBuilder, PairTokens, RowCounts, ScoredTokens, UnpairedTokens};
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
@@ -37,9 +39,9 @@ pub trait Recipe: Send + Sync {
     /// Reads a row of its data sets.
     fn row<'a>(&self, cache: &'a TokenCache, row: usize) -> DatasetRow<'a>;
 
-    /// Opens the policy's folder with the head that trains.
-    fn open_folder(&self, config: &Config) -> ModelResult<ModelFolder> {
-        ModelFolder::open(&config.model)
+    /// Opens the folder of a policy, or of a model like it, with the head that trains.
+    fn open_folder(&self, _config: &Config, path: &Path) -> ModelResult<ModelFolder> {
+        ModelFolder::open(path)
     }
 
     /// Completes the policy's folder by what its tokenizer says.

@@ -1,5 +1,6 @@
 //! Responses that the policy gives while it trains, and what Online DPO, XPO and Nash-MD make of them.
 
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use serde_json::{Map, Value};
@@ -22,9 +23,9 @@ impl Recipe for Online {
         DatasetRow::Prompt(cache.prompt(row).0)
     }
 
-    /// Opens the policy at the temperature of its answers, where their log-probabilities are compared.
-    fn open_folder(&self, config: &Config) -> ModelResult<ModelFolder> {
-        let folder = ModelFolder::open(&config.model)?;
+    /// Opens a model at the temperature of the answers, where their log-probabilities are compared.
+    fn open_folder(&self, config: &Config, path: &Path) -> ModelResult<ModelFolder> {
+        let folder = ModelFolder::open(path)?;
         match config.online.as_ref().filter(|online| online.algorithm.grpo().is_some()) {
             Some(online) => folder.with_temperature(online.temperature as f32),
             None => Ok(folder),

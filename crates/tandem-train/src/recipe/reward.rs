@@ -1,5 +1,7 @@
 //! Reward models, from preferences.
 
+use std::path::Path;
+
 use tandem_data::forest::ForestBuilder;
 use tandem_data::token_cache::TokenCache;
 use tandem_data::tokenizer::Tokenizer;
@@ -17,8 +19,8 @@ impl Recipe for Reward {
         DatasetRow::Pair(cache.pair(row))
     }
 
-    fn open_folder(&self, config: &Config) -> ModelResult<ModelFolder> {
-        ModelFolder::open_reward(&config.model, config.seed)
+    fn open_folder(&self, config: &Config, path: &Path) -> ModelResult<ModelFolder> {
+        ModelFolder::open_reward(path, config.seed)
     }
 
     /// Sets the pad token as TRL does: the tokenizer's, else its end token. Nothing is padded here,

@@ -13,7 +13,7 @@ use crate::{Fault, Result, TrainError, chain};
 /// # Errors
 /// A file is missing or malformed; the message has the key that names it.
 pub(crate) fn check_all(config: &Config) -> Result<()> {
-    let folder = for_method(config.method).open_folder(config)?;
+    let folder = for_method(config.method).open_folder(config, &config.model)?;
     folder.check_copied()?;
     match &config.weights {
         Weights::Random => {}
@@ -32,7 +32,7 @@ pub(crate) fn check_all(config: &Config) -> Result<()> {
 /// It cannot be read, or lacks bytes that its headers promise; the message names the key.
 pub fn check_given(config: &Config) -> Result<()> {
     let Weights::File(path) = &config.weights else { return Ok(()) };
-    check("weights", path, for_method(config.method).open_folder(config)?.with_weights(path))
+    check("weights", path, for_method(config.method).open_folder(config, &config.model)?.with_weights(path))
 }
 
 fn check(key: &str, path: &Path, folder: ModelFolder) -> Result<()> {

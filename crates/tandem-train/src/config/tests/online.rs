@@ -212,6 +212,10 @@ fn what_policy_gradients_do_not_use_is_refused_with_a_sentence() {
         let error = config.expect_err(expected).to_string();
         assert!(error.contains(expected), "{own}: {error}");
     }
+    let penalty = ["method=grpo", "grpo.overlong_tokens=4", "grpo.aggregation=normalize_then_sum"];
+    let (_folder, config) = load_with(ONLINE, &penalty);
+    let error = config.expect_err("a penalty that nothing takes").to_string();
+    assert!(error.contains("each judge's scores are compared before"), "{error}");
     let (_folder, config) = load_with(ONLINE, &["method=grpo", "objective.beta=0.1", "reference.kind=none"]);
     let error = config.expect_err("a reference").to_string();
     assert!(error.contains("objective.beta must be 0"), "{error}");
@@ -302,6 +306,7 @@ fn what_a_server_cannot_be_told_is_refused() {
         (&["online.temperature=0"], "repeats one completion"),
         (&["online.max_batch=3"], "a server limits its own batch"),
         (&["online.server.base_url=localhost:8000"], "is no address"),
+        (&["online.server.base_url=http://localhost:99999"], "is no address"),
         (&["online.server.base_url=http://me:secret@host/v1"], "give the key by `online.server.api_key_env`"),
         (&["online.server.model=\"\""], "a name"),
         (&["online.server.timeout_s=0"], "a number of seconds above 0"),

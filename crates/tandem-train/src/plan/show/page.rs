@@ -134,7 +134,11 @@ pub fn colour(kind: MemoryKind) -> String {
     format!("#{red:02x}{green:02x}{blue:02x}")
 }
 
-/// Returns text of an element or a double-quoted attribute, in which nothing is a tag.
+/// Returns text of an element or a double-quoted attribute, in which nothing is a tag. HTML has no NUL.
 pub fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    text.replace('\0', "\u{fffd}")
+        .replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
 }

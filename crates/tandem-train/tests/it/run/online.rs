@@ -268,6 +268,20 @@ fn groups_with_equal_rewards_are_replaced() {
     }
 }
 
+/// Another model as the reference is compared at the answers' temperature, as the policy is.
+#[test]
+fn a_reference_model_goes_with_any_temperature() {
+    let small = Small::new("online");
+    run(&small, "first", &["train.steps=2"]);
+    let reference = format!("reference.model={}", small.path("first/final").display());
+    let settings =
+        ["method=grpo", "online.answers=3", "objective.beta=0.1", "train.steps=2", reference.as_str()];
+    for temperature in ["online.temperature=1.0", "online.temperature=0.7"] {
+        let (log, ..) = run(&small, "run", &[&settings[..], &[temperature]].concat());
+        assert!(log[0]["kl"].as_f64().unwrap() > 0.0, "{temperature}: {log:?}");
+    }
+}
+
 /// The ratio of an update on fresh answers is 1: the generator's numbers are the trainer's, in every type.
 #[test]
 fn an_answer_has_the_trainers_log_probabilities() {
