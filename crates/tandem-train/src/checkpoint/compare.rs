@@ -93,7 +93,11 @@ pub fn compare(recorded: &Checkpoint, found: &Checkpoint) -> Result<Comparison> 
 
 fn cursor_difference(recorded: &Cursor, found: &Cursor) -> Option<(String, String, String)> {
     let entries = |cursor: &Cursor| -> Map<String, Value> {
-        let Ok(Value::Object(mut entries)) = serde_json::to_value(cursor.beside_weights()) else {
+        let mut cursor = cursor.beside_weights();
+        if recorded.best.as_ref().is_some_and(|best| best.rows.is_empty()) {
+            cursor.best.iter_mut().for_each(|best| best.rows.clear());
+        }
+        let Ok(Value::Object(mut entries)) = serde_json::to_value(cursor) else {
             unreachable!("a cursor is an object")
         };
         entries.remove("seconds");

@@ -65,6 +65,9 @@ impl Cursor {
 pub struct BestEvaluation {
     /// Metric, as `train.keep_best` names it.
     pub metric: String,
+    /// Hash of the held-out rows; empty in checkpoints of earlier versions.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub rows: String,
     /// Its value.
     pub value: f64,
     /// Steps done when it was evaluated.

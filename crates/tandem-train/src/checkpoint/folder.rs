@@ -169,16 +169,14 @@ impl Checkpoints {
         Ok(steps)
     }
 
-    /// Deletes every file that this module writes, and the folder if it is then empty.
+    /// Deletes every file that this module writes, and the folder if it is then empty. A link to a folder stays.
     pub fn clear(&self) -> Result<()> {
         self.sweep()?;
         for step in self.steps()? {
             self.discard(&self.folder_of(step))?;
         }
         match fs::remove_dir(&self.root) {
-            Err(e) if !matches!(e.kind(), ErrorKind::NotFound | ErrorKind::DirectoryNotEmpty) => {
-                Err(TrainError::io("remove", &self.root)(e))
-            }
+            Err(e) if !is_kept(e.kind()) => Err(TrainError::io("remove", &self.root)(e)),
             _ => Ok(()),
         }
     }
@@ -221,6 +219,11 @@ impl Checkpoints {
         }
         Ok(names)
     }
+}
+
+/// Returns whether a folder stays, or is none, for a reason that is well: it is a link, or has somebody's files.
+fn is_kept(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::NotFound | ErrorKind::DirectoryNotEmpty | ErrorKind::NotADirectory)
 }
 
 /// `step-000200`.

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
-use std::io::{ErrorKind, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -80,15 +80,27 @@ pub(super) fn append(path: &Path, step: u64, hash: Hash) -> Result<()> {
     file.write_all(line.as_bytes()).map_err(TrainError::io("write", path))
 }
 
+/// Appends the hash of a checkpoint's state unless the file has it: a process may have been killed before it had.
+pub(crate) fn complete_states(path: &Path, checkpoint: &Checkpoint) -> Result<()> {
+    let step = checkpoint.cursor().step;
+    if read_states(path)?.contains_key(&step) {
+        return Ok(());
+    }
+    let hash = checkpoint.state_hash(&AtomicBool::new(false))?.expect("nothing gives it up");
+    append(path, step, hash)
+}
+
 /// Reads the hashes of states by step. Lines that are none are left out. A missing file has none.
 pub(crate) fn read_states(path: &Path) -> Result<BTreeMap<u64, Hash>> {
-    let text = match tandem_files::read(path, tandem_files::MAX_TABLE) {
+    let file = match tandem_files::open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeMap::new()),
-        read => read.map_err(TrainError::io("read", path))?,
+        opened => opened.map_err(TrainError::io("open", path))?,
     };
-    let parse = |line: &[u8]| {
-        let Line { step, blake3 } = serde_json::from_slice(line).ok()?;
+    let parse = |line: Vec<u8>| {
+        let Line { step, blake3 } = serde_json::from_slice(&line).ok()?;
         Some((step, Hash::from_hex(blake3).ok()?))
     };
-    Ok(text.split(|byte| *byte == b'\n').filter_map(parse).collect())
+    let lines = BufReader::new(file).split(b'\n');
+    let parsed = lines.filter_map(|line| line.map(parse).transpose());
+    parsed.collect::<std::io::Result<_>>().map_err(TrainError::io("read", path))
 }

@@ -54,6 +54,7 @@ fn cursor(step: u64) -> Cursor {
         learning_rate_factor: Some(0.1 + 0.2),
         best: Some(BestEvaluation {
             metric: "eval/loss".into(),
+            rows: "a1".into(),
             value: 0.1 + 0.2,
             step: step / 2,
             evaluations_since: 3,

@@ -17,6 +17,8 @@ use crate::error::{Result, TrainError};
 pub struct MetricsFile {
     file: File,
     path: PathBuf,
+    /// Step of the last line.
+    last_step: Option<u64>,
 }
 
 impl MetricsFile {
@@ -24,7 +26,7 @@ impl MetricsFile {
     pub fn create(path: &Path) -> Result<Self> {
         let file = appending(path)?;
         file.set_len(0).map_err(TrainError::io("truncate", path))?;
-        Ok(Self { file, path: path.to_path_buf() })
+        Ok(Self { file, path: path.to_path_buf(), last_step: None })
     }
 
     /// Opens the file of a run that resumes from a checkpoint of `step`, and cuts off what was
@@ -33,10 +35,20 @@ impl MetricsFile {
     /// cannot be read stay; their 1-based numbers are returned.
     pub fn resume(path: &Path, step: u64, is_evaluation_due: bool) -> Result<(Self, Vec<usize>)> {
         let file = appending(path)?;
-        let (keep, damaged) =
-            kept_bytes(&file, step, is_evaluation_due).map_err(TrainError::io("read", path))?;
-        file.set_len(keep).map_err(TrainError::io("truncate", path))?;
-        Ok((Self { file, path: path.to_path_buf() }, damaged))
+        let Kept { bytes, last_step, damaged } =
+            kept(&file, step, is_evaluation_due).map_err(TrainError::io("read", path))?;
+        file.set_len(bytes).map_err(TrainError::io("truncate", path))?;
+        Ok((Self { file, path: path.to_path_buf(), last_step }, damaged))
+    }
+
+    /// Returns the step of the last line.
+    pub(crate) fn last_step(&self) -> Option<u64> {
+        self.last_step
+    }
+
+    /// Makes all lines durable.
+    pub(crate) fn sync(&self) -> Result<()> {
+        self.file.sync_data().map_err(TrainError::io("write", &self.path))
     }
 
     /// Returns the file's path if another file, or none, is there by now. Further lines then go to the
@@ -52,22 +64,25 @@ impl MetricsFile {
     /// Appends one record. The line is handed to the system at once, so it survives a killed
     /// process.
     pub fn write(&mut self, record: &Record) -> Result<()> {
-        self.append(record.to_json())
+        self.append(record.step(), record.to_json())
     }
 
     /// Appends the dataset's rows that a 1-based step takes, over all ranks.
     pub fn write_rows(&mut self, step: u64, rows: &[u32]) -> Result<()> {
-        self.append(json!({ "step": step, "rows": rows }).to_string())
+        self.append(step, json!({ "step": step, "rows": rows }).to_string())
     }
 
     /// Appends an object that has the 1-based `step` it belongs to.
     pub fn write_line(&mut self, line: &Value) -> Result<()> {
-        self.append(line.to_string())
+        let step = line["step"].as_u64().expect("each line has its step");
+        self.append(step, line.to_string())
     }
 
-    fn append(&mut self, mut line: String) -> Result<()> {
+    fn append(&mut self, step: u64, mut line: String) -> Result<()> {
         line.push('\n');
-        self.file.write_all(line.as_bytes()).map_err(TrainError::io("write", &self.path))
+        self.file.write_all(line.as_bytes()).map_err(TrainError::io("write", &self.path))?;
+        self.last_step = Some(step);
+        Ok(())
     }
 }
 
@@ -120,11 +135,18 @@ struct Place {
     split: Value,
 }
 
-/// Returns the length of the whole lines before the first of a step after `step`, or of this step's
-/// evaluation if it is due, and the numbers of the lines among them that cannot be read.
-fn kept_bytes(file: &File, step: u64, is_evaluation_due: bool) -> std::io::Result<(u64, Vec<usize>)> {
+/// Lines that a run that goes on keeps.
+struct Kept {
+    bytes: u64,
+    last_step: Option<u64>,
+    /// Numbers of those that cannot be read.
+    damaged: Vec<usize>,
+}
+
+/// Keeps the whole lines before the first of a step after `step`, or of this step's evaluation if it is due.
+fn kept(file: &File, step: u64, is_evaluation_due: bool) -> std::io::Result<Kept> {
     let mut reader = BufReader::new(file);
-    let (mut keep, mut damaged, mut line) = (0, Vec::new(), Vec::new());
+    let (mut kept, mut line) = (Kept { bytes: 0, last_step: None, damaged: Vec::new() }, Vec::new());
     for number in 1.. {
         line.clear();
         let read = reader.read_until(b'\n', &mut line)? as u64;
@@ -133,10 +155,11 @@ fn kept_bytes(file: &File, step: u64, is_evaluation_due: bool) -> std::io::Resul
         if line.last() != Some(&b'\n') || at.is_some_and(|at| at > step) || is_due {
             break;
         }
-        damaged.extend(at.is_none().then_some(number));
-        keep += read;
+        kept.damaged.extend(at.is_none().then_some(number));
+        kept.last_step = at.or(kept.last_step);
+        kept.bytes += read;
     }
-    Ok((keep, damaged))
+    Ok(kept)
 }
 
 #[cfg(test)]

@@ -47,6 +47,9 @@ const SAMPLE_BYTES: u64 = 64 << 10;
 const VISIBLE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(100);
 /// Between the fields of a fact; no path or value contains it.
+/// Beginning of the name of a file that the first rank shows the others; a time follows.
+const MARK: &str = ".seen-";
+
 const SEPARATOR: char = '\u{1f}';
 
 /// Something that all ranks have in common.
@@ -112,7 +115,7 @@ pub(super) fn on_run_folder(output: &Path, run_dir: Option<&RunDir>, group: &mut
         return Ok(());
     }
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let mark = text_of(&format!(".seen-{:x}", since.as_nanos()), 0, group)?;
+    let mark = text_of(&format!("{MARK}{:x}", since.as_nanos()), 0, group)?;
     let of_first = text_of(&output.display().to_string(), 0, group)?;
     let file = output.join(mark);
     if run_dir.is_some() {
@@ -134,6 +137,12 @@ pub(super) fn on_run_folder(output: &Path, run_dir: Option<&RunDir>, group: &mut
         }
         None => Ok(()),
     }
+}
+
+/// Returns whether a file of a run's folder is one that shows the folder to the other ranks. A killed process leaves it.
+pub(super) fn is_mark(name: &str) -> bool {
+    name.strip_prefix(MARK)
+        .is_some_and(|id| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 /// Waits until every rank has what this one has. A rank that ends with its error earlier would end the calls

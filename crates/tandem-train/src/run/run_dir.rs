@@ -34,13 +34,16 @@ use crate::config::Config;
 use crate::disk::replace;
 use crate::error::{Result, TrainError};
 use crate::metrics::is_at;
-use crate::run::model_card;
 use crate::run::provenance::PROVENANCE;
+use crate::run::{agreement, model_card};
 use crate::{profile, trackers};
 
 /// First line of every `config.toml` written here: tells it from one that a person put into the
 /// folder.
 const CONFIG_HEADER: &str = crate::config::RESOLVED_HEADER;
+
+/// File that is there while an earlier run is deleted.
+const OVERWRITING: &str = ".overwriting";
 
 /// File about a trained model, in its folder.
 const MODEL_CARD: &str = "README.md";
@@ -158,6 +161,10 @@ impl RunDir {
         let dir = Self { path: path.to_path_buf(), start, lock };
         dir.refuse_foreign_config()?;
         dir.refuse_foreign_model()?;
+        if start == RunDirPolicy::Resume && dir.path.join(OVERWRITING).exists() {
+            // Its checkpoints are another run's than the one that is to go on.
+            dir.clear()?;
+        }
         let found = dir.leftovers();
         if start == RunDirPolicy::Fresh && !found.is_empty() {
             return Err(TrainError::UsedRunDir { path: dir.path, found });
@@ -175,10 +182,15 @@ impl RunDir {
         recover_folder(&self.final_path())?;
         // What cannot be removed is told when old checkpoints are deleted.
         let _ = self.checkpoints().sweep();
+        // The lock's file keeps the folder.
+        clear_folder(&self.path, agreement::is_mark)?;
+        let overwriting = self.path.join(OVERWRITING);
         if self.start == RunDirPolicy::Overwrite {
+            fs::write(&overwriting, "").map_err(TrainError::io("write", &overwriting))?;
             self.clear()?;
         }
         replace(&self.config_path(), format!("{CONFIG_HEADER}{}", config.to_toml()).as_bytes())?;
+        remove_file(&overwriting)?;
         replace(&self.plan_path(), plan.as_bytes())
     }
 
@@ -261,7 +273,13 @@ impl RunDir {
 
     fn leftovers(&self) -> Vec<&'static str> {
         let folders = ["checkpoints", "final", trackers::EVENTS];
-        FILES.into_iter().chain(folders).filter(|name| self.path.join(name).exists()).collect()
+        // An empty folder, to which a link may lead, waits for a run.
+        let is_empty = |path: &Path| fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none());
+        let is_there = |name: &&str| {
+            let path = self.path.join(name);
+            path.exists() && !is_empty(&path)
+        };
+        FILES.into_iter().chain(folders).filter(is_there).collect()
     }
 
     /// Deletes a run's files. Other files and their folders stay.
@@ -343,7 +361,7 @@ impl RunDir {
     }
 }
 
-/// Deletes files accepted by `is_ours`, and the folder if it is then empty.
+/// Deletes files accepted by `is_ours`, and the folder if it is then empty. A link to a folder stays.
 fn clear_folder(folder: &Path, is_ours: impl Fn(&str) -> bool) -> Result<()> {
     let listing = match fs::read_dir(folder) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
@@ -356,7 +374,9 @@ fn clear_folder(folder: &Path, is_ours: impl Fn(&str) -> bool) -> Result<()> {
         }
     }
     match fs::remove_dir(folder) {
-        Err(e) if e.kind() != ErrorKind::DirectoryNotEmpty => Err(TrainError::io("remove", folder)(e)),
+        Err(e) if !matches!(e.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::NotADirectory) => {
+            Err(TrainError::io("remove", folder)(e))
+        }
         _ => Ok(()),
     }
 }
@@ -500,7 +520,8 @@ mod tests {
         for name in ours.into_iter().chain([trackers::STATE, trackers::OUTPUT, trackers::EVENTS]) {
             let folder = tempfile::tempdir().expect("a temporary folder");
             let path = folder.path().join(name);
-            if name == "final" { fs::create_dir(path) } else { fs::write(path, "") }.expect("written");
+            if name == "final" { fs::create_dir_all(path.join("x")) } else { fs::write(path, "") }
+                .expect("written");
             let error =
                 RunDir::open(folder.path(), RunDirPolicy::Fresh).expect_err("a used folder").to_string();
             assert!(error.contains(name), "{error}");
@@ -524,6 +545,41 @@ mod tests {
         run.begin(&config(folder.path()), "{}").expect("begun");
         let left = [".lock", "config.toml", "final/", "final/README.md", "notes.txt", "plan.json"];
         assert_eq!(files(&path), left);
+    }
+
+    /// What is left of the old run is not what the new one goes on from.
+    #[test]
+    fn a_run_that_was_killed_while_it_replaced_another_begins_anew() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = used(folder.path());
+        fs::create_dir_all(path.join("checkpoints/step-000001")).expect("created");
+        fs::write(path.join(OVERWRITING), "").expect("written");
+        fs::remove_file(path.join(METRICS)).expect("removed");
+        let run = RunDir::open(&path, RunDirPolicy::Resume).expect("taken over");
+        assert!(run.checkpoints().steps().expect("a folder").is_empty());
+        assert!(!path.join("final/config.json").exists());
+        run.begin(&config(folder.path()), "{}").expect("begun");
+        assert!(!path.join(OVERWRITING).exists());
+    }
+
+    #[test]
+    fn links_to_other_disks_stay() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let (path, disk) = (folder.path().join("run"), folder.path().join("disk"));
+        for name in ["checkpoints", "final"] {
+            fs::create_dir_all(disk.join(name)).expect("created");
+            fs::create_dir_all(&path).expect("created");
+            std::os::unix::fs::symlink(disk.join(name), path.join(name)).expect("linked");
+        }
+        drop(RunDir::open(&path, RunDirPolicy::Fresh).expect("links to empty folders"));
+        fs::create_dir(disk.join("checkpoints/step-000001")).expect("created");
+        fs::write(disk.join("final/config.json"), "{}").expect("written");
+        fs::write(config_path(&path), CONFIG_HEADER).expect("written");
+        let run = RunDir::open(&path, RunDirPolicy::Overwrite).expect("taken over");
+        run.begin(&config(folder.path()), "{}").expect("begun");
+        for name in ["checkpoints", "final"] {
+            assert!(path.join(name).is_symlink() && files(&disk.join(name)).is_empty(), "{name}");
+        }
     }
 
     #[test]
@@ -602,6 +658,8 @@ mod tests {
             fs::write(path.join(name).join("model.safetensors"), "x").expect("written");
         }
         fs::write(path.join(".final.writing-notes"), "mine").expect("written");
+        fs::write(path.join(".seen-18b2f0"), "").expect("written");
+        fs::write(path.join(".seen-notes"), "mine").expect("written");
     }
 
     #[test]
@@ -618,8 +676,11 @@ mod tests {
                 let run = RunDir::open(&path, start).expect("taken over");
                 run.begin(&config(folder.path()), "{}").expect("begun");
                 let found = files(&path);
-                let hidden = |name: &&String| name.starts_with(".final") || name.contains("/.step");
-                assert_eq!(found.iter().filter(hidden).collect::<Vec<_>>(), [".final.writing-notes"]);
+                let hidden = |name: &&String| {
+                    [".final", ".seen"].iter().any(|own| name.starts_with(own)) || name.contains("/.step")
+                };
+                let left = [".final.writing-notes", ".seen-notes"];
+                assert_eq!(found.iter().filter(hidden).collect::<Vec<_>>(), left);
                 assert_eq!(fs::read_to_string(path.join("final/notes.txt")).expect("a file"), "mine");
                 let has_model = path.join("final/config.json").exists();
                 assert_eq!(has_model, start == RunDirPolicy::Resume && !is_replaced, "{found:?}");

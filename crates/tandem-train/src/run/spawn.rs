@@ -54,9 +54,10 @@ pub fn train(
             // The name is in the message of a panic.
             let thread = std::thread::Builder::new().name(format!("rank {}", group.rank()));
             let started = thread.spawn_scoped(scope, move || on_thread(group, &mut Silent));
-            started.expect("a thread for a rank")
+            started.map_err(TrainError::thread)
         };
-        let others: Vec<_> = groups.map(start).collect();
+        // Ranks that have started learn that the others are gone.
+        let others = groups.map(start).collect::<Result<Vec<_>>>()?;
         let mut outcome = on_thread(first, observer);
         for other in others {
             let other = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));

@@ -11,7 +11,7 @@ use tandem_kernels::{Backend, Profile, release_free_heap};
 
 use super::memory::{explained, refuse_too_large};
 use super::{Files, Options, Trainer};
-use crate::checkpoint::{Cursor, Saver, snapshot};
+use crate::checkpoint::{Checkpoint, Cursor, Saver, complete_states, snapshot};
 use crate::config::{Aggregation, Config, EnvironmentConfig, Length};
 use crate::events::{Event, Observer};
 use crate::inputs::RunInputs;
@@ -254,8 +254,19 @@ impl TrainerBuilder<'_> {
                     Ok(file)
                 };
                 let metrics = open(&run_dir.metrics_path())?;
+                if let Some(last) = metrics.last_step().filter(|&last| last < cursor.step) {
+                    observer.event(&Event::Warning(&format!(
+                        "{} ends with step {last}, and the checkpoint is of step {}: the lines between were lost, as in a power \
+                         failure",
+                        run_dir.metrics_path().display(),
+                        cursor.step
+                    )));
+                }
                 // The writer of checkpoints appends to it.
                 drop(open(&run_dir.states_path())?);
+                if let Some(path) = &resumed_from {
+                    complete_states(&run_dir.states_path(), &Checkpoint::open_checked(path)?)?;
+                }
                 let inputs = input_files(config, prepared)?;
                 let recorded = resume::provenance(&run_dir, resumed_from.is_some(), &begun, observer);
                 let provenance = ProvenanceWriter::begin(run_dir.path(), recorded, begun, inputs)?;

@@ -8,6 +8,7 @@ use super::{Files, Trainer};
 use crate::checkpoint::{BestEvaluation, Checkpoint};
 use crate::config::{BestMetric, EvaluationConfig};
 use crate::events::{Event, Observer};
+use crate::inputs::RunInputs;
 use crate::metrics::Record;
 use crate::run::resume;
 use crate::samples::Sampler;
@@ -48,14 +49,15 @@ impl Trainer {
         Ok(Some(record))
     }
 
-    /// Evaluates the held-out rows, if there are some, and starts a checkpoint if they were never better.
-    pub(super) fn evaluate_and_keep_best(
+    /// Evaluates the held-out rows, if there are some, and returns whether they were never better, so that the
+    /// checkpoint of this step is to be kept.
+    pub(super) fn evaluate_for_best(
         &mut self,
         observer: &mut dyn Observer,
         stop: &AtomicBool,
-    ) -> Result<()> {
-        let Some(record) = self.evaluate_unless(observer, stop)? else { return Ok(()) };
-        if self.is_best(&record)? { self.save(observer, stop) } else { Ok(()) }
+    ) -> Result<bool> {
+        let record = self.evaluate_unless(observer, stop)?;
+        record.map_or(Ok(false), |record| self.is_best(&record))
     }
 
     /// Has the model answer the prompts of a few rows, and keeps the answers.
@@ -85,8 +87,10 @@ impl Trainer {
             return Ok(false);
         };
         let value = record.get(metric.name()).unwrap_or(f64::NAN);
-        let (best, step) = (self.cursor.best.take(), self.cursor.step);
-        let Some((best, is_new)) = best_of(best, &metric, (step, value), early_stopping_threshold) else {
+        let (best, step) = (self.best().cloned(), self.cursor.step);
+        let rows = held_out_hash(&self.prepared);
+        let Some((best, is_new)) = best_of(best, (&metric, &rows), (step, value), early_stopping_threshold)
+        else {
             let reason = format!(
                 "train.keep_best = \"{}\" was asked for, but the evaluation after step {step} has no such number; \
                  metrics.jsonl in the run's folder names those it has",
@@ -98,10 +102,41 @@ impl Trainer {
         Ok(is_new)
     }
 
-    /// Returns the best evaluation so far by the metric of `train.keep_best`, which may be another than before a resume.
+    /// Returns the best evaluation so far by the metric of `train.keep_best` and of the held-out rows. Either may be
+    /// another than before a resume.
     fn best(&self) -> Option<&BestEvaluation> {
         let metric = self.config.train.evaluation.keep_best.as_ref()?;
-        self.cursor.best.as_ref().filter(|best| best.metric == metric.key)
+        let rows = held_out_hash(&self.prepared);
+        let is_of_rows = |best: &&BestEvaluation| best.rows.is_empty() || best.rows == rows;
+        self.cursor.best.as_ref().filter(|best| best.metric == metric.key).filter(is_of_rows)
+    }
+
+    /// Looks for the best checkpoint of a run that goes on to its end, and tells where evaluations begin anew.
+    ///
+    /// # Errors
+    /// The checkpoint is not there.
+    pub(super) fn check_best(&self, observer: &mut dyn Observer) -> Result<()> {
+        let evaluation = &self.config.train.evaluation;
+        let (Some(metric), Some(kept)) = (&evaluation.keep_best, &self.cursor.best) else { return Ok(()) };
+        let Some(best) = self.best() else {
+            observer.event(&Event::Warning(&format!(
+                "the best evaluation so far, after step {}, was by another metric or of other held-out rows: the best by {} is \
+                 sought among those from now on",
+                kept.step, metric.key
+            )));
+            return Ok(());
+        };
+        let folder = self.saver.folder_of(best.step);
+        if self.until.is_some() || best.step == self.cursor.step || folder.exists() {
+            return Ok(());
+        }
+        let reason = format!(
+            "{}: this checkpoint has the best {} so far, {}, and is not there: put it back, or resume without train.keep_best",
+            folder.display(),
+            metric.key,
+            best.value
+        );
+        Err(TrainError::Mismatch { reason })
     }
 
     /// Returns the evaluations since the best one, if they are so many that the run ends.
@@ -128,15 +163,18 @@ impl Trainer {
     }
 }
 
+fn held_out_hash(prepared: &RunInputs) -> String {
+    prepared.eval.as_ref().map_or_else(String::new, |rows| rows.content_hash().to_string())
+}
+
 /// Returns the best evaluation after one more, whose step and value are given, and whether it is that. Improvements that are no larger than
 /// `threshold` make it the best, too, but use up patience. Nothing if there was none and the value is not a number.
 fn best_of(
-    best: Option<BestEvaluation>,
-    metric: &BestMetric,
+    before: Option<BestEvaluation>,
+    (metric, rows): (&BestMetric, &str),
     (step, value): (u64, f64),
     threshold: f64,
 ) -> Option<(BestEvaluation, bool)> {
-    let before = best.filter(|best| best.metric == metric.key);
     let improves_by = |threshold| match &before {
         Some(best) => metric.improves(value, best.value, threshold),
         None => !value.is_nan(),
@@ -145,7 +183,13 @@ fn best_of(
     let waited = before.as_ref().map_or(0, |best| best.evaluations_since);
     let evaluations_since = if goes_on { 0 } else { waited + 1 };
     let best = match before {
-        _ if is_best => BestEvaluation { metric: metric.key.to_owned(), value, step, evaluations_since },
+        _ if is_best => BestEvaluation {
+            metric: metric.key.to_owned(),
+            rows: rows.to_owned(),
+            value,
+            step,
+            evaluations_since,
+        },
         Some(best) => BestEvaluation { evaluations_since, ..best },
         None => return None,
     };
@@ -161,7 +205,7 @@ mod tests {
         let metric = BestMetric::ALL.into_iter().find(|metric| metric.key == key).unwrap();
         let mut best = None;
         let next = |evaluation| {
-            let (new, is_best) = best_of(best.take(), &metric, evaluation, threshold).unwrap();
+            let (new, is_best) = best_of(best.take(), (&metric, "a1"), evaluation, threshold).unwrap();
             assert_eq!(is_best, new.step == evaluation.0);
             let at = (new.step, new.evaluations_since);
             best = Some(new);

@@ -148,6 +148,7 @@ impl Trainer {
     }
 
     fn run_steps(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Outcome> {
+        self.check_best(observer)?;
         let steps = self.schedule.total_steps;
         observer.event(&Event::Started {
             step: self.first_step,
@@ -157,24 +158,25 @@ impl Trainer {
         });
         self.started = Instant::now();
         let is_new = self.resumed_from.is_none();
-        if self.cursor.is_evaluation_due || is_new && self.config.train.evaluation.eval_first {
-            self.evaluate_and_keep_best(observer, stop)?;
-        }
+        let is_evaluated = self.cursor.is_evaluation_due || is_new && self.config.train.evaluation.eval_first;
+        let is_best = is_evaluated && self.evaluate_for_best(observer, stop)?;
         if is_new {
             self.sample(observer)?;
+        }
+        if is_best {
+            self.save(observer, stop)?;
         }
         let until = self.until.unwrap_or(u64::MAX);
         while self.cursor.step < until && self.waited_enough().is_none() && self.step(observer, stop)? {
             let due = |every: Option<u64>| every.is_some_and(|n| self.cursor.step.is_multiple_of(n));
             let (evaluate, save) = (due(self.config.train.eval_every), due(self.config.train.save_every));
             let is_last = self.cursor.step == steps;
-            if evaluate || is_last {
-                self.evaluate_and_keep_best(observer, stop)?;
-            }
+            let is_best = (evaluate || is_last) && self.evaluate_for_best(observer, stop)?;
             if evaluate && !is_last && self.waited_enough().is_none() {
                 self.sample(observer)?;
             }
-            if save {
+            // A run that goes on from there does not answer again.
+            if save || is_best {
                 self.save(observer, stop)?;
             }
         }
@@ -262,7 +264,7 @@ impl Trainer {
         {
             observer.event(&Event::StoppedEarly { step: self.cursor.step, evaluations });
         }
-        if self.cursor.step > self.first_step {
+        if self.cursor.step > self.first_step || self.lacks_samples()? {
             self.sample(observer)?;
         }
         self.take_model(observer)?;
@@ -285,6 +287,15 @@ impl Trainer {
                 crate::chain(&error)
             ))),
         }
+    }
+
+    /// Returns whether an earlier process was killed before the answers of the last step. Every rank learns it.
+    fn lacks_samples(&mut self) -> Result<bool> {
+        let samples = self.files.as_ref().and_then(|files| files.samples.as_ref());
+        let lacks = samples.is_some_and(|file| file.last_step() != Some(self.cursor.step));
+        let mut vote = [u8::from(lacks)];
+        self.mesh.world().all_reduce(&mut vote, Reduction::Max)?;
+        Ok(vote[0] != 0)
     }
 
     /// Steps done, those of earlier processes of the run included.
@@ -324,19 +335,32 @@ impl Trainer {
         profiler.as_mut().map_or(Ok(()), |profiler| profiler.finish(self.cursor.step, device))
     }
 
+    /// Files of lines that this rank writes.
+    fn lines(&mut self) -> impl Iterator<Item = &mut MetricsFile> {
+        let files = self.files.iter_mut();
+        let own =
+            files.flat_map(|files| [Some(&mut files.metrics), files.rows.as_mut(), files.samples.as_mut()]);
+        own.chain([self.online.as_mut().and_then(Online::samples_file)]).flatten()
+    }
+
+    /// Makes the lines durable that a checkpoint takes for written.
+    fn sync_files(&mut self) -> Result<()> {
+        self.lines().try_for_each(|file| file.sync())
+    }
+
     /// Checks that the files that rank 0 writes are still those in the run's folder. One that was removed is
     /// begun again, with a warning.
     fn check_files(&mut self, observer: &mut dyn Observer) -> Result<()> {
-        let Some(Files { run_dir, metrics, rows, samples, .. }) = &mut self.files else { return Ok(()) };
-        run_dir.check_lock()?;
-        let online = self.online.as_mut().and_then(Online::samples_file);
-        for file in [Some(metrics), rows.as_mut(), samples.as_mut(), online].into_iter().flatten() {
+        let Some(files) = &self.files else { return Ok(()) };
+        files.run_dir.check_lock()?;
+        let step = self.cursor.step;
+        for file in self.lines() {
             if let Some(path) = file.reopen_if_removed()? {
                 observer.event(&Event::Warning(&format!(
                     "{} was removed or replaced while the run wrote to it: lines up to step {} may be lost; later ones are \
                      written to the file that is there now",
                     path.display(),
-                    self.cursor.step
+                    step
                 )));
             }
         }
@@ -434,6 +458,7 @@ impl Trainer {
         self.mesh.world().progress().begin_phase(Phase::Save);
         self.device().begin_phase("checkpoint");
         self.check_files(observer)?;
+        self.sync_files()?;
         self.finish_saving(observer)?;
         if let Some(online) = &mut self.online {
             // Unjudged completions are kept as they are.

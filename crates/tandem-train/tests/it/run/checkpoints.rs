@@ -106,6 +106,21 @@ fn a_checkpoint_is_resumed_by_any_number_of_ranks_under_any_sharding() {
 }
 
 #[test]
+fn a_hash_that_a_kill_has_prevented_is_written_by_the_run_that_goes_on() {
+    let small = Small::new("dpo");
+    let (_, outcome) = small.run("run", RunDirPolicy::Fresh, Some(3), &["train.keep=1"]);
+    outcome.unwrap_or_else(|e| panic!("{e}"));
+    let states = small.path("run/states.jsonl");
+    let before = fs::read_to_string(&states).expect("hashes");
+    let (first, last) = before.trim_end().rsplit_once('\n').expect("two hashes");
+    assert!(last.contains("\"step\":3,"), "{last}");
+    fs::write(&states, format!("{first}\n")).expect("written");
+    small.finish("run", RunDirPolicy::Resume, &["train.keep=1"]);
+    let after = fs::read_to_string(&states).expect("hashes");
+    assert!(after.starts_with(&before) && after.len() > before.len(), "{before}{after}");
+}
+
+#[test]
 fn writing_beside_training_changes_no_number_and_no_file() {
     let small = Small::new("dpo");
     for place in [(1, "ddp"), (3, "zero2"), (2, "zero3")] {

@@ -63,6 +63,49 @@ fn samples_are_the_same_on_every_mesh_and_change_nothing() {
     }
 }
 
+/// A process that was killed before the last answers is made up for, and lines that a checkpoint took for written
+/// are missed.
+#[test]
+fn the_last_answers_and_lost_lines_are_noticed() {
+    let small = Small::new("sft");
+    small.finish("run", RunDirPolicy::Fresh, &[]);
+    let path = small.path("run/samples.jsonl");
+    let whole = fs::read_to_string(&path).unwrap();
+    let before: String = whole
+        .lines()
+        .filter(|line| line.contains("\"step\":0,"))
+        .fold(String::new(), |text, line| text + line + "\n");
+    assert!(before.len() < whole.len());
+    fs::write(&path, &before).unwrap();
+    let heard = small.finish("run", RunDirPolicy::Resume, &[]);
+    assert_eq!((fs::read_to_string(&path).unwrap(), heard.warnings), (whole, Vec::new()));
+
+    let metrics = small.path("run/metrics.jsonl");
+    let text = fs::read_to_string(&metrics).unwrap();
+    fs::write(&metrics, text.lines().next().unwrap().to_owned() + "\n").unwrap();
+    let heard = small.finish("run", RunDirPolicy::Resume, &[]);
+    assert!(
+        heard.warnings.len() == 1 && heard.warnings[0].contains("ends with step 1"),
+        "{:?}",
+        heard.warnings
+    );
+}
+
+/// An answer may be longer than every row.
+#[test]
+fn answers_have_their_own_length() {
+    let small = Small::new("sft");
+    small.finish(
+        "run",
+        RunDirPolicy::Fresh,
+        &["train.sample_tokens=150", "train.steps=1", "train.warmup_steps=0"],
+    );
+    let samples = lines(&small.path("run/samples.jsonl"));
+    let answers = samples.iter().map(|line| &line["answers"][0]);
+    let told = answers.filter(|answer| answer["tokens"] == 150 || answer["ended"] == true);
+    assert_eq!(told.count(), samples.len(), "{samples:?}");
+}
+
 #[test]
 fn sft_is_sampled_from_the_prompts_of_its_rows() {
     let small = Small::new("sft");
@@ -122,6 +165,38 @@ fn the_best_checkpoint_is_kept_and_becomes_the_model() {
         assert_eq!(eval_losses(&small, "stopped"), losses, "{method} {mesh:?}");
         assert!(small.weights("stopped") == small.weights("whole"), "{method} {mesh:?}");
     }
+}
+
+/// Evaluations of other rows are not compared with those before, and a best checkpoint that is gone is told before
+/// the run goes on.
+#[test]
+fn the_best_of_other_rows_does_not_count() {
+    let small = Small::new("dpo");
+    let eval = held_out(&small, "pref_plain.jsonl");
+    let falls =
+        ["train.eval_every=1", "train.keep_best=eval/loss", "train.learning_rate=0.1", "train.keep=1"];
+    let all = [&falls[..], &[eval.as_str()]].concat();
+    small.run("run", RunDirPolicy::Fresh, Some(4), &all).1.unwrap();
+    let before = eval_losses(&small, "run");
+    let best_before = best(&before);
+    assert!(best_before < 4, "the last step is the best, which tests nothing: {before:?}");
+    let other = [&all[..], &["data.eval_rows=3"]].concat();
+    let heard = small.finish("run", RunDirPolicy::Resume, &other);
+    let told = |warning: &&String| warning.contains("other held-out rows");
+    assert_eq!(heard.warnings.iter().filter(told).count(), 1, "{:?}", heard.warnings);
+    let after: Vec<_> = eval_losses(&small, "run").into_iter().filter(|(step, _)| *step > 4).collect();
+    assert_eq!(after.len(), 2);
+    let kept = checkpoints(&small, "run");
+    assert!(kept.contains(&format!("step-{:06}", best(&after))), "{after:?} {kept:?}");
+    assert!(!kept.contains(&format!("step-{best_before:06}")), "{kept:?}");
+
+    small.run("gone", RunDirPolicy::Fresh, Some(4), &all).1.unwrap();
+    let gone = format!("step-{best_before:06}");
+    fs::remove_dir_all(small.path("gone/checkpoints").join(&gone)).unwrap();
+    let (heard, outcome) = small.run("gone", RunDirPolicy::Resume, None, &all);
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.contains(&gone) && error.contains("train.keep_best"), "{error}");
+    assert_eq!(heard.steps.len(), 0);
 }
 
 #[test]
