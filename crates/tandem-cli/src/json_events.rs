@@ -36,7 +36,7 @@ fn to_json(event: &Event<'_>) -> Option<Value> {
         Event::Skipped { step, reason, rows, in_a_row } => {
             json!({ "kind": "skipped", "step": step, "reason": reason, "rows": rows, "in_a_row": in_a_row })
         }
-        Event::Saved(path) => json!({ "kind": "saved", "checkpoint": path }),
+        Event::Saved(path) => json!({ "kind": "saved", "checkpoint": path.display().to_string() }),
         Event::Best { step, metric, value } => {
             json!({ "kind": "best", "step": step, "metric": metric, "value": value })
         }
@@ -44,7 +44,7 @@ fn to_json(event: &Event<'_>) -> Option<Value> {
             json!({ "kind": "stopped_early", "step": step, "evaluations": evaluations })
         }
         Event::Stopped { step } => json!({ "kind": "stopped", "step": step }),
-        Event::Finished(path) => json!({ "kind": "finished", "model": path }),
+        Event::Finished(path) => json!({ "kind": "finished", "model": path.display().to_string() }),
         Event::Advice(advice) => {
             json!({ "kind": "advice", "step": advice.step, "message": advice.to_string() })
         }

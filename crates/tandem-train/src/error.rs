@@ -285,6 +285,11 @@ impl Fault {
 }
 
 impl TrainError {
+    /// Makes an error of a thread that the system has refused.
+    pub(crate) fn thread(source: io::Error) -> Self {
+        KernelError::System { what: "starting a thread", source }.into()
+    }
+
     /// Returns the fault class.
     pub fn fault(&self) -> Fault {
         match self {

@@ -3,9 +3,8 @@
 use std::error::Error;
 
 use rayon::ThreadPoolBuilder;
-use tandem_kernels::KernelError;
 
-use crate::Result;
+use crate::{Result, TrainError};
 
 /// Starts the pool that rayon starts at its first use otherwise, where threads that the system refuses are a panic.
 ///
@@ -15,8 +14,7 @@ pub(crate) fn start() -> Result<()> {
     match ThreadPoolBuilder::new().build_global() {
         // Without a source the pool is there already.
         Err(refused) if refused.source().is_some() => {
-            let source = std::io::Error::other(refused.to_string());
-            Err(KernelError::System { what: "starting threads", source }.into())
+            Err(TrainError::thread(std::io::Error::other(refused.to_string())))
         }
         _ => Ok(()),
     }

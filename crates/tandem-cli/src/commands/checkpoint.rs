@@ -1,5 +1,6 @@
 //! `tandem checkpoint`: checkpoints as models.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -34,15 +35,32 @@ pub(crate) fn run(arguments: &CheckpointArguments) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Returns the folder `model` of a checkpoint, made now unless an earlier command has made it.
+/// Returns the folder `model` of a checkpoint, made now unless another command has made it.
 pub(crate) fn model_of(folder: &Path) -> anyhow::Result<PathBuf> {
     let made = folder.join("model");
-    if !made.exists() {
-        tracing::info!("making a model of the checkpoint: {}", made.display());
-        let config = run_config(folder, None)?;
-        checkpoint::export(&config, folder, &made).with_context(|| {
-            format!("cannot make {}; `tandem checkpoint export` takes another folder", made.display())
-        })?;
+    if made.exists() {
+        return Ok(made);
+    }
+    // Commands that begin together would write it side by side. Some file systems have no locks.
+    let lock = File::open(folder).ok().filter(|folder| folder.lock().is_ok());
+    if made.exists() {
+        return Ok(made);
+    }
+    tracing::info!("making a model of the checkpoint: {}", made.display());
+    let exported =
+        run_config(folder, None).and_then(|config| Ok(checkpoint::export(&config, folder, &made)?));
+    drop(lock);
+    if let Err(error) = exported {
+        if !is_checkpoint(folder) {
+            return Err(mistake(format!(
+                "{} was deleted meanwhile: its run keeps only the newest checkpoints (train.keep); give another one",
+                folder.display()
+            )));
+        }
+        return Err(error.context(format!(
+            "cannot make {}; `tandem checkpoint export` takes another folder",
+            made.display()
+        )));
     }
     Ok(made)
 }

@@ -108,7 +108,7 @@ impl Run {
     fn to_json(&self) -> String {
         let metrics = |record: &Option<Record>| record.as_ref().map(Record::object);
         json!({
-            "run": self.path,
+            "run": self.path.display().to_string(),
             "method": run_folder::method(&self.keys),
             "finished": self.is_finished,
             "troubles": self.troubles,

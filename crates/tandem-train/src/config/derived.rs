@@ -15,8 +15,11 @@ impl Config {
             let folder =
                 |variable| std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
             let home = || folder("HOME").map(|home| home.join(".cache"));
-            let base = folder("XDG_CACHE_HOME").or_else(home);
-            base.unwrap_or_else(std::env::temp_dir).join("tandem")
+            match folder("XDG_CACHE_HOME").or_else(home) {
+                Some(base) => base.join("tandem"),
+                // Another user could not write to a folder of that name.
+                None => std::env::temp_dir().join(format!("tandem-{}", rustix::process::getuid().as_raw())),
+            }
         })
     }
 

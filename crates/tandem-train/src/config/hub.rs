@@ -75,7 +75,8 @@ impl Entry {
         } else {
             let path = self.path()?;
             match HubName::bare(text) {
-                Some(name) if !path.exists() => (name, path),
+                // What may be there and cannot be looked at is a path.
+                Some(name) if path.try_exists().is_ok_and(|exists| !exists) => (name, path),
                 _ => return Ok(vec![path]),
             }
         };

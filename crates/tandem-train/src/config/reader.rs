@@ -294,7 +294,14 @@ impl Entry {
             Place::Set { .. } => Path::new(""),
         };
         let joined = std::path::absolute(base.join(text)).map_err(|e| self.wrong(format!("a path ({e})")))?;
-        Ok(tidy(&joined))
+        let path = tidy(&joined);
+        if path.to_str().is_none() {
+            return Err(self.wrong(format!(
+                "a path in folders whose names are UTF-8, for a run keeps it as text; here it is {}",
+                path.display()
+            )));
+        }
+        Ok(path)
     }
 }
 

@@ -100,7 +100,7 @@ impl AsyncRound {
             });
             (answerer, answered)
         };
-        self.at = Some(At::Work(BackgroundTask::begin("answers", work)));
+        self.at = Some(At::Work(BackgroundTask::begin("answers", work)?));
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use crate::Result;
+use crate::{Result, TrainError};
 
 /// Poll interval of a waiting thread.
 const GLANCE: Duration = Duration::from_millis(100);
@@ -18,14 +18,14 @@ pub(crate) struct BackgroundTask<T> {
 impl<T: Send + 'static> BackgroundTask<T> {
     /// Begins it.
     ///
-    /// # Panics
-    /// If the system refuses a thread.
-    pub(crate) fn begin(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Self {
+    /// # Errors
+    /// The system refuses a thread.
+    pub(crate) fn begin(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Result<Self> {
         let (send, result) = sync_channel(1);
         // After a failure nothing receives.
         let work = move || drop(send.send(work()));
-        let thread = Builder::new().name(name.to_owned()).spawn(work).expect("a thread");
-        Self { thread, result }
+        let thread = Builder::new().name(name.to_owned()).spawn(work).map_err(TrainError::thread)?;
+        Ok(Self { thread, result })
     }
 
     /// Waits for it, and does something else now and then.
@@ -68,7 +68,7 @@ mod tests {
     #[test]
     fn who_waits_looks_around_until_there_is_a_result() {
         let (go, told) = channel();
-        let work = BackgroundTask::begin("slow", move || told.recv().map(|n: u32| n + 1));
+        let work = BackgroundTask::begin("slow", move || told.recv().map(|n: u32| n + 1)).expect("a thread");
         let mut go = Some(go);
         let meanwhile = || {
             go.take().iter().for_each(|go| go.send(41).unwrap());
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn a_panic_there_is_one_here() {
-        let work = BackgroundTask::<()>::begin("panic", || panic!("in the thread"));
+        let work = BackgroundTask::<()>::begin("panic", || panic!("in the thread")).expect("a thread");
         let caught = catch_unwind(AssertUnwindSafe(|| work.end(|| Ok(()))));
         assert_eq!(caught.unwrap_err().downcast_ref::<&str>().copied(), Some("in the thread"));
     }

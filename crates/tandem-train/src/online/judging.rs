@@ -57,10 +57,14 @@ impl Judging {
 
     /// Judges completions as they arrive, on a background thread of rank 0.
     ///
+    /// # Errors
+    /// The system refuses a thread.
+    ///
     /// # Panics
     /// Another batch is being judged.
-    pub fn begin(&mut self) -> Option<Sender<JudgeRequest>> {
-        let At::Rest(mut panel) = self.panel.take()? else { panic!("other answers are being judged") };
+    pub fn begin(&mut self) -> Result<Option<Sender<JudgeRequest>>> {
+        let Some(panel) = self.panel.take() else { return Ok(None) };
+        let At::Rest(mut panel) = panel else { panic!("other answers are being judged") };
         let (send, receive) = mpsc::channel();
         self.stop.store(false, Ordering::Relaxed);
         let stop = self.stop.clone();
@@ -71,8 +75,8 @@ impl Judging {
             let verdicts = panel.judge(&views, &stop);
             (panel, verdicts)
         };
-        self.panel = Some(At::Work(BackgroundTask::begin("judges", judge)));
-        Some(send)
+        self.panel = Some(At::Work(BackgroundTask::begin("judges", judge)?));
+        Ok(Some(send))
     }
 
     /// Waits for the judges, and tells every rank the scores; `false` if any rank was to stop

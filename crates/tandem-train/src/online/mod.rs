@@ -305,7 +305,7 @@ impl Online {
             if split == Split::Train { self.config.num_answers } else { self.config.eval_answers };
         let asked = asked_of(&round, split, num_answers, |request| self.is_asked(request));
         if let GenerationMode::Aside(aside) = &mut self.answering {
-            aside.begin(round, asked, self.judging.begin(), scorer, mesh, &self.prepared)?;
+            aside.begin(round, asked, self.judging.begin()?, scorer, mesh, &self.prepared)?;
             self.round = Some(RoundState::Asked);
             return Ok(true);
         }
@@ -330,7 +330,7 @@ impl Online {
 
     /// Has a round of a split judged.
     fn judge(&mut self, round: Vec<Batch>, split: Split) -> Result<()> {
-        if let Some(judges) = self.judging.begin() {
+        if let Some(judges) = self.judging.begin()? {
             let prompts = round.iter().flat_map(|batch| &batch.prompts);
             // A closed channel means the receiver failed and reports that itself.
             let _ = judges.send(JudgeRequest::new(
