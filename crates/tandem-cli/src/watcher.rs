@@ -313,7 +313,7 @@ impl Observer for Watcher {
             Event::StoppedEarly { step, evaluations } => self.say(&format!(
                 "ended after step {step}: the last {evaluations} evaluations did not improve enough on the best before them"
             )),
-            Event::Stopped { step: 0 } => self.say("stopped before the first step; nothing is saved"),
+            Event::Stopped { step: 0 } => self.say("stopped before the first step"),
             Event::Stopped { step } => {
                 self.say(&format!("stopped after step {step}; the same command with --resume continues"));
             }

@@ -183,9 +183,16 @@ impl Tokenizer {
         self.contained(|| self.inner.decode(ids, skip_special_tokens))
     }
 
+    /// Returns the text of an id inside of a text. Some decoders leave out the space at the beginning of one.
+    pub fn text_inside(&self, id: u32, skip_special_tokens: bool) -> Result<String, DataError> {
+        let first = self.decode(&[id], skip_special_tokens)?;
+        let twice = self.decode(&[id, id], skip_special_tokens)?;
+        Ok(twice.strip_prefix(&first).map(str::to_owned).unwrap_or(first))
+    }
+
     /// Returns the bytes that an id stands for. A token that is a part of a character has its own bytes.
     pub fn bytes(&self, id: u32) -> Result<Vec<u8>, DataError> {
-        let text = self.decode(&[id], false)?;
+        let text = self.text_inside(id, false)?;
         let own = || {
             let token = self.token(id)?;
             let hex = || token.strip_prefix("<0x")?.strip_suffix('>');

@@ -35,6 +35,11 @@ fn a_text_goes_on_with_its_space() {
         pieces + &stream.finish().unwrap()
     };
     assert_eq!(text_of(TextStream::new(&tokenizer, &[]), &ids), whole);
+    let inside: String = ids.iter().map(|&id| tokenizer.text_inside(id, true).unwrap()).collect();
+    assert_eq!(inside, format!(" {whole}"));
+    // Behind the token that begins a text.
+    let bytes: Vec<u8> = ids[1..].iter().flat_map(|&id| tokenizer.bytes(id).unwrap()).collect();
+    assert_eq!(bytes, inside.as_bytes());
     let mut has_space = false;
     for at in 1..ids.len() {
         let before = tokenizer.decode(&ids[..at], true).unwrap();

@@ -86,7 +86,7 @@ impl Kind {
     /// Log-probabilities of tokens that begin `offset` characters behind the start of a completion, which is moved
     /// behind them.
     pub(crate) fn log_probs(self, tokenizer: &Tokenizer, tokens: &[(u32, f32)], offset: &mut usize) -> Value {
-        let text = |id: u32| tokenizer.decode(&[id], false).unwrap_or_default();
+        let text = |id: u32| tokenizer.text_inside(id, false).unwrap_or_default();
         match self {
             Self::Chat => {
                 let content: Vec<Value> = tokens
@@ -103,7 +103,7 @@ impl Kind {
                 for (id, _) in tokens {
                     offsets.push(*offset);
                     // The text leaves special tokens out. Of the tokens of a character the first counts it.
-                    let is_shown = tokenizer.decode(&[*id], true).is_ok_and(|text| !text.is_empty());
+                    let is_shown = tokenizer.text_inside(*id, true).is_ok_and(|text| !text.is_empty());
                     if is_shown {
                         let bytes = tokenizer.bytes(*id).unwrap_or_default();
                         *offset += bytes.iter().filter(|byte| *byte & 0xc0 != 0x80).count();

@@ -316,7 +316,8 @@ impl Trainer {
     fn stopped(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Outcome> {
         self.end_profile()?;
         let step = self.cursor.step;
-        if step == 0 {
+        // The first evaluation may have begun a checkpoint.
+        if step == 0 && self.saved.is_none() {
             observer.event(&Event::Stopped { step });
             return Ok(Outcome::Stopped(None));
         }
