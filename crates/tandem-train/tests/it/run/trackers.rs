@@ -188,7 +188,14 @@ fn trackers_that_fail_change_nothing() {
         set("mlflow.uri", &refusing.address),
         set("tensorboard", true),
     ];
-    let mut warnings = changes_nothing(&small, "failing", &trackers);
+    let warnings = changes_nothing(&small, "failing", &trackers);
+    // Whether a dying program's pipe had taken the records is chance.
+    let is_loss = |warning: &String| warning.contains("records did not reach it");
+    let (losses, mut warnings): (Vec<_>, Vec<_>) = warnings.into_iter().partition(is_loss);
+    assert!(
+        losses.len() <= 1 && losses.iter().all(|loss| loss.starts_with("logging.command: ")),
+        "{losses:?}"
+    );
     warnings.sort();
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     assert!(warnings[0].contains("exit status: 3") && warnings[0].contains("broken"), "{warnings:?}");
