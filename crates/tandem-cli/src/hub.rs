@@ -60,7 +60,7 @@ pub(crate) fn model(given: &Path, files: ModelFiles) -> anyhow::Result<PathBuf> 
     let Some(text) = given.to_str() else { return Ok(given.to_owned()) };
     let (name, remark) = if HubName::is_explicit(text) {
         (HubName::explicit(text).map_err(|reason| mistake(format!("{text}: {reason}")))?, "")
-    } else if let Some(name) = HubName::bare(text).filter(|_| is_absent(given)) {
+    } else if let Some(name) = HubName::in_place_of(given, text) {
         (name, " (no such path; read as a name of the hub)")
     } else {
         return Ok(given.to_owned());
@@ -143,14 +143,9 @@ pub(crate) fn repository(given: &Path) -> Option<String> {
     let text = given.to_str()?;
     let name = match HubName::is_explicit(text) {
         true => HubName::explicit(text).ok()?,
-        false => HubName::bare(text).filter(|_| is_absent(given))?,
+        false => HubName::in_place_of(given, text)?,
     };
     Some(name.repository().to_owned())
-}
-
-/// Returns whether nothing has this path. What cannot be looked at, for want of a permission, may be there.
-fn is_absent(path: &Path) -> bool {
-    path.try_exists().is_ok_and(|exists| !exists)
 }
 
 /// Downloads, for a launcher, what the command of its ranks needs. Returns whether there was

@@ -1,6 +1,7 @@
 //! Names of repositories, as users write them.
 
 use std::fmt;
+use std::path::Path;
 
 /// Prefix of an explicit name.
 const SCHEME: &str = "hf://";
@@ -83,6 +84,12 @@ impl HubName {
             return None;
         }
         Self::explicit(&format!("{SCHEME}{text}")).ok().filter(|name| name.rest.is_empty())
+    }
+
+    /// Reads a text as [`HubName::bare`], unless something has the path that it may also mean. What cannot be looked at,
+    /// for want of a permission, may be there.
+    pub fn in_place_of(path: &Path, text: &str) -> Option<Self> {
+        Self::bare(text).filter(|_| path.try_exists().is_ok_and(|exists| !exists))
     }
 
     /// Returns owner and name.

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, TryRecvError};
 
 use tandem_data::text_stream::TextStream;
-use tandem_data::tokenizer::Tokenizer;
 use tandem_model::decode::{Answer, Finish, Flow, NewToken};
 use tandem_model::{ModelError, Request};
 use tandem_train::chain;
@@ -83,14 +82,10 @@ pub(crate) struct Ended {
 }
 
 struct InFlight<'a> {
-    tokenizer: &'a Tokenizer,
     listener: Listener,
-    stop: Vec<String>,
-    /// Tokens from which the texts go on.
-    before: Vec<u32>,
     /// Number of completions.
     count: usize,
-    /// Texts of running completions.
+    /// Texts of completions that have not ended.
     texts: BTreeMap<usize, TextStream<'a>>,
     ended: BTreeMap<usize, Ended>,
     is_wanted: bool,
@@ -112,21 +107,13 @@ pub(crate) fn run(model: &Loaded, jobs: &Receiver<Job>) -> tandem_model::Result<
         };
         match next {
             Ok(Job { client, request, stop, continues, listener }) => {
-                let count = request.num_answers;
-                let before = if continues { request.prompt.clone() } else { Vec::new() };
+                let before = if continues { &request.prompt[..] } else { &[] };
+                let text = |answer| (answer, TextStream::continuing(model.tokenizer(), &stop, before));
+                let texts: BTreeMap<_, _> = (0..request.num_answers).map(text).collect();
                 match generator.submit_for(client, request) {
                     Ok(number) => {
-                        let (tokenizer, texts, ended) = (model.tokenizer(), BTreeMap::new(), BTreeMap::new());
-                        let under = InFlight {
-                            tokenizer,
-                            listener,
-                            stop,
-                            before,
-                            count,
-                            texts,
-                            ended,
-                            is_wanted: true,
-                        };
+                        let (count, ended) = (texts.len(), BTreeMap::new());
+                        let under = InFlight { listener, count, texts, ended, is_wanted: true };
                         under_way.insert(number, under);
                     }
                     Err(error) => {
@@ -180,8 +167,7 @@ fn fail(under_way: BTreeMap<usize, InFlight>, error: &ModelError) {
 
 impl InFlight<'_> {
     fn hear(&mut self, NewToken { answer, token, log_prob, .. }: NewToken) -> Flow {
-        let new = || TextStream::continuing(self.tokenizer, &self.stop, &self.before);
-        let stream = self.texts.entry(answer).or_insert_with(new);
+        let stream = self.texts.get_mut(&answer).expect("it has not ended");
         let text = match stream.push(token) {
             Ok(text) => text,
             Err(error) => {
@@ -196,7 +182,7 @@ impl InFlight<'_> {
     }
 
     fn end(&mut self, Answer { answer, tokens, finish, .. }: Answer) {
-        let mut text = self.texts.remove(&answer).expect("its first token began it");
+        let mut text = self.texts.remove(&answer).expect("it ends once");
         // The tokens decoded before, so the rest is valid text.
         let rest = text.finish().unwrap_or_default();
         let by_length = finish == Finish::Length && !text.is_ended();

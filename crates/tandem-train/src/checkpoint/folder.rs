@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 
 use super::save::{Part, part_name, seal, write_part};
 use super::{Checkpoint, Cursor, TensorShard};
-use crate::disk::{Disk, RealDisk};
+use crate::disk::{Disk, RealDisk, remove_if_empty};
 use crate::error::{Result, TrainError};
 
 /// A folder `checkpoints/`. One run at a time writes to it (see
@@ -175,10 +175,7 @@ impl Checkpoints {
         for step in self.steps()? {
             self.discard(&self.folder_of(step))?;
         }
-        match fs::remove_dir(&self.root) {
-            Err(e) if !is_kept(e.kind()) => Err(TrainError::io("remove", &self.root)(e)),
-            _ => Ok(()),
-        }
+        remove_if_empty(&self.root)
     }
 
     /// Removes unfinished and half-deleted folders of a killed process.
@@ -219,11 +216,6 @@ impl Checkpoints {
         }
         Ok(names)
     }
-}
-
-/// Returns whether a folder stays, or is none, for a reason that is well: it is a link, or has somebody's files.
-fn is_kept(kind: ErrorKind) -> bool {
-    matches!(kind, ErrorKind::NotFound | ErrorKind::DirectoryNotEmpty | ErrorKind::NotADirectory)
 }
 
 /// `step-000200`.

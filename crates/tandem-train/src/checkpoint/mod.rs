@@ -45,7 +45,7 @@ pub use online::{Answer, Batch, CompletedPrompt, JudgeScore, Message, OnlineStat
 pub use save::Part;
 pub(crate) use saver::STATES;
 pub use saver::Saver;
-pub(crate) use state_hash::{complete_states, read_states};
+pub(crate) use state_hash::{read_states, record_state};
 
 use std::ops::Range;
 

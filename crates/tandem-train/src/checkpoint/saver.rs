@@ -28,8 +28,8 @@ use tandem_model::Decoder;
 
 use crate::checkpoint::snapshot::{CheckpointShard, Snapshot};
 use crate::checkpoint::state::CheckpointState;
-use crate::checkpoint::state_hash;
-use crate::checkpoint::{Checkpoint, Checkpoints, Cursor, Part};
+use crate::checkpoint::state_hash::record_state;
+use crate::checkpoint::{Checkpoints, Cursor, Part};
 use crate::config::Config;
 use crate::parallel::DeviceMesh;
 use crate::{Result, TrainError};
@@ -194,9 +194,7 @@ impl Saver {
             let best = cursor.best.as_ref().map(|best| best.step);
             // Somebody else's file in an old one is no reason to lose the steps since.
             let pruned = keep.map_or(Ok(()), |keep| checkpoints.prune(keep, cursor.step, best));
-            if let Some(hash) = Checkpoint::open_checked(&path)?.state_hash(&give_up)? {
-                state_hash::append(&states, cursor.step, hash)?;
-            }
+            record_state(&states, &path, &give_up)?;
             Ok(Published { path, pruned })
         })?;
         self.stage = Stage::Publishing { thread };

@@ -80,14 +80,13 @@ pub(super) fn append(path: &Path, step: u64, hash: Hash) -> Result<()> {
     file.write_all(line.as_bytes()).map_err(TrainError::io("write", path))
 }
 
-/// Appends the hash of a checkpoint's state unless the file has it: a process may have been killed before it had.
-pub(crate) fn complete_states(path: &Path, checkpoint: &Checkpoint) -> Result<()> {
-    let step = checkpoint.cursor().step;
-    if read_states(path)?.contains_key(&step) {
-        return Ok(());
+/// Appends the hash of the state in a checkpoint's folder to the file of hashes, unless `give_up` is set meanwhile.
+pub(crate) fn record_state(states: &Path, folder: &Path, give_up: &AtomicBool) -> Result<()> {
+    let checkpoint = Checkpoint::open_checked(folder)?;
+    match checkpoint.state_hash(give_up)? {
+        Some(hash) => append(states, checkpoint.cursor().step, hash),
+        None => Ok(()),
     }
-    let hash = checkpoint.state_hash(&AtomicBool::new(false))?.expect("nothing gives it up");
-    append(path, step, hash)
 }
 
 /// Reads the hashes of states by step. Lines that are none are left out. A missing file has none.

@@ -74,10 +74,9 @@ impl Entry {
             (name, PathBuf::from(text))
         } else {
             let path = self.path()?;
-            match HubName::bare(text) {
-                // What may be there and cannot be looked at is a path.
-                Some(name) if path.try_exists().is_ok_and(|exists| !exists) => (name, path),
-                _ => return Ok(vec![path]),
+            match HubName::in_place_of(&path, text) {
+                Some(name) => (name, path),
+                None => return Ok(vec![path]),
             }
         };
         let mut found = self.lookup().0.borrow_mut();

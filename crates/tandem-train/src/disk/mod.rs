@@ -103,6 +103,19 @@ fn new_file_beside(target: &Path, name: &str) -> io::Result<(PathBuf, File)> {
     unreachable!("a name is free")
 }
 
+/// Removes an empty folder. One with files and a link to a folder stay.
+///
+/// # Errors
+/// The folder cannot be removed for another reason; the error names it.
+pub(crate) fn remove_if_empty(folder: &Path) -> Result<()> {
+    const WELL: [ErrorKind; 3] =
+        [ErrorKind::NotFound, ErrorKind::DirectoryNotEmpty, ErrorKind::NotADirectory];
+    match fs::remove_dir(folder) {
+        Err(error) if !WELL.contains(&error.kind()) => Err(TrainError::io("remove", folder)(error)),
+        _ => Ok(()),
+    }
+}
+
 /// Writes a file of a run's folder so that a reader sees the old content or the new one.
 ///
 /// # Errors

@@ -31,7 +31,7 @@ use tandem_model::io::{is_model_file, recover_folder};
 
 use crate::checkpoint::{Checkpoints, STATES};
 use crate::config::Config;
-use crate::disk::replace;
+use crate::disk::{remove_if_empty, replace};
 use crate::error::{Result, TrainError};
 use crate::metrics::is_at;
 use crate::run::provenance::PROVENANCE;
@@ -182,8 +182,7 @@ impl RunDir {
         recover_folder(&self.final_path())?;
         // What cannot be removed is told when old checkpoints are deleted.
         let _ = self.checkpoints().sweep();
-        // The lock's file keeps the folder.
-        clear_folder(&self.path, agreement::is_mark)?;
+        remove_files(&self.path, agreement::is_mark)?;
         let overwriting = self.path.join(OVERWRITING);
         if self.start == RunDirPolicy::Overwrite {
             fs::write(&overwriting, "").map_err(TrainError::io("write", &overwriting))?;
@@ -363,6 +362,12 @@ impl RunDir {
 
 /// Deletes files accepted by `is_ours`, and the folder if it is then empty. A link to a folder stays.
 fn clear_folder(folder: &Path, is_ours: impl Fn(&str) -> bool) -> Result<()> {
+    remove_files(folder, is_ours)?;
+    remove_if_empty(folder)
+}
+
+/// Deletes files accepted by `is_ours`.
+fn remove_files(folder: &Path, is_ours: impl Fn(&str) -> bool) -> Result<()> {
     let listing = match fs::read_dir(folder) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
         other => other.map_err(TrainError::io("list", folder))?,
@@ -373,12 +378,7 @@ fn clear_folder(folder: &Path, is_ours: impl Fn(&str) -> bool) -> Result<()> {
             remove_file(&entry.path())?;
         }
     }
-    match fs::remove_dir(folder) {
-        Err(e) if !matches!(e.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::NotADirectory) => {
-            Err(TrainError::io("remove", folder)(e))
-        }
-        _ => Ok(()),
-    }
+    Ok(())
 }
 
 /// Returns whether the name is that of a rank's profile.
@@ -547,7 +547,7 @@ mod tests {
         assert_eq!(files(&path), left);
     }
 
-    /// What is left of the old run is not what the new one goes on from.
+    /// Leftovers of the old run are not what the new one goes on from.
     #[test]
     fn a_run_that_was_killed_while_it_replaced_another_begins_anew() {
         let folder = tempfile::tempdir().expect("a temporary folder");

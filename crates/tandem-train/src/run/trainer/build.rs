@@ -1,6 +1,7 @@
 //! From a config to a run that is ready: everything is opened and checked, planned, and loaded.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
@@ -11,7 +12,7 @@ use tandem_kernels::{Backend, Profile, release_free_heap};
 
 use super::memory::{explained, refuse_too_large};
 use super::{Files, Options, Trainer};
-use crate::checkpoint::{Checkpoint, Cursor, Saver, complete_states, snapshot};
+use crate::checkpoint::{Cursor, Saver, record_state, snapshot};
 use crate::config::{Aggregation, Config, EnvironmentConfig, Length};
 use crate::events::{Event, Observer};
 use crate::inputs::RunInputs;
@@ -262,10 +263,11 @@ impl TrainerBuilder<'_> {
                         cursor.step
                     )));
                 }
-                // The writer of checkpoints appends to it.
-                drop(open(&run_dir.states_path())?);
-                if let Some(path) = &resumed_from {
-                    complete_states(&run_dir.states_path(), &Checkpoint::open_checked(path)?)?;
+                // The writer of checkpoints appends to it, and may have been killed before it did.
+                let states = open(&run_dir.states_path())?;
+                if let Some(path) = resumed_from.as_ref().filter(|_| states.last_step() != Some(cursor.step))
+                {
+                    record_state(&run_dir.states_path(), path, &AtomicBool::new(false))?;
                 }
                 let inputs = input_files(config, prepared)?;
                 let recorded = resume::provenance(&run_dir, resumed_from.is_some(), &begun, observer);

@@ -8,7 +8,6 @@ use super::{Files, Trainer};
 use crate::checkpoint::{BestEvaluation, Checkpoint};
 use crate::config::{BestMetric, EvaluationConfig};
 use crate::events::{Event, Observer};
-use crate::inputs::RunInputs;
 use crate::metrics::Record;
 use crate::run::resume;
 use crate::samples::Sampler;
@@ -88,9 +87,9 @@ impl Trainer {
         };
         let value = record.get(metric.name()).unwrap_or(f64::NAN);
         let (best, step) = (self.best().cloned(), self.cursor.step);
-        let rows = held_out_hash(&self.prepared);
-        let Some((best, is_new)) = best_of(best, (&metric, &rows), (step, value), early_stopping_threshold)
-        else {
+        let rows = self.prepared.eval.as_ref().expect("they were evaluated").content_hash().to_hex();
+        let compared = best_of(best, (&metric, rows.as_str()), (step, value), early_stopping_threshold);
+        let Some((best, is_new)) = compared else {
             let reason = format!(
                 "train.keep_best = \"{}\" was asked for, but the evaluation after step {step} has no such number; \
                  metrics.jsonl in the run's folder names those it has",
@@ -106,8 +105,8 @@ impl Trainer {
     /// another than before a resume.
     fn best(&self) -> Option<&BestEvaluation> {
         let metric = self.config.train.evaluation.keep_best.as_ref()?;
-        let rows = held_out_hash(&self.prepared);
-        let is_of_rows = |best: &&BestEvaluation| best.rows.is_empty() || best.rows == rows;
+        let rows = self.prepared.eval.as_ref()?.content_hash().to_hex();
+        let is_of_rows = |best: &&BestEvaluation| best.rows.is_empty() || best.rows == rows.as_str();
         self.cursor.best.as_ref().filter(|best| best.metric == metric.key).filter(is_of_rows)
     }
 
@@ -161,10 +160,6 @@ impl Trainer {
         observer.event(&Event::Best { step: best.step, metric: &best.metric, value: best.value });
         Ok(())
     }
-}
-
-fn held_out_hash(prepared: &RunInputs) -> String {
-    prepared.eval.as_ref().map_or_else(String::new, |rows| rows.content_hash().to_string())
 }
 
 /// Returns the best evaluation after one more, whose step and value are given, and whether it is that. Improvements that are no larger than
