@@ -13,7 +13,7 @@ use crate::cuda::driver::{Algorithm, Drivers, Matmul, MatmulChoice};
 use crate::cuda::listing::Lister;
 use crate::cuda::{Cuda, MatmulList, Options, RepeatKey, StreamEvent};
 use crate::device::meta::{Ledger, MetaBlock};
-use crate::device::profile::Profile;
+use crate::device::profile::{Profile, Timed};
 use crate::memory::arena::Arena;
 use crate::memory::memory_use::{MemoryKind, MemoryUse};
 use crate::memory::tensor::{Extent, Storage, Tensor};
@@ -42,6 +42,7 @@ pub enum Backend {
 }
 
 /// Device that a kernel runs on.
+#[derive(Clone, Copy)]
 pub(crate) enum On<'a> {
     Cpu(&'a Cpu),
     Cuda(&'a Cuda),
@@ -220,29 +221,24 @@ impl Device {
         work: impl FnOnce() -> OpCost,
         kernel: impl FnOnce(On) -> Result<T>,
     ) -> Result<Option<T>> {
-        Ok(match self {
-            Self::Cpu(cpu) => Some(match &cpu.profile {
-                None => kernel(On::Cpu(cpu))?,
-                Some(profile) => profile.launch(work, || 0, || kernel(On::Cpu(cpu)))?,
-            }),
-            // Only what is recorded is waited for.
-            Self::Cuda(cuda) => Some(match cuda.profile.as_ref().filter(|profile| profile.is_on()) {
-                None => kernel(On::Cuda(cuda))?,
-                Some(profile) => {
-                    cuda.synchronize()?;
-                    let run = || {
-                        let result = kernel(On::Cuda(cuda))?;
-                        cuda.synchronize()?;
-                        Ok::<T, KernelError>(result)
-                    };
-                    profile.launch(work, || cuda.num_launches(), run)?
-                }
-            }),
+        let (on, profile) = match self {
+            Self::Cpu(cpu) => (On::Cpu(cpu), &cpu.profile),
+            Self::Cuda(cuda) => (On::Cuda(cuda), &cuda.profile),
             Self::Meta(ledger) => {
                 ledger.record(&work());
-                None
+                return Ok(None);
             }
-        })
+        };
+        let timed = match profile {
+            Some(profile) if profile.is_on() => Some(Timed::begin(profile, work(), on)?),
+            _ => None,
+        };
+        // One call: a kernel is compiled as often as it is called here.
+        let result = kernel(on)?;
+        if let Some(timed) = timed {
+            timed.end()?;
+        }
+        Ok(Some(result))
     }
 
     /// Runs an operation as [`Self::launch`] whose kernel calls GEMMs. A dry run lists them, if asked to.

@@ -15,7 +15,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 use std::time::Instant;
 
-use crate::OpCost;
+use crate::device::On;
+use crate::{OpCost, Result};
 
 /// Maximum number of events kept, about 80 bytes each; later events are only counted.
 pub const MOST_EVENTS: usize = 1 << 20;
@@ -155,23 +156,6 @@ impl Profile {
         }
     }
 
-    /// Times an operation. `launches` returns how many there have been so far.
-    pub(crate) fn launch<T>(
-        &self,
-        work: impl FnOnce() -> OpCost,
-        launches: impl Fn() -> u64,
-        kernel: impl FnOnce() -> T,
-    ) -> T {
-        if !self.is_on() {
-            return kernel();
-        }
-        let (work, before) = (work(), launches());
-        let began = Instant::now();
-        let result = kernel();
-        self.record(EventKind::Operation(work), began, (launches() - before) as u32);
-        result
-    }
-
     /// Records host work of this thread from `began` until now.
     pub fn other(&self, name: &'static str, bytes: u64, began: Instant) {
         if self.is_on() {
@@ -193,6 +177,41 @@ impl Profile {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Operation that is being timed. On a GPU, whatever came before it has ended.
+pub(crate) struct Timed<'a> {
+    profile: &'a Profile,
+    work: OpCost,
+    on: On<'a>,
+    launches: u64,
+    began: Instant,
+}
+
+impl<'a> Timed<'a> {
+    /// Waits for what the device has to do, then starts the time.
+    pub(crate) fn begin(profile: &'a Profile, work: OpCost, on: On<'a>) -> Result<Self> {
+        let launches = Self::launches(on)?;
+        Ok(Self { profile, work, on, launches, began: Instant::now() })
+    }
+
+    /// Waits for the operation and records it.
+    pub(crate) fn end(self) -> Result<()> {
+        let launches = Self::launches(self.on)? - self.launches;
+        self.profile.record(EventKind::Operation(self.work), self.began, launches as u32);
+        Ok(())
+    }
+
+    /// Waits for a GPU; returns how many launches it has had so far.
+    fn launches(on: On<'_>) -> Result<u64> {
+        match on {
+            On::Cpu(_) => Ok(0),
+            On::Cuda(cuda) => {
+                cuda.synchronize()?;
+                Ok(cuda.num_launches())
+            }
+        }
     }
 }
 
