@@ -98,7 +98,7 @@ impl Device {
     /// it.
     pub fn arithmetic(&self) -> String {
         /// Raised with every kernel change that alters rounding or the order of a sum.
-        const REVISION: u32 = 9;
+        const REVISION: u32 = 10;
         match self {
             Self::Cpu(cpu) => format!("{} {REVISION}", cpu.isa().name()),
             Self::Cuda(cuda) => format!("{} {REVISION}", cuda.arithmetic()),

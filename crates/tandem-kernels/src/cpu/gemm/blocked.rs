@@ -16,6 +16,7 @@ use super::level::Level;
 use super::{Product, Term};
 use crate::DType;
 use crate::cpu::{Cpu, scratch};
+use crate::numerics::format::NF4_BLOCK;
 
 /// Words of the second factor packed at once, for the last-level cache.
 const PACKED_WORDS: usize = 1 << 21;
@@ -54,8 +55,8 @@ pub(super) fn run<L: Level>(cpu: &Cpu, product: &Product) {
     });
 }
 
-/// The lanes along k in blocks of equal length (the last may be shorter), a function of the lengths
-/// along k alone.
+/// The lanes along k in blocks of equal length (the last is shorter, where they do not divide k), a function of the
+/// lengths along k alone.
 #[derive(Clone, Copy)]
 pub(super) struct Depth {
     lanes: usize,
@@ -77,7 +78,9 @@ impl Depth {
         let lanes = |elements: usize| elements.div_ceil(K::DEPTH).next_multiple_of(K::GROUP);
         let (lanes, tail) = (lanes(elements), lanes(tail));
         let blocks = if lanes <= K::WHOLE { 1 } else { lanes.div_ceil(K::BLOCK) };
-        Self { lanes, blocks, block: lanes.div_ceil(blocks).next_multiple_of(K::GROUP), tail }
+        // Blocks of quantised weights begin with those of k, and so do lines of memory.
+        let unit = if blocks == 1 { K::GROUP } else { NF4_BLOCK / K::DEPTH };
+        Self { lanes, blocks, block: lanes.div_ceil(blocks).next_multiple_of(unit), tail }
     }
 
     /// Divides k as [`Depth::new`], into ranges of elements that are one block each.
