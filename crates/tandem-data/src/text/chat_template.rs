@@ -59,18 +59,26 @@ impl ChatTemplate {
         sources: Vec<(String, String)>,
         special_tokens: Vec<(String, String)>,
     ) -> Result<Self, DataError> {
+        Self::compile(sources, special_tokens).map_err(|(_, reason)| DataError::Template { reason })
+    }
+
+    /// Compiles templates; an error comes with the name of the template, where it is of one.
+    fn compile(
+        sources: Vec<(String, String)>,
+        special_tokens: Vec<(String, String)>,
+    ) -> Result<Self, (String, String)> {
         if !sources.iter().any(|(name, _)| name == DEFAULT) {
             let names: Vec<_> = sources.iter().map(|(name, _)| name.as_str()).collect();
             let reason = format!("none of the templates is called `{DEFAULT}`, found: {}", names.join(", "));
-            return Err(DataError::Template { reason });
+            return Err((String::new(), reason));
         }
         let mut environment = environment();
         for (name, source) in &sources {
-            template_source::check(source).map_err(|reason| DataError::Template { reason })?;
+            let broken = |reason| (name.clone(), reason);
+            template_source::check(source).map_err(broken)?;
             for (name, marked) in [(name.clone(), false), (format!("{name}{MARKED}"), true)] {
-                environment
-                    .add_template_owned(name, rewrite(source, marked))
-                    .map_err(|e| DataError::Template { reason: describe(&e) })?;
+                let added = environment.add_template_owned(name, rewrite(source, marked));
+                added.map_err(|e| broken(describe(&e)))?;
             }
         }
         Ok(Self { environment, sources, special_tokens })
@@ -92,8 +100,10 @@ impl ChatTemplate {
         };
         let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_string();
         let mut sources: Vec<(String, String)> = Vec::new();
-        let file = read(&folder.join("chat_template.jinja"))?;
-        match (file, &tokenizer_config["chat_template"]) {
+        let file = folder.join("chat_template.jinja");
+        let source = read(&file)?;
+        let file = if source.is_some() { file } else { folder.join("tokenizer_config.json") };
+        match (source, &tokenizer_config["chat_template"]) {
             (Some(source), _) => sources.push((DEFAULT.to_string(), source)),
             (None, serde_json::Value::String(source)) => sources.push((DEFAULT.to_string(), source.clone())),
             (None, serde_json::Value::Array(named)) => {
@@ -108,15 +118,21 @@ impl ChatTemplate {
                 let reason = format!(
                     "`chat_template` is {shown}, expected a template, or a list or object of named ones"
                 );
-                return Err(DataError::Tokenizer { path: folder.join("tokenizer_config.json"), reason });
+                return Err(DataError::Tokenizer { path: file, reason });
             }
         }
         let tool_use = folder.join("additional_chat_templates").join("tool_use.jinja");
-        if let Some(source) = read(&tool_use)? {
+        let of_tools = read(&tool_use)?;
+        let is_apart = of_tools.is_some();
+        if let Some(source) = of_tools {
             sources.retain(|(name, _)| name != TOOL_USE);
             sources.push((TOOL_USE.to_string(), source));
         }
-        Self::new(sources, special_tokens).map(Some)
+        let compiled = Self::compile(sources, special_tokens).map_err(|(name, reason)| {
+            let file = if is_apart && name == TOOL_USE { &tool_use } else { &file };
+            DataError::Template { reason: format!("{}: {reason}", file.display()) }
+        });
+        compiled.map(Some)
     }
 
     /// Returns the templates' sources by name.

@@ -2,8 +2,11 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::slice;
 
 use serde_json::Value;
+use tokenizers::normalizers::Sequence;
+use tokenizers::pre_tokenizers::metaspace::PrependScheme;
 use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{AddedToken, Encoding, ModelWrapper, NormalizerWrapper, PreTokenizerWrapper};
 
@@ -95,7 +98,9 @@ impl Tokenizer {
         let json = source.require("tokenizer.json")?;
         let broken = |reason: String| DataError::Tokenizer { path: path.clone(), reason };
         check_size(&json).map_err(broken)?;
-        let inner = contained(|| tokenizers::Tokenizer::from_bytes(&json)).map_err(broken)?;
+        let text = std::str::from_utf8(&json).map_err(|e| broken(e.to_string()))?;
+        // Parsed by a function that is compiled in its own crate; a generic one is compiled in this one, with all beneath it.
+        let inner = contained(|| text.parse::<tokenizers::Tokenizer>()).map_err(broken)?;
         let mut inner = inner.map_err(|e| broken(e.to_string()))?;
         check_growth(&inner).map_err(broken)?;
         // Tokenisation truncates and pads elsewhere; transformers disables both in a plain call,
@@ -108,7 +113,7 @@ impl Tokenizer {
         let config = source.place("tokenizer_config.json");
         files.check().map_err(|reason| DataError::Tokenizer { path: config, reason })?;
         contained(|| complete_vocabulary(&mut inner, &files)).map_err(broken)?;
-        let prefix = set_prefix_space(&mut inner, &files).map_err(broken)?;
+        let prefix = set_prefix_space(&mut inner, &files);
         set_post_processor(&mut inner, &files, &named).map_err(broken)?;
         let splits = files.flag("split_special_tokens") == Some(true);
         inner.set_encode_special_tokens(splits);
@@ -316,49 +321,44 @@ fn complete_vocabulary(inner: &mut tokenizers::Tokenizer, files: &TokenFiles) {
 
 /// Puts a space before a text, or none, as `add_prefix_space` of `tokenizer_config.json` says. Returns that, if it
 /// changes anything. transformers reads the key for tokenizers that have a class of their own.
-fn set_prefix_space(inner: &mut tokenizers::Tokenizer, files: &TokenFiles) -> Result<Option<bool>, String> {
+fn set_prefix_space(inner: &mut tokenizers::Tokenizer, files: &TokenFiles) -> Option<bool> {
     let class = files.tokenizer_config["tokenizer_class"].as_str().unwrap_or_default();
     let is_read =
         !matches!(class, "" | "PreTrainedTokenizerFast" | "PreTrainedTokenizer" | "TokenizersBackend");
-    let Some(adds) = files.flag("add_prefix_space").filter(|_| is_read) else { return Ok(None) };
-    let broken = |error: serde_json::Error| error.to_string();
+    let adds = files.flag("add_prefix_space").filter(|_| is_read)?;
     let mut changed = false;
-    let mut pre_tokenizer = serde_json::to_value(inner.get_pre_tokenizer()).map_err(broken)?;
-    for part in parts(&mut pre_tokenizer, "pretokenizers") {
-        match part["type"].as_str() {
-            Some("ByteLevel") if part["add_prefix_space"] != adds => part["add_prefix_space"] = adds.into(),
-            Some("Metaspace") if (part["prepend_scheme"] != "never") != adds => {
-                part["prepend_scheme"] = if adds { "first" } else { "never" }.into();
+    if let Some(mut whole) = inner.get_pre_tokenizer().cloned() {
+        let parts = match &mut whole {
+            PreTokenizerWrapper::Sequence(parts) => parts.as_mut(),
+            part => slice::from_mut(part),
+        };
+        for part in parts {
+            match part {
+                PreTokenizerWrapper::ByteLevel(part) if part.add_prefix_space != adds => {
+                    part.add_prefix_space = adds;
+                }
+                PreTokenizerWrapper::Metaspace(part)
+                    if (part.prepend_scheme != PrependScheme::Never) != adds =>
+                {
+                    part.prepend_scheme = if adds { PrependScheme::First } else { PrependScheme::Never };
+                }
+                _ => continue,
             }
-            _ => continue,
+            changed = true;
         }
+        inner.with_pre_tokenizer(Some(whole));
+    }
+    let steps = match inner.get_normalizer() {
+        Some(NormalizerWrapper::Sequence(steps)) => steps.as_ref(),
+        whole => whole.map_or(&[][..], slice::from_ref),
+    };
+    let is_prepend = |step: &NormalizerWrapper| matches!(step, NormalizerWrapper::Prepend(_));
+    if !adds && steps.iter().any(is_prepend) {
+        let others = steps.iter().filter(|step| !is_prepend(step)).cloned().collect();
+        inner.with_normalizer(Some(Sequence::new(others)));
         changed = true;
     }
-    if changed {
-        let other: PreTokenizerWrapper = serde_json::from_value(pre_tokenizer).map_err(broken)?;
-        inner.with_pre_tokenizer(Some(other));
-    }
-    let mut normalizer = serde_json::to_value(inner.get_normalizer()).map_err(broken)?;
-    let is_prepend = |part: &Value| part["type"] == "Prepend";
-    if !adds && parts(&mut normalizer, "normalizers").iter().any(|part| is_prepend(part)) {
-        if let Some(parts) = normalizer["normalizers"].as_array_mut() {
-            parts.retain(|part| !is_prepend(part));
-        } else {
-            normalizer = Value::Null;
-        }
-        let kept: Option<NormalizerWrapper> = serde_json::from_value(normalizer).map_err(broken)?;
-        inner.with_normalizer(kept);
-        changed = true;
-    }
-    Ok(changed.then_some(adds))
-}
-
-/// Lists the parts of a normalizer or pre-tokenizer that may be a sequence.
-fn parts<'v>(whole: &'v mut Value, list: &str) -> Vec<&'v mut Value> {
-    if whole["type"] == "Sequence" {
-        return whole[list].as_array_mut().into_iter().flatten().collect();
-    }
-    if whole.is_null() { Vec::new() } else { vec![whole] }
+    changed.then_some(adds)
 }
 
 /// Removes the dropout of merges, which would tokenise a text otherwise each time.

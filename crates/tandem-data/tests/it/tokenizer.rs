@@ -267,8 +267,13 @@ fn the_configurations_template_is_used_where_there_is_no_file() {
     let own = json!({"chat_template": "{{ image_token }}{{ boi_token }}{{ other_token }}",
         "extra_special_tokens": {"image_token": "<img>", "n": 1}, "boi_token": {"content": "<boi>"}, "other_token": true});
     assert_eq!(text(own, None).unwrap(), "<img><boi>");
-    let broken = text(json!({"chat_template": "a\n{% if %}"}), None).unwrap_err().to_string();
-    assert!(broken.contains("chat template: line 2"), "{broken}");
+    let tool_use = folder.path().join("additional_chat_templates/tool_use.jinja");
+    let broken = || text(json!({"chat_template": "a\n{% if %}"}), None).unwrap_err().to_string();
+    assert!(broken().contains("tokenizer_config.json: line 2"), "{}", broken());
+    std::fs::write(&tool_use, "{% if %}").unwrap();
+    let of_tools = text(json!({"chat_template": "a"}), None).unwrap_err().to_string();
+    assert!(of_tools.contains("tool_use.jinja: line 1"), "{of_tools}");
+    std::fs::remove_file(tool_use).unwrap();
     assert!(text(json!({}), None).unwrap_err().to_string().contains("no chat template"));
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tandem_data::DataError;
 use tandem_data::columns::Columns;
 use tandem_data::order::{self, BatchSampler};
 use tandem_data::progress::Progress;
@@ -213,12 +214,17 @@ pub(crate) fn open_policy(config: &Config, observer: &mut dyn Observer) -> Resul
         folder = folder.with_tokenizer_of(start)?;
     }
     if let Some(source) = &config.data.chat_template {
-        let text = match source {
-            TemplateSource::Path(path) => tandem_files::read_text(path, tandem_files::MAX_CONFIG)
-                .map_err(TrainError::io("read", path))?,
-            TemplateSource::Text(text) => text.clone(),
+        let (text, place) = match source {
+            TemplateSource::Path(path) => {
+                let text = tandem_files::read_text(path, tandem_files::MAX_CONFIG);
+                (text.map_err(TrainError::io("read", path))?, path.display().to_string())
+            }
+            TemplateSource::Text(text) => (text.clone(), "data.chat_template".into()),
         };
-        tokenizer = tokenizer.with_chat_template(&text)?;
+        tokenizer = tokenizer.with_chat_template(&text).map_err(|error| match error {
+            DataError::Template { reason } => DataError::Template { reason: format!("{place}: {reason}") },
+            other => other,
+        })?;
         folder = folder.with_chat_template(text);
     }
     folder = recipe.with_tokenizer(folder.with_eos(tokenizer.eos_id()), &tokenizer);
