@@ -93,6 +93,13 @@ pub(crate) fn message(text: &str) -> Cow<'_, str> {
 /// Refuses to replace a file that is no page, neither by its name nor by how it begins.
 pub(crate) fn refuse_other_file(option: &str, path: &Path) -> anyhow::Result<()> {
     const BEGIN: &[u8] = b"<!doctype html>";
+    // Reading of a pipe would wait for what is written to it.
+    if fs::metadata(path).is_ok_and(|facts| !facts.is_file()) {
+        return Err(mistake(format!(
+            "{option} {}: it is not a regular file; give another name",
+            path.display()
+        )));
+    }
     let mut begin = [0; BEGIN.len()];
     let is_page = match fs::File::open(path).and_then(|mut file| file.read_exact(&mut begin)) {
         Ok(()) => begin.eq_ignore_ascii_case(BEGIN),

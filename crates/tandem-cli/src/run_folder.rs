@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
 use tandem_files::MAX_CONFIG;
@@ -56,6 +57,9 @@ pub(crate) fn none_found(given: &[PathBuf]) -> anyhow::Error {
     mistake(format!("no run in {}: a run's folder has config.toml and metrics.jsonl", places.join(", ")))
 }
 
+/// Whether a folder that cannot be listed has been told; folders are looked through again and again.
+static UNLISTED: AtomicBool = AtomicBool::new(false);
+
 fn descend(
     folder: &Path,
     depth: usize,
@@ -73,7 +77,16 @@ fn descend(
         let entry = entry?;
         // Links could lead round.
         if entry.file_type()?.is_dir() {
-            descend(&entry.path(), depth - 1, is_run, found)?;
+            match descend(&entry.path(), depth - 1, is_run, found) {
+                // Of another user, such as lost+found.
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    if !UNLISTED.swap(true, Ordering::Relaxed) {
+                        let path = entry.path();
+                        tracing::warn!("{}: {error}; runs in such folders are left out", path.display());
+                    }
+                }
+                done => done?,
+            }
         }
     }
     Ok(())

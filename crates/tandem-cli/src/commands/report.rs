@@ -29,7 +29,8 @@ pub(crate) fn run(arguments: &ReportArguments) -> anyhow::Result<Exit> {
     let mut runs = Vec::with_capacity(folders.len());
     for folder in &folders {
         let mut run = RunHistory::new(folder);
-        run.update().with_context(|| format!("cannot read the run in {}", folder.display()))?;
+        // Files are read in parts.
+        while run.update().with_context(|| format!("cannot read the run in {}", folder.display()))? {}
         runs.push(run);
     }
     let text = page::report(&page::panels(&runs, None));

@@ -9,7 +9,7 @@ use tandem_train::run::run_dir;
 
 use crate::args::RunsArguments;
 use crate::exit::{self, Exit};
-use crate::output::print_lines;
+use crate::output::{print_lines, printable};
 use crate::run_folder::{self, Keys};
 use crate::step_line::{ACCURACIES, MARGINS};
 
@@ -92,8 +92,8 @@ impl Run {
             value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
         };
         vec![
-            self.path.display().to_string(),
-            run_folder::method(&self.keys).to_owned(),
+            on_one_line(&self.path.display().to_string()),
+            on_one_line(run_folder::method(&self.keys)),
             self.steps.to_string(),
             number(self.metric(Split::Train, &["loss"]), 4),
             number(self.metric(Split::Eval, &["loss"]), 4),
@@ -152,4 +152,9 @@ fn table(rows: impl Iterator<Item = Vec<String>>, header: &[&str]) -> Vec<String
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
     rows.iter().map(line).collect()
+}
+
+/// Names may have characters that a terminal obeys, or that end a line.
+fn on_one_line(text: &str) -> String {
+    printable(text).replace('\n', "\\n").replace('\t', "\\t")
 }

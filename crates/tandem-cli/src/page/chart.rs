@@ -213,7 +213,7 @@ fn rounded(value: f64) -> f64 {
 
 /// Writes a number of an axis whose range is `size`, without zeros at its end.
 pub(super) fn short(value: f64, size: f64) -> String {
-    if value.abs() < 1e-9 * size {
+    if value.abs() <= 1e-9 * size {
         return "0".to_owned();
     }
     let magnitude = value.abs();
@@ -259,6 +259,7 @@ mod tests {
             (5e-5, 1e-4, "5e-5"),
             (0.001, 0.004, "0.001"),
             (-1.5, 4.0, "-1.5"),
+            (0.0, 0.0, "0"),
         ] {
             assert_eq!(short(value, size), expected, "{value} in a range of {size}");
         }

@@ -3,7 +3,8 @@
 /// A point: step, and value; a value that is no number leaves a gap.
 pub(crate) type Point = (f64, f64);
 
-/// Returns at most about `2 * buckets` points with the least and the largest value of each bucket, in order.
+/// Returns the least and the largest value of each bucket, and its first gap if it has one, in order: at most about
+/// `2 * buckets` points and the gaps.
 pub(crate) fn downsampled(points: &[Point], buckets: usize) -> Vec<Point> {
     if points.len() <= 2 * buckets {
         return points.to_vec();
@@ -14,12 +15,11 @@ pub(crate) fn downsampled(points: &[Point], buckets: usize) -> Vec<Point> {
         let numbers = || bucket.iter().enumerate().filter(|(_, point)| point.1.is_finite());
         let least = numbers().min_by(|a, b| a.1.1.total_cmp(&b.1.1)).map(|(index, _)| index);
         let largest = numbers().max_by(|a, b| a.1.1.total_cmp(&b.1.1)).map(|(index, _)| index);
-        // A bucket without numbers is a gap.
-        let (least, largest) = (least.unwrap_or(0), largest.unwrap_or(0));
-        kept.push(bucket[least.min(largest)]);
-        if least != largest {
-            kept.push(bucket[least.max(largest)]);
-        }
+        let gap = bucket.iter().position(|point| !point.1.is_finite());
+        let mut places: Vec<usize> = [least, largest, gap].into_iter().flatten().collect();
+        places.sort_unstable();
+        places.dedup();
+        kept.extend(places.into_iter().map(|place| bucket[place]));
     }
     kept
 }
@@ -38,7 +38,11 @@ pub(crate) fn smoothed(points: &[Point], reach: usize) -> Vec<Point> {
         let (from, to) = (sums[index - reach], sums[(index + reach + 1).min(points.len())]);
         (to.0 - from.0) / (to.1 - from.1) as f64
     };
-    points.iter().enumerate().map(|(index, (step, _))| (*step, mean(index))).collect()
+    // A gap stays one.
+    let smooth = |(index, (step, value)): (usize, &Point)| {
+        (*step, if value.is_finite() { mean(index) } else { f64::NAN })
+    };
+    points.iter().enumerate().map(smooth).collect()
 }
 
 /// Returns whether a curve goes up and down from point to point.
@@ -74,6 +78,11 @@ mod tests {
             (0..100).map(|i| (f64::from(i), if i < 50 { 1.0 } else { f64::NAN })).collect();
         let kept = downsampled(&points, 10);
         assert_eq!(kept.iter().filter(|point| point.1.is_nan()).count(), 5);
+        let mut points: Vec<Point> = (0..100).map(|i| (f64::from(i), f64::from(i))).collect();
+        points[42].1 = f64::NAN;
+        let kept = downsampled(&points, 10);
+        assert_eq!(kept.iter().filter(|point| point.1.is_nan()).count(), 1, "so does a gap among numbers");
+        assert!(kept.is_sorted_by(|a, b| a.0 < b.0));
     }
 
     #[test]
@@ -89,7 +98,8 @@ mod tests {
             assert!((mean.1 - point.1).abs() < 1e-9, "{mean:?} of {point:?}");
         }
         let gap = [(0.0, 1.0), (1.0, f64::NAN), (2.0, 3.0)];
-        assert_eq!(smoothed(&gap, 1)[1], (1.0, 2.0));
+        let means = smoothed(&gap, 1);
+        assert!(means[1].1.is_nan() && means[2].1 == 3.0, "{means:?}");
     }
 
     #[test]

@@ -200,7 +200,6 @@ impl RunHistory {
         let (first, last) = (recent.first()?, recent.last()?);
         let left = self.planned_steps()?.checked_sub(self.step)? as f64;
         let pace = (last.1 - first.1) / (last.0 - first.0);
-        // A resumed run's clock begins anew.
         (left > 0.0 && pace > 0.0).then_some(left * pace)
     }
 

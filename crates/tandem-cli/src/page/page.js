@@ -14,11 +14,15 @@ function pointAt(event) {
   const shown = data.lines.filter((line) => line.x.length && !document.body.classList.contains("hide-" + line.run));
   if (!shown.length) return leave();
   const nearest = shown.map((line) => nearestIndex(line.x, wanted));
-  const step = shown[0].x[nearest[0]];
+  const steps = shown.map((line, index) => line.x[nearest[index]]);
+  const step = steps.reduce((best, other) => (Math.abs(other - wanted) < Math.abs(best - wanted) ? other : best));
+  // A line that has no point there, of another run or of held-out rows, has no value there.
+  const reach = (3 * (data.x[1] - data.x[0])) / (right - left);
   const output = figure.querySelector("output");
   output.textContent = "";
   output.append(label(Number(step.toFixed(2)) + ":"));
   shown.forEach((line, index) => {
+    if (Math.abs(steps[index] - step) > reach) return;
     const value = line.y[nearest[index]] + (data.unit ? " " + data.unit : "");
     const text = label((line.eval ? "held out " : "") + value);
     const colour = document.createElement("i");

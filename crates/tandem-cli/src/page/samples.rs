@@ -1,6 +1,7 @@
 //! Samples of `samples.jsonl`: the answers to a prompt at several steps, kept in little memory.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde_json::Value;
 
@@ -33,6 +34,8 @@ pub(super) struct Answer {
 
 /// A prompt with its answers by step.
 pub(super) struct Prompt {
+    /// Hash of what makes it another prompt: the split, the whole text, and the answers that the row has.
+    pub key: u64,
     pub is_eval: bool,
     pub text: String,
     /// Where the row is from.
@@ -56,17 +59,21 @@ impl Samples {
             return false;
         };
         let text = |name: &str| line[name].as_str().map(limited);
-        let prompt = limited(&in_words(&line["prompt"]));
+        let prompt = in_words(&line["prompt"]);
         let is_eval = line["split"] == "eval";
+        let mut hasher = DefaultHasher::new();
+        (is_eval, &prompt, line["chosen"].as_str(), line["rejected"].as_str()).hash(&mut hasher);
+        let key = hasher.finish();
         let sample = Sample {
             step,
             answers: answers.iter().take(ANSWERS).map(Answer::read).collect(),
             left_out: answers.len().saturating_sub(ANSWERS),
         };
-        let known = self.prompts.iter().position(|known| known.is_eval == is_eval && known.text == prompt);
+        let known = self.prompts.iter().position(|known| known.key == key);
         let mut prompt = known.and_then(|index| self.prompts.remove(index)).unwrap_or_else(|| Prompt {
+            key,
             is_eval,
-            text: prompt,
+            text: limited_within(&prompt),
             place: text("place").unwrap_or_default(),
             chosen: text("chosen"),
             rejected: text("rejected"),
@@ -90,9 +97,9 @@ impl Samples {
         held_out.chain(self.prompts.iter().rev().filter(|prompt| !prompt.is_eval))
     }
 
-    /// Returns a prompt's answers.
-    pub(super) fn find(&self, is_eval: bool, text: &str) -> Option<&Prompt> {
-        self.prompts.iter().find(|prompt| prompt.is_eval == is_eval && prompt.text == text)
+    /// Returns the prompt of a key.
+    pub(super) fn find(&self, key: u64) -> Option<&Prompt> {
+        self.prompts.iter().find(|prompt| prompt.key == key)
     }
 }
 
@@ -115,6 +122,16 @@ impl Answer {
 
 fn limited(text: &str) -> String {
     super::html::cut(text, CHARACTERS)
+}
+
+/// Leaves out the middle of a long text: prompts differ at their ends.
+fn limited_within(text: &str) -> String {
+    const HALF: usize = CHARACTERS / 2;
+    let ends = text.char_indices().nth(HALF).zip(text.char_indices().nth_back(HALF - 1));
+    match ends {
+        Some(((first, _), (last, _))) if first < last => format!("{} … {}", &text[..first], &text[last..]),
+        _ => text.to_owned(),
+    }
 }
 
 /// Returns a prompt, a text or a list of messages, as a text.
@@ -150,11 +167,32 @@ mod tests {
         for step in 0..20 {
             assert!(samples.take(&line(step, json!("hello"), &format!("answer {step}"))));
         }
-        let prompt = samples.find(true, "hello").expect("kept");
+        let prompt = samples.prompts().next().expect("kept");
         let steps: Vec<u64> = prompt.samples.iter().map(|sample| sample.step).collect();
         assert_eq!(steps, [0, 1, 2, 17, 18, 19]);
         assert_eq!(prompt.samples[5].answers[0].text, "answer 19");
-        assert!(samples.find(false, "hello").is_none(), "training rows are others");
+        let of_training = line(20, json!("hello"), "answer").replace("eval", "train");
+        assert!(samples.take(&of_training));
+        assert_eq!(samples.prompts().count(), 2, "training rows are others");
+    }
+
+    #[test]
+    fn prompts_with_one_beginning_or_other_answers_of_the_row_are_several() {
+        let mut samples = Samples::default();
+        let beginning = "x".repeat(2 * CHARACTERS);
+        for end in ["one", "two"] {
+            samples.take(&line(1, json!(format!("{beginning} {end}")), end));
+        }
+        for chosen in ["gold", "silver"] {
+            let mut row: Value = serde_json::from_str(&line(1, json!("same"), chosen)).expect("JSON");
+            row["chosen"] = chosen.into();
+            samples.take(&row.to_string());
+        }
+        let found: Vec<_> = samples.prompts().map(|prompt| &prompt.samples[0].answers[0].text).collect();
+        assert_eq!(found, ["one", "two", "gold", "silver"]);
+        let text = &samples.prompts().nth(1).expect("the second").text;
+        assert!(text.ends_with(" two") && text.chars().count() == CHARACTERS + 3, "{}", text.len());
+        assert_eq!(limited_within(&"é".repeat(CHARACTERS)), "é".repeat(CHARACTERS));
     }
 
     #[test]
@@ -164,7 +202,8 @@ mod tests {
             samples.take(&line(1, json!([{ "role": "user", "content": row.to_string() }]), "yes"));
         }
         assert_eq!(samples.prompts().count(), PROMPTS);
-        assert!(samples.find(true, "user: 199").is_some() && samples.find(true, "user: 0").is_none());
+        let has = |text: &str| samples.prompts().any(|prompt| prompt.text == text);
+        assert!(has("user: 199") && !has("user: 0"));
         assert!(!samples.take("{\"step\": 1}") && !samples.take("[]") && !samples.take("{"));
     }
 }

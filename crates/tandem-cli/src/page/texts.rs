@@ -45,7 +45,7 @@ pub(super) fn advice(runs: &[RunHistory]) -> Option<String> {
 pub(super) fn samples(runs: &[RunHistory]) -> Option<String> {
     let mut prompts: Vec<&Prompt> = Vec::new();
     for prompt in runs.iter().flat_map(|run| run.samples.prompts()) {
-        if prompts.iter().all(|known| (known.is_eval, &known.text) != (prompt.is_eval, &prompt.text)) {
+        if prompts.iter().all(|known| known.key != prompt.key) {
             prompts.push(prompt);
         }
     }
@@ -67,10 +67,9 @@ fn answers_to(prompt: &Prompt, runs: &[RunHistory], is_open: bool) -> String {
     let heading = prompt.text.lines().next_back().unwrap_or_default();
     let split = if prompt.is_eval { "held out" } else { "training" };
     let mut html = format!(
-        "<details data-key=\"{} {}\"{}><summary><span class=\"split\">{split}</span> {}</summary><div class=\"answers\">\
+        "<details data-key=\"{:x}\"{}><summary><span class=\"split\">{split}</span> {}</summary><div class=\"answers\">\
          <article><h4>prompt <span>{}</span></h4><pre>{}</pre>",
-        split,
-        escaped(&prompt.text),
+        prompt.key,
         if is_open { " open" } else { "" },
         escaped(&cut(heading, HEADING)),
         escaped(&prompt.place),
@@ -83,7 +82,7 @@ fn answers_to(prompt: &Prompt, runs: &[RunHistory], is_open: bool) -> String {
     }
     html += "</article>";
     for (index, run) in runs.iter().enumerate() {
-        let own = run.samples.find(prompt.is_eval, &prompt.text);
+        let own = run.samples.find(prompt.key);
         for sample in own.iter().flat_map(|prompt| &prompt.samples) {
             html += &of_step(sample, index, runs);
         }

@@ -61,6 +61,7 @@ impl Followed {
     /// A folder is missing, or no run has begun in any of them.
     pub(super) fn find(given: &[PathBuf]) -> anyhow::Result<Self> {
         let mut followed = Self { given: given.to_vec(), runs: Vec::new(), num_left_out: 0 };
+        run_folder::find(given, run_folder::is_begun)?;
         followed.search()?;
         if followed.runs.is_empty() {
             return Err(run_folder::none_found(given));
@@ -70,7 +71,9 @@ impl Followed {
 
     /// Adds runs that are new and removes those that are gone; returns whether there were any.
     fn search(&mut self) -> anyhow::Result<bool> {
-        let mut folders = run_folder::find(&self.given, run_folder::is_begun)?;
+        // What was deleted meanwhile does not hide the others.
+        let there: Vec<_> = self.given.iter().filter(|folder| folder.is_dir()).cloned().collect();
+        let mut folders = run_folder::find(&there, run_folder::is_begun)?;
         // The last ones that were written are kept.
         folders.sort_by_cached_key(|folder| {
             let metrics = folder.join("metrics.jsonl").metadata().or_else(|_| folder.metadata());
@@ -104,14 +107,22 @@ impl Followed {
                 measured = Some(Instant::now());
             }
             if versions.receiver_count() > 0 && Instant::now() >= rest {
-                let began = Instant::now();
+                let mut began = Instant::now();
                 if searched.elapsed() >= SEARCH {
                     searched = began;
                     // A folder that is gone for a while is no reason to end.
                     is_stale |= self.search().unwrap_or(false);
                 }
+                // Files are read in parts. What has piled up is read once, and is no reason to rest.
                 for run in &mut self.runs {
-                    is_stale |= run.update_or_tell();
+                    let mut parts = 0;
+                    while !stop.load(Ordering::Relaxed) && run.update_or_tell() {
+                        parts += 1;
+                    }
+                    is_stale |= parts > 0;
+                    if parts > 1 {
+                        began = Instant::now();
+                    }
                 }
                 if is_stale {
                     let panels = page::panels(&self.runs, Some(&machine));
@@ -196,5 +207,20 @@ mod tests {
         (0..20).for_each(|i| begin(&format!("c{i}")));
         followed.search().expect("found");
         assert_eq!((followed.runs.len(), followed.num_left_out), (MOST_RUNS, 22 - MOST_RUNS));
+    }
+
+    #[test]
+    fn a_folder_that_is_deleted_hides_no_other() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let given = ["a", "b"].map(|name| folder.path().join(name));
+        for path in &given {
+            std::fs::create_dir_all(path).expect("created");
+            std::fs::write(path.join(".lock"), "").expect("written");
+        }
+        let mut followed = Followed::find(&given).expect("two runs");
+        std::fs::remove_dir_all(&given[1]).expect("deleted");
+        assert!(followed.search().expect("found"));
+        assert_eq!(followed.runs.iter().map(RunHistory::folder).collect::<Vec<_>>(), [&given[0]]);
+        assert!(Followed::find(&given).is_err(), "what is missing at first is told");
     }
 }

@@ -187,6 +187,30 @@ fn a_report_is_one_file_that_asks_for_nothing_and_shows_text_as_text() {
         assert!(before.ends_with("href=\"https"), "an address outside a link: {before}");
     }
     assert!(!shop.path("report.html.tmp").exists());
+    let refused = shop.run(&["report", name, "--out", "/dev/null"]).expect(2).stderr;
+    assert!(refused.contains("--out /dev/null: it is not a regular file"), "{refused}");
+}
+
+#[test]
+fn names_of_runs_do_not_write_to_the_terminal() {
+    let shop = Workshop::new();
+    write_run(&shop.path("a\u{1b}[2Jb\nc"), 3);
+    let table = shop.run(&["runs", "."]).expect(0).stdout;
+    assert!(table.contains("a\\u{1b}[2Jb\\nc"), "{table}");
+}
+
+/// The file is read in parts of 64 MiB; a report has all of them.
+#[test]
+fn a_report_has_the_end_of_a_long_log() {
+    let shop = Workshop::new();
+    write_run(&shop.path("run"), 0);
+    for step in 1..=3 {
+        append(&shop.path("run"), &format!("{}{}\n", line(step).trim_end(), " ".repeat(40 << 20)));
+    }
+    append(&shop.path("run"), &line(4));
+    shop.run(&["report", "run"]).expect(0);
+    let page = shop.read("report.html");
+    assert!(page.contains("step 4"), "{}", page.matches("step ").count());
 }
 
 /// Prints what `docs/watch.md` says of speed; nothing is timed here that could fail.
