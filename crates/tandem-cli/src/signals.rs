@@ -12,6 +12,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
+use tandem_comm::launch::LAUNCHER_PROCESS;
 
 /// The last signal that came, or 0.
 static LAST: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
@@ -137,9 +138,6 @@ pub(crate) fn kill_group(process: u32) {
 fn pid(process: u32) -> Option<Pid> {
     i32::try_from(process).ok().and_then(Pid::from_raw)
 }
-
-/// Variable with the process that must be this one's parent: its launcher.
-pub(crate) const LAUNCHER_PROCESS: &str = "TANDEM_LAUNCHER_PROCESS";
 
 /// Makes this process end with the launcher that started it, if one did: its checkpoints stay, and no
 /// rank is left behind.

@@ -78,6 +78,17 @@ pub enum TrainError {
         /// The rank that looked for it.
         reader: usize,
     },
+    /// A rank cannot write into the run's folder.
+    #[error(
+        "rank {rank} cannot write into the run's folder: {reason}; each rank writes its part of a checkpoint there, so \
+         mount or share the folder with that right on its machine, too"
+    )]
+    NotWritable {
+        /// The first rank that cannot.
+        rank: usize,
+        /// The error of its attempt.
+        reason: String,
+    },
     /// Ranks were started with different programs, configs, models or data.
     #[error(
         "ranks disagree: {name} is {first} on rank 0, but {other} on rank {rank}: all ranks must have the same program, config, \
@@ -301,6 +312,7 @@ impl TrainError {
             | Self::ForeignFile { .. }
             | Self::BrokenCheckpoint { .. }
             | Self::NotShared { .. }
+            | Self::NotWritable { .. }
             | Self::Disagreement { .. }
             | Self::Mismatch { .. }
             | Self::Server { .. }

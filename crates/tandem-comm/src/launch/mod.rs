@@ -146,6 +146,10 @@ fn list(names: &[String]) -> String {
 
 /// Remedy for ranks on several machines that do not meet over MPI.
 pub(crate) const NO_ADDRESS: &str = "the launcher gives ranks on several machines no rendezvous address; set both for every rank (mpirun: -x or -genv)";
+/// Variable by which `tandem launch` tells its ranks its process. What Slurm or MPI, which may have started the launcher,
+/// says of ranks is not about them.
+pub const LAUNCHER_PROCESS: &str = "TANDEM_LAUNCHER_PROCESS";
+
 const UNSET: &str = "unset variables left over from another job, or start all ranks through one launcher";
 
 impl Launch {
@@ -174,13 +178,16 @@ impl Launch {
 
     /// Reads a map of variables.
     ///
-    /// The innermost launcher wins: `RANK`, then the `PET_*` variables that configure torchrun,
+    /// The innermost launcher wins: torchrun or `tandem launch`, `RANK`, then the `PET_*` variables that configure torchrun,
     /// then Slurm or MPI, which may have started torchrun. If `RANK` was not set by torchrun and an
     /// MPI or Slurm world of several ranks exists, the two must agree.
     pub fn from_environment(environment: &Environment) -> Result<Self, LaunchError> {
         let vars = Variables(environment);
         if vars.has("TORCHELASTIC_RUN_ID") {
             return rank_variables(&vars, Launcher::Torchrun);
+        }
+        if vars.has(LAUNCHER_PROCESS) {
+            return rank_variables(&vars, Launcher::RankVariables);
         }
         let outer = outer_launcher(&vars)?;
         if vars.has("JOB_COMPLETION_INDEX")

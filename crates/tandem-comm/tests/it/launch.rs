@@ -95,6 +95,15 @@ fn torchrun_under_srun_is_torchruns_world_and_its_agent_serves_the_store() {
 }
 
 #[test]
+fn a_launcher_under_srun_has_a_world_of_its_own() {
+    let step = "SLURM_JOB_ID=9 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_NODELIST=n[1-2]";
+    let ranks = "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=n1 MASTER_PORT=29500";
+    let found = detect(&format!("{step} {ranks} TANDEM_LAUNCHER_PROCESS=77")).unwrap();
+    assert_eq!((found.launcher, found.process, found.num_processes), (Launcher::RankVariables, 5, 8));
+    assert!(detect(&format!("{step} {ranks}")).is_err(), "variables that nobody vouches for");
+}
+
+#[test]
 fn slurm_steps() {
     let step = "SLURM_JOB_ID=4097 SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_NTASKS=4 SLURM_LOCALID=0";
     for (nodes, first) in [

@@ -4,11 +4,11 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::save::{Part, part_name, seal, write_part};
 use super::{Checkpoint, Cursor, TensorShard};
-use crate::disk::{Disk, RealDisk, remove_if_empty};
+use crate::disk::{Disk, RealDisk, appears, remove_if_empty};
 use crate::error::{Result, TrainError};
 
 /// A folder `checkpoints/`. One run at a time writes to it (see
@@ -74,7 +74,8 @@ impl Checkpoints {
         give_up: &AtomicBool,
     ) -> Result<Part> {
         let temporary = self.temporary(step);
-        if rank > 0 && !temporary.exists() {
+        let is_here = || temporary.exists() || give_up.load(Ordering::Relaxed);
+        if rank > 0 && !appears(is_here) {
             return Err(TrainError::NotShared { path: temporary, writer: 0, reader: rank });
         }
         write_part(&*self.disk, &temporary, part_name(rank, num_ranks), pieces, give_up)

@@ -330,7 +330,7 @@ fn gpus(entry: &Entry, ordinals: &[usize]) -> Result<Devices> {
 
 fn memory<'a>() -> Form<'a, u64> {
     let read = |entry: Entry| {
-        let bytes = size::parse(entry.string()?);
+        let bytes = entry.string().ok().and_then(size::parse);
         bytes.ok_or_else(|| entry.wrong("a size with its unit, for example \"24GiB\" or \"800MB\""))
     };
     custom("string", read, |bytes: &u64| Value::from(size::exact(*bytes)))

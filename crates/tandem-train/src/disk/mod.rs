@@ -7,6 +7,7 @@ use std::fmt::Debug;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::error::{Result, TrainError};
 
@@ -101,6 +102,24 @@ fn new_file_beside(target: &Path, name: &str) -> io::Result<(PathBuf, File)> {
         }
     }
     unreachable!("a name is free")
+}
+
+/// Time for a file to appear on the other machines of a shared file system.
+const VISIBLE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Waits until what another machine has written is here, for 10 s at most; returns whether it is.
+pub(crate) fn appears(is_here: impl Fn() -> bool) -> bool {
+    let until = Instant::now() + VISIBLE;
+    loop {
+        if is_here() {
+            return true;
+        }
+        if Instant::now() >= until {
+            return false;
+        }
+        std::thread::sleep(PAUSE);
+    }
 }
 
 /// Removes an empty folder. One with files and a link to a folder stay.

@@ -8,24 +8,27 @@
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use tandem_comm::ProcessGroup;
 
 use super::provenance::{InputFile, weight_files};
 use super::run_dir::RunDir;
 use crate::config::Config;
+use crate::disk;
 use crate::inputs::RunInputs;
 use crate::{Result, TrainError};
 
 /// Keys that may differ between ranks: a machine's own resources, and paths, whose contents are
 /// compared instead.
-pub(super) const OWN_KEYS: [&str; 16] = [
+pub(super) const OWN_KEYS: [&str; 18] = [
     "model",
     "weights",
     "output",
-    // Its default is the last part of `output`.
+    // Their defaults are made from `output`; rank 0 alone uses them.
     "logging.run",
+    "logging.tensorboard",
+    "online.server.adapters",
     "adapter.start",
     "reference.model",
     "reference.adapter",
@@ -43,13 +46,9 @@ pub(super) const OWN_KEYS: [&str; 16] = [
 const WHOLE: u64 = 1 << 30;
 const SAMPLES: u64 = 64;
 const SAMPLE_BYTES: u64 = 64 << 10;
-/// Time for a file to appear on the other machines of a shared file system.
-const VISIBLE: Duration = Duration::from_secs(10);
-const PAUSE: Duration = Duration::from_millis(100);
-/// Between the fields of a fact; no path or value contains it.
-/// Beginning of the name of a file that the first rank shows the others; a time follows.
+/// Beginning of the name of a file that shows whether ranks share a folder and may write there; a time follows.
 const MARK: &str = ".seen-";
-
+/// Between the fields of a fact; no path or value contains it.
 const SEPARATOR: char = '\u{1f}';
 
 /// Something that all ranks have in common.
@@ -109,7 +108,8 @@ pub(super) fn on_inputs(config: &Config, prepared: &RunInputs, group: &mut Proce
     compare(&facts, group)
 }
 
-/// Checks that every rank sees the run folder of the first one, which alone has it open.
+/// Checks that every rank sees the run folder of the first one, which alone has it open, and may write into it: each
+/// writes its part of a checkpoint.
 pub(super) fn on_run_folder(output: &Path, run_dir: Option<&RunDir>, group: &mut ProcessGroup) -> Result<()> {
     if is_alone(group) {
         return Ok(());
@@ -117,29 +117,33 @@ pub(super) fn on_run_folder(output: &Path, run_dir: Option<&RunDir>, group: &mut
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let mark = text_of(&format!("{MARK}{:x}", since.as_nanos()), 0, group)?;
     let of_first = text_of(&output.display().to_string(), 0, group)?;
-    let file = output.join(mark);
+    let file = output.join(&mark);
     if run_dir.is_some() {
         fs::write(&file, b"").map_err(TrainError::io("write", &file))?;
     }
     group.barrier()?;
-    let until = Instant::now() + VISIBLE;
-    while !file.exists() && Instant::now() < until {
-        std::thread::sleep(PAUSE);
-    }
-    let seen = group.gather(&[u8::from(file.exists())], &vec![1; group.size()])?;
+    let is_seen = disk::appears(|| file.exists());
+    let seen = group.gather(&[u8::from(is_seen)], &vec![1; group.size()])?;
     if run_dir.is_some() {
         fs::remove_file(&file).map_err(TrainError::io("remove", &file))?;
     }
-    match seen.iter().position(|&seen| seen == 0) {
-        Some(reader) => {
-            await_all(group);
-            Err(TrainError::NotShared { path: of_first.into(), writer: 0, reader })
-        }
-        None => Ok(()),
+    if let Some(reader) = seen.iter().position(|&seen| seen == 0) {
+        await_all(group);
+        return Err(TrainError::NotShared { path: of_first.into(), writer: 0, reader });
     }
+    // Another mark of each rank. A number of a rank has four digits, so no two are one file.
+    let own = output.join(format!("{mark}{:04x}", group.rank()));
+    let written = fs::write(&own, b"").and_then(|()| fs::remove_file(&own));
+    let reason =
+        written.err().map_or_else(String::new, |error| TrainError::io("write", &own)(error).to_string());
+    let could = group.gather(&[u8::from(reason.is_empty())], &vec![1; group.size()])?;
+    let Some(rank) = could.iter().position(|&could| could == 0) else { return Ok(()) };
+    let reason = text_of(&reason, rank, group)?;
+    await_all(group);
+    Err(TrainError::NotWritable { rank, reason })
 }
 
-/// Returns whether a file of a run's folder is one that shows the folder to the other ranks. A killed process leaves it.
+/// Returns whether a file of a run's folder is a mark of [`on_run_folder`]. A killed process leaves it.
 pub(super) fn is_mark(name: &str) -> bool {
     name.strip_prefix(MARK)
         .is_some_and(|id| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_hexdigit()))

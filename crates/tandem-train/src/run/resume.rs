@@ -7,6 +7,7 @@ use tandem_kernels::cuda::driver::MatmulChoice;
 
 use crate::checkpoint::{Checkpoint, snapshot};
 use crate::config::{AttentionKernels, Change, Config};
+use crate::disk::appears;
 use crate::events::{Event, Observer};
 use crate::optimizer::EvaluationWeights;
 use crate::run::provenance::{Provenance, Start, arithmetic_in_words};
@@ -68,7 +69,7 @@ pub(crate) fn agree_on(newest: Option<Checkpoint>, group: &mut ProcessGroup) -> 
     let path = PathBuf::from(<std::ffi::OsString as std::os::unix::ffi::OsStringExt>::from_vec(path));
     #[cfg(not(unix))]
     let path = PathBuf::from(String::from_utf8_lossy(&path).into_owned());
-    if !path.exists() {
+    if !appears(|| path.exists()) {
         return Err(TrainError::NotShared { path, writer: 0, reader: group.rank() });
     }
     Ok(Some(Checkpoint::open_checked(&path)?))

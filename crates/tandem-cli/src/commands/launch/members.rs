@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rustix::process::Signal;
+use tandem_comm::launch::LAUNCHER_PROCESS;
 use tandem_hub::LAUNCHED;
 
 use super::hosts::Host;
@@ -135,7 +136,7 @@ impl Members {
             .env("MASTER_ADDR", host)
             .env("MASTER_PORT", port.to_string())
             .env("TORCHELASTIC_USE_AGENT_STORE", "True")
-            .env(signals::LAUNCHER_PROCESS, std::process::id().to_string())
+            .env(LAUNCHER_PROCESS, std::process::id().to_string())
             .envs(is_downloaded.then_some((LAUNCHED, "1")))
             .process_group(0)
             .stdin(Stdio::null());

@@ -3,13 +3,25 @@
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::configure;
 use super::job::signal;
+use super::{configure, injected};
 use crate::workshop::{Workshop, free_port};
 
 /// Starts one of two ranks as any launcher would, its stderr in a file.
 fn rank(shop: &Workshop, rank: &str, port: u16, arguments: &[&str]) -> Child {
+    rank_with(shop, rank, port, arguments, &[])
+}
+
+/// Starts a rank whose environment has more variables.
+fn rank_with(
+    shop: &Workshop,
+    rank: &str,
+    port: u16,
+    arguments: &[&str],
+    variables: &[(&str, String)],
+) -> Child {
     let mut command: Command = shop.command(arguments);
+    command.envs(variables.iter().map(|(name, value)| (name, value)));
     if !arguments.iter().any(|argument| argument.contains("meeting_deadline")) {
         command.args(["--set", "compute.meeting_deadline=100"]);
     }
@@ -96,6 +108,32 @@ fn a_run_folder_that_is_not_shared_is_refused_before_the_first_step() {
         &elsewhere,
         &["/run: rank 0 wrote it", "rank 1 cannot see it", "shared run folder"],
     );
+}
+
+#[test]
+fn a_rank_that_cannot_write_into_the_run_folder_is_told_before_the_first_step() {
+    let shop = Workshop::new();
+    let config = configure(&shop, "run", 4);
+    let path = |name: &str| shop.path(name).display().to_string();
+    let fault = [
+        ("LD_PRELOAD", injected::library(&shop).display().to_string()),
+        ("FAULT_CALL", "open".to_owned()),
+        ("FAULT_AT", "1".to_owned()),
+        ("FAULT_COUNT", "1000".to_owned()),
+        ("FAULT_ERRNO", "30".to_owned()),
+        ("FAULT_UNDER", path("run/.seen-")),
+        ("FAULT_SEEN", path("seen")),
+    ];
+    let (port, train) = (free_port(), ["train", &config]);
+    let ranks = [rank(&shop, "0", port, &train), rank_with(&shop, "1", port, &train, &fault)];
+    for (number, mut rank) in ranks.into_iter().enumerate() {
+        let code = rank.wait().unwrap().code();
+        let stderr = shop.read(&format!("rank{number}.txt"));
+        assert_eq!(code, Some(2), "{stderr}");
+        assert!(stderr.contains("rank 1 cannot write into the run's folder"), "{stderr}");
+        assert!(stderr.contains("Read-only file system"), "{stderr}");
+    }
+    assert!(!shop.path("run/metrics.jsonl").exists(), "they trained");
 }
 
 #[test]

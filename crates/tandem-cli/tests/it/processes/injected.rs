@@ -44,6 +44,17 @@ struct Lab {
     weights: Vec<u8>,
 }
 
+/// Compiles the library.
+pub fn library(shop: &Workshop) -> PathBuf {
+    let library = shop.path("injected.so");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/processes/injected.c");
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+    let mut compile = Command::new(compiler);
+    compile.args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"]).arg(&library).args([source, "-ldl"]);
+    assert!(compile.status().expect("a C compiler").success());
+    library
+}
+
 impl Lab {
     fn new() -> Self {
         Self::of(|_| "dpo.toml".to_owned())
@@ -53,15 +64,7 @@ impl Lab {
     fn of(write: impl FnOnce(&Workshop) -> String) -> Self {
         let shop = Workshop::new();
         let config = write(&shop);
-        let library = shop.path("injected.so");
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/processes/injected.c");
-        let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
-        let mut compile = Command::new(compiler);
-        compile
-            .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"])
-            .arg(&library)
-            .args([source, "-ldl"]);
-        assert!(compile.status().expect("a C compiler").success());
+        let library = library(&shop);
         shop.run(&["train", &config, "--set", "output=whole"]).expect(0);
         let weights = shop.bytes("whole/final/model.safetensors");
         Self { shop, config, library, weights }

@@ -257,6 +257,11 @@ fn a_wrong_type_is_refused_with_key_expected_and_found() {
         refusal(EXAMPLE, &["model=3"]),
         "--set model=3: `model`: expected a string, found the integer 3"
     );
+    assert_eq!(
+        refusal(EXAMPLE, &["compute.memory=10"]),
+        "--set compute.memory=10: `compute.memory`: expected a size with its unit, for example \"24GiB\" or \"800MB\", \
+         found the integer 10"
+    );
     let date = refusal(EXAMPLE, &["seed=2026-01-01"]);
     assert_eq!(
         date,

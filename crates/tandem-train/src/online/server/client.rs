@@ -159,7 +159,11 @@ impl Client {
         let models = || {
             let reply = self.send(self.protocol.words().models, None, stop)?;
             if !is_good(&reply) {
-                return Err(format!("it does not list its models: {}", self.said(&reply)));
+                let (said, switches) = (self.said(&reply), self.protocol.words().switches);
+                return Err(match reply.status {
+                    404 | 405 => format!("it does not list its models ({said}): {switches}"),
+                    _ => format!("it does not list its models: {said}"),
+                });
             }
             let list: Value = serde_json::from_str(&reply.text).map_err(|_| self.not_json(&reply))?;
             let list = list["data"].as_array().ok_or_else(|| self.not_json(&reply))?;
@@ -180,12 +184,15 @@ impl Client {
                 Err(reason) => (reason, Duration::ZERO),
             };
             failures += 1;
-            if failures > *retries || after > PAUSES.longest {
+            if failures > *retries {
+                let tries = if failures == 1 { "try" } else { "tries" };
                 return Err(format!(
-                    "no answer to /{path} after {failures} tries of at most {timeout_s} s (online.server.retries, \
+                    "no answer to /{path} after {failures} {tries} of at most {timeout_s} s (online.server.retries, \
                      online.server.timeout_s): {reason}"
                 ));
             }
+            // A server that asks for more time than a reply may take gets that.
+            let after = after.min(Duration::from_secs_f64(*timeout_s));
             sleep(PAUSES.jittered(failures).max(after), stop).map_err(|_| STOPPED)?;
         }
     }

@@ -80,10 +80,16 @@ impl CompletionRequest<'_> {
             End::Length | End::Own | End::Token(_) | End::Text => None,
         };
         tokens.extend(left_out);
-        if !log_probs.is_empty() {
+        if self.options.algorithm.grpo().is_some() {
             log_probs.resize(tokens.len(), UNKNOWN_LOG_PROB);
         }
         let (most, vocabulary) = (self.options.max_new_tokens, self.prepared.decoder.spec().vocab_size);
+        if matches!(end, End::Length) && tokens.len() < most {
+            let (found, whole) = (tokens.len(), self.protocol().words().whole);
+            return Err(format!(
+                "it cut a completion at {found} tokens, before online.max_new_tokens. {whole}"
+            ));
+        }
         if tokens.is_empty() || tokens.len() > most {
             return Err(format!(
                 "a completion has {} tokens, expected 1 to {most} (online.max_new_tokens)",

@@ -25,6 +25,7 @@ const WORDS: ServerMessages = ServerMessages {
     needs: "It must find the folder at the same path (online.server.adapters), be started with --enable-lora, have a --max-lora-rank of \
             the adapter's rank or more, and all modules of the adapter among its --lora-target-modules",
     switches: "give online.server.base_url of SGLang 0.5.5 or later, without /v1; is it vLLM, online.server.kind is \"vllm\"",
+    // It reserves two positions and does not document them.
     whole: "Its --context-length must be data.max_length + 2 or more, and --allow-auto-truncate must not be given",
 };
 
@@ -126,13 +127,6 @@ fn told(form: &CompletionRequest<'_>, output: Output) -> Result<ServerReply, Str
         return Err("a completion has log-probabilities of other tokens".to_owned());
     }
     let end = match (kind.as_str(), &matched) {
-        // SGLang reserves two positions and does not document them.
-        ("length", _) if tokens.len() < form.options.max_new_tokens => {
-            let (found, whole) = (tokens.len(), WORDS.whole);
-            return Err(format!(
-                "it cut a completion at {found} tokens, before online.max_new_tokens. {whole}"
-            ));
-        }
         ("length", _) => End::Length,
         ("stop", Value::Null) => End::Own,
         ("stop", Value::Number(_)) => End::token(&matched)?,

@@ -247,6 +247,14 @@ fn policy_gradients_of_a_server_go_on_after_a_stop() {
     });
     let error = ended_by(&without, &["method=grpo", "online.answers=2"]);
     assert!(error.contains("no log-probabilities"), "{error}");
+    // Ended at once: nothing but the end token, whose log-probability is not known.
+    let empty = answering(|reply| {
+        let choice = &mut reply["choices"][0];
+        (choice["token_ids"], choice["logprobs"]["token_logprobs"]) = (json!([]), json!([]));
+        (choice["finish_reason"], choice["stop_reason"]) = (json!("stop"), Value::Null);
+    });
+    let found = run(&small, "empty", &empty, &["method=grpo", "online.answers=2", "train.steps=1"]);
+    assert!(found.0[0]["loss"].is_number(), "{:?}", found.0);
 }
 
 #[test]
@@ -265,6 +273,19 @@ fn answers_without_tokens_or_of_another_model_end_the_run() {
         ),
         (|reply| reply["choices"] = json!([]), &["0 completions of a prompt, expected 2"]),
         (|reply| reply["choices"][1]["token_ids"][0] = json!(1_000_000), &["the server has another base"]),
+        (
+            |reply| {
+                let choice = reply["choices"][1].as_object_mut().unwrap();
+                choice.remove("logprobs");
+                choice.insert("token_ids".into(), json!([30, 31]));
+                choice.insert("finish_reason".into(), "length".into());
+            },
+            &["cut a completion at 2 tokens", "--max-model-len", "--override-generation-config"],
+        ),
+        (
+            |reply| reply["choices"][0]["finish_reason"] = json!("abort"),
+            &["ended by abort, not by \"stop\" or \"length\""],
+        ),
     ] {
         let error = ended_by(&answering(change), &[]);
         assert!(expected.iter().all(|part| error.contains(part)), "{error}");
@@ -339,7 +360,7 @@ fn a_server_in_trouble_is_asked_again_and_one_that_hangs_is_left() {
     assert!(error.contains("after 2 tries") && error.contains("HTTP 503: down"), "{error}");
     let hanging = but("completions", |_| Reply::Nothing);
     let error = ended_by(&hanging, &["online.server.retries=0", "online.server.timeout_s=1"]);
-    assert!(error.contains("/completions after 1 tries of at most 1 s"), "{error}");
+    assert!(error.contains("/completions after 1 try of at most 1 s"), "{error}");
 }
 
 /// Adapter of each series of completion requests, in order: its bytes, and the completions that a request asked for.
