@@ -80,8 +80,21 @@ pub(super) const NAMES: &[Name] = &[
     part(&["lora_rank"], Part::Rank, "it is `adapter.rank` here"),
     part(&["lora_target"], Part::Targets, "it is `adapter.targets` here: \"all-linear\", or a list of names"),
     key(&["additional_target"], "adapter.modules_to_save", texts),
-    key(&["adapter_name_or_path"], "adapter.start", text),
-    not_needed(&["adapter_folder", "create_new_adapter"], "`adapter.start` names the folder"),
+    key_but(
+        &["adapter_name_or_path"],
+        "adapter.start",
+        |value| match value.as_str() {
+            Some(folder) if !folder.contains(',') => text(value),
+            _ => Converted::Wrong("one folder: merge the others into the model first, with `tandem merge`"),
+        },
+        "one folder; others are merged first",
+    ),
+    part(
+        &["create_new_adapter"],
+        Part::NewAdapter,
+        "it is not needed: without `adapter.start` a new adapter trains; `tandem merge` merges an old one first",
+    ),
+    not_needed(&["adapter_folder"], "`adapter.start` names the folder"),
     missing(
         &["pissa_init", "pissa_iter", "pissa_convert", "use_llama_pro", "freeze_trainable_layers"],
         "adapters here have one rank and one scale for all modules (docs/adapters.md)",

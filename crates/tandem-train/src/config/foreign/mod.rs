@@ -173,3 +173,5 @@ fn elsewhere(key: &str, own: &[(String, Vec<&str>)]) -> Option<String> {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_sets;

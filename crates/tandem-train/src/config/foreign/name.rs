@@ -101,6 +101,7 @@ pub(super) enum Part {
     WarmupRatio,
     // Adapter and formats.
     UseAdapter,
+    NewAdapter,
     Rank,
     Alpha,
     Dropout,

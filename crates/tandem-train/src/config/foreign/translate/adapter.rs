@@ -6,6 +6,7 @@ use crate::config::error::Result;
 use crate::config::foreign::Program;
 use crate::config::foreign::name::Part;
 use crate::config::foreign::values::{as_texts, is_off};
+use crate::objective::losses::{Reward, find};
 
 /// Modules that PEFT gives a term where none are named, by `model_type`.
 const PEFT_TARGETS: [(&[&str], &[&str]); 6] = [
@@ -47,6 +48,7 @@ impl Translator<'_> {
         if let Some(given) = wanted {
             self.not_needed(&given, "the table [adapter] says it");
         }
+        self.new_adapter()?;
         self.rank()?;
         self.dropout()?;
         self.targets()?;
@@ -58,7 +60,51 @@ impl Translator<'_> {
         if let Some((format, given)) = format {
             self.draft.set("compute.format", format, given.shown());
         }
+        self.reference_of_adapter();
         Ok(())
+    }
+
+    /// A new adapter beside the one that is named, which LLaMA-Factory merges into the model.
+    fn new_adapter(&mut self) -> Result<()> {
+        let Some(given) = self.part(Part::NewAdapter) else { return Ok(()) };
+        let start = self.draft.get("adapter.start").and_then(toml::Value::as_str).map(str::to_owned);
+        match start {
+            Some(start) if given.flag()? => {
+                self.draft.remove("adapter.start");
+                let reason = format!(
+                    "merge {start} (adapter_name_or_path) into the model first, with `tandem merge`, and give the \
+                     result as `model`: a new adapter trains on it"
+                );
+                self.missing(&given, reason);
+            }
+            Some(_) => self.not_needed(&given, "the adapter in `adapter.start` trains on"),
+            None => self.not_needed(&given, "without `adapter.start` a new adapter trains"),
+        }
+        Ok(())
+    }
+
+    /// The reference of a run that goes on with an adapter, which LLaMA-Factory switches off for it.
+    fn reference_of_adapter(&mut self) {
+        let has = |key: &str| self.draft.get(key).is_some();
+        let is_named = ["reference.kind", "reference.model", "reference.adapter"].into_iter().any(has);
+        if self.program != Program::LlamaFactory
+            || !matches!(self.method, Method::Dpo | Method::Kto)
+            || !has("adapter.start")
+            || is_named
+        {
+            return;
+        }
+        let of_reference = |name: &str| {
+            find(name).is_some_and(|loss| loss.reward == Reward::LogRatio && !loss.of_likelihood)
+        };
+        let compares = match self.draft.get("objective.loss") {
+            Some(toml::Value::Table(terms)) => terms.keys().any(|name| of_reference(name)),
+            Some(toml::Value::String(name)) => of_reference(name),
+            _ => true,
+        };
+        if compares {
+            self.draft.set("reference.kind", "base", "LLaMA-Factory's reference has no adapter");
+        }
     }
 
     fn has_adapter(&mut self, wanted: Option<&Given>) -> Result<bool> {
