@@ -251,6 +251,9 @@ impl Translator<'_> {
 
     /// Steps of an epoch, if the rows can be counted.
     fn steps_per_epoch(&self) -> Option<u64> {
+        if self.has_weights() {
+            return None;
+        }
         let files = self.train_files();
         let mut rows = self.facts.num_rows(&files)?;
         if self.method == Method::Kto && self.has_pairs(&files) {

@@ -1,5 +1,6 @@
 //! Rows: files, splits of the hub, shapes and limits.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde_json::Value;
@@ -23,23 +24,92 @@ const MITCHELLS: [(&str, &str, &str, &str); 3] = [
 /// Ends of names of files with rows.
 const ENDS: [&str; 9] = ["jsonl", "json", "ndjson", "csv", "tsv", "parquet", "arrow", "gz", "zst"];
 
+/// Keys of a set's table that no key of ours has, and why.
+const WITHOUT_KEY: [(&[&str], &str); 8] = [
+    (&["fraction", "shards", "shards_idx"], "give a list of tables with `path` and `weight`"),
+    (
+        &[
+            "roles_to_train",
+            "train_on_eos",
+            "train_on_eot",
+            "message_field_training",
+            "message_field_training_detail",
+        ],
+        "every turn of the assistant is scored, with its end marker (`data.loss_on`)",
+    ),
+    (&["columns"], "every column of a row is read; leave others out with `data.ignore_columns`"),
+    (
+        &["chat_template_jinja", "template_thinking_key", "split_thinking", "prompt_format"],
+        "one template writes all rows: `data.chat_template`; compare with `tandem data`",
+    ),
+    (
+        &["field_thinking", "drop_system_message", "roles"],
+        "turns are given to the chat template as they are: change them in the rows",
+    ),
+    (&["data_dir", "revision"], "the hub's present files are read; give others with --data FILE"),
+    (&["skip"], "no rows are skipped; leave them out of the file"),
+    (&["input_transform", "input_format", "conversation"], "the chat template writes the text"),
+];
+
+/// Keys of a set's table that say nothing about its rows.
+const WITHOUT_EFFECT: [&str; 3] = ["ds_type", "trust_remote_code", "preprocess_shards"];
+
+/// A set of rows.
+#[derive(Clone)]
+struct Set {
+    path: String,
+    /// Origin of the name.
+    comment: String,
+    /// Share of its rows that an epoch has.
+    weight: f64,
+    /// Where an entry says it, how rows are read.
+    form: Option<Form>,
+}
+
+/// Reading of a set's rows.
+#[derive(Clone, Default)]
+struct Form {
+    shape: Option<&'static str>,
+    columns: toml::Table,
+    ignored: Vec<String>,
+    /// Whether Axolotl trains on every piece of a longer text.
+    in_pieces: bool,
+    /// Origins of the shape and of the columns.
+    comments: [String; 2],
+}
+
+impl PartialEq for Form {
+    fn eq(&self, other: &Self) -> bool {
+        (self.shape, &self.columns, &self.ignored) == (other.shape, &other.columns, &other.ignored)
+    }
+}
+
+impl Set {
+    fn new(path: String, comment: impl Into<String>) -> Self {
+        Self { path, comment: comment.into(), weight: 1.0, form: None }
+    }
+}
+
 impl Translator<'_> {
     pub(super) fn data(&mut self) -> Result<()> {
-        let sources = self.train_sources()?;
-        match &sources[..] {
-            [] => {
-                return Err(
-                    self.lacking("data.train", "`--data` with a file of rows or \"hf://owner/name/split\"")
-                );
-            }
-            [(only, comment)] => self.draft.set("data.train", only.clone(), comment.clone()),
-            many => {
-                let paths: Vec<String> = many.iter().map(|(path, _)| path.clone()).collect();
-                self.draft.set("data.train", paths, many[0].1.clone());
-            }
+        // `stage: pt` alone has set it so far.
+        let is_pretraining =
+            self.program == Program::LlamaFactory && self.draft.get("data.loss_on").is_some();
+        let folder = self.part(Part::DatasetFolder);
+        let is_mixture = self.parts.contains_key(&Part::Datasets);
+        let sets = self.train_sources(folder.as_ref())?;
+        if sets.is_empty() {
+            return Err(
+                self.lacking("data.train", "`--data` with a file of rows or \"hf://owner/name/split\"")
+            );
         }
-        self.eval_sources()?;
-        self.limits()?;
+        self.set_rows("data.train", &sets);
+        self.set_form(&sets);
+        let eval = self.eval_sources(folder.as_ref(), is_mixture)?;
+        self.set_rows("data.eval", &eval);
+        self.compare_forms(&sets, &eval);
+        self.limits(sets.len(), eval.len())?;
+        self.longer_rows(&sets, is_pretraining);
         self.order()?;
         self.chat_template();
         if let Some(given) = self.part(Part::TextColumn) {
@@ -53,27 +123,135 @@ impl Translator<'_> {
                 self.not_needed(&given, "`data.loss_on` says it");
             }
         }
-        if let Some(given) = self.part(Part::Packing).filter(|given| !is_off(&given.value)) {
+        let packing = self.part(Part::Packing);
+        let is_packed = packing.as_ref().map_or(is_pretraining, |given| !is_off(&given.value));
+        if is_packed {
             self.packed = self
                 .draft
                 .get("data.max_length")
                 .and_then(Toml::as_integer)
                 .map_or(Some(1024), |n| Some(n as u64));
-            self.missing(
-                &given,
-                "a batch there counts packed sequences, and `train.batch_size` counts rows, which is fewer tokens",
-            );
+            let reason = match is_pretraining {
+                true => {
+                    "texts are joined there and cut into pieces of cutoff_len, which a batch counts; `train.batch_size` counts \
+                     rows, which is fewer tokens, and `data.max_length` keeps the beginning of a longer text: split such texts"
+                }
+                false => {
+                    "a batch there counts packed sequences, and `train.batch_size` counts rows, which is fewer tokens"
+                }
+            };
+            let setting =
+                packing.map_or("packing, the default of stage = pt".to_owned(), |given| given.shown());
+            self.draft.missing.push(Remark { setting, reason: reason.to_owned() });
         }
+        let mut seen = BTreeSet::new();
+        self.draft.missing.retain(|remark| seen.insert((remark.setting.clone(), remark.reason.clone())));
         Ok(())
+    }
+
+    /// Says what becomes of rows beyond the limit where the other program does something else.
+    fn longer_rows(&mut self, sets: &[Set], is_pretraining: bool) {
+        let is_given = self.draft.get("data.truncation").is_some();
+        match (self.program, self.method) {
+            (Program::LlamaFactory, method) if !is_pretraining => {
+                let limit = self.draft.get("data.max_length").map_or(String::new(), ToString::to_string);
+                let reason = match method {
+                    Method::Reward => "a longer text is cut there; here its row is dropped",
+                    _ => {
+                        "of a longer row prompt and answer are both cut there; here its end is cut, and a row whose prompt alone \
+                         fills the limit is dropped"
+                    }
+                };
+                let remark = Remark { setting: format!("cutoff_len = {limit}"), reason: reason.to_owned() };
+                self.draft.missing.push(remark);
+            }
+            (Program::Axolotl, Method::Sft | Method::Dpo) => {
+                let in_pieces = |set: &&Set| set.form.as_ref().is_some_and(|form| form.in_pieces);
+                let pieces = sets.iter().filter(in_pieces).count();
+                let mut comment = Vec::new();
+                if !is_given && pieces < sets.len() {
+                    comment
+                        .push("Axolotl leaves out longer rows (excess_length_strategy); here they are cut");
+                }
+                if pieces > 0 {
+                    comment.push("of a longer completion Axolotl trains on every piece, here on the first");
+                }
+                if !comment.is_empty() {
+                    self.draft.set("data.truncation", "keep_start", comment.join("; "));
+                }
+            }
+            (Program::Axolotl, Method::Kto) if !is_given => {
+                let setting = "excess_length_strategy".to_owned();
+                let reason =
+                    "Axolotl leaves out longer rows by default; here their completions are cut".to_owned();
+                self.draft.missing.push(Remark { setting, reason });
+            }
+            _ => {}
+        }
     }
 
     /// Names of the training rows, as the configuration has them.
     pub(super) fn train_files(&self) -> Vec<String> {
+        let path = |source: &Toml| source.get("path").unwrap_or(source).as_str().map(str::to_owned);
         match self.draft.get("data.train") {
-            Some(Toml::String(path)) => vec![path.clone()],
-            Some(Toml::Array(paths)) => paths.iter().filter_map(Toml::as_str).map(str::to_owned).collect(),
-            _ => Vec::new(),
+            Some(Toml::Array(paths)) => paths.iter().filter_map(path).collect(),
+            Some(one) => path(one).into_iter().collect(),
+            None => Vec::new(),
         }
+    }
+
+    /// Whether an epoch has a share of some file's rows.
+    pub(super) fn has_weights(&self) -> bool {
+        let sources = self.draft.get("data.train").and_then(Toml::as_array);
+        sources.is_some_and(|sources| sources.iter().any(Toml::is_table))
+    }
+
+    fn set_rows(&mut self, key: &str, sets: &[Set]) {
+        let [first, ..] = sets else { return };
+        let value: Toml = if sets.iter().any(|set| set.weight != 1.0) {
+            let table = |set: &Set| {
+                let path = ("path".to_owned(), Toml::from(set.path.clone()));
+                Toml::Table([path, ("weight".to_owned(), set.weight.into())].into_iter().collect())
+            };
+            Toml::Array(sets.iter().map(table).collect())
+        } else if sets.len() == 1 {
+            first.path.clone().into()
+        } else {
+            sets.iter().map(|set| set.path.clone()).collect::<Vec<_>>().into()
+        };
+        self.draft.set(key, value, first.comment.clone());
+    }
+
+    /// Shape and columns, which hold for the rows of all sets.
+    fn set_form(&mut self, sets: &[Set]) {
+        let Some((first, form)) = sets.iter().find_map(|set| Some((set, set.form.as_ref()?))) else { return };
+        if let Some(other) = sets.iter().find(|set| set.form.as_ref().is_some_and(|other| other != form)) {
+            let reason = "their rows have other shapes or columns, and `data.shape` and `data.columns` hold for all: without \
+                          the two, each row is read by the names of its columns; rename them, and compare with `tandem data`";
+            let setting = format!("{} and {}", first.path, other.path);
+            self.draft.missing.push(Remark { setting, reason: reason.to_owned() });
+            return;
+        }
+        let Form { shape, columns, ignored, comments: [of_shape, of_columns], .. } = form.clone();
+        if let Some(shape) = shape {
+            self.draft.set("data.shape", shape, of_shape);
+        }
+        if !columns.is_empty() {
+            self.draft.set("data.columns", columns, of_columns);
+        }
+        if !ignored.is_empty() {
+            self.draft.set("data.ignore_columns", ignored, "not what its entry names");
+        }
+    }
+
+    /// Says where held-out rows would need another shape or other columns than the training rows.
+    fn compare_forms(&mut self, sets: &[Set], eval: &[Set]) {
+        let form = sets.iter().find_map(|set| set.form.as_ref());
+        let is_other = |set: &&Set| set.form.is_some() && set.form.as_ref() != form;
+        let Some(other) = eval.iter().find(is_other).filter(|_| form.is_some()) else { return };
+        let reason = "its rows have another shape or other columns than the training rows, and `data.shape` and `data.columns` \
+                      hold for both: rename its columns";
+        self.draft.missing.push(Remark { setting: other.path.clone(), reason: reason.to_owned() });
     }
 
     /// The chat template: TRL takes it from a tokenizer, too, in a folder or on the hub.
@@ -112,83 +290,77 @@ impl Translator<'_> {
         Ok(())
     }
 
-    fn train_sources(&mut self) -> Result<Vec<(String, String)>> {
+    fn train_sources(&mut self, folder: Option<&Given>) -> Result<Vec<Set>> {
         let (dataset, datasets) = (self.part(Part::Dataset), self.part(Part::Datasets));
         let (config, split) = (self.part(Part::DatasetConfig), self.part(Part::TrainSplit));
-        let folder = self.part(Part::DatasetFolder);
         let config = config.as_ref().map(|given| given.text().map(str::to_owned)).transpose()?;
         if !self.answers.train.is_empty() {
             return Ok(self
                 .answers
                 .train
                 .iter()
-                .map(|path| (self.row_name(path), "--data".to_owned()))
+                .map(|path| Set::new(self.row_name(path), "--data"))
                 .collect());
         }
         if let Some(given) = datasets {
-            return self.listed(&given);
+            return self.listed(&given, false);
         }
         let Some(given) = dataset else { return Ok(Vec::new()) };
         let split = split.as_ref().map_or(Ok("train"), Given::text)?.to_owned();
         if self.program == Program::LlamaFactory {
-            return self.by_dataset_info(&given, folder.as_ref(), false);
+            return self.by_dataset_info(&given, folder, false);
         }
         let names = as_texts(&given.value).ok_or_else(|| given.wrong("the name of a set, or a file"))?;
         names
             .iter()
-            .map(|name| Ok((self.named(&given, name, config.as_deref(), &split)?, given.setting.clone())))
+            .map(|name| {
+                Ok(Set::new(self.named(&given, name, config.as_deref(), &split)?, given.setting.clone()))
+            })
             .collect()
     }
 
-    fn eval_sources(&mut self) -> Result<()> {
+    fn eval_sources(&mut self, folder: Option<&Given>, is_mixture: bool) -> Result<Vec<Set>> {
         let (given, share) = (self.part(Part::EvalDataset), self.part(Part::EvalShare));
         let test = self.part(Part::TestSplit);
         if !self.answers.eval.is_empty() {
-            let paths: Vec<String> = self.answers.eval.iter().map(|path| self.row_name(path)).collect();
-            let value = if paths.len() == 1 { Toml::from(paths[0].clone()) } else { paths.into() };
-            self.draft.set("data.eval", value, "--eval-data");
-            return Ok(());
+            let set = |path: &String| Set::new(self.row_name(path), "--eval-data");
+            return Ok(self.answers.eval.iter().map(set).collect());
         }
         if let Some(share) = share.filter(|given| !is_off(&given.value)) {
             self.missing(&share, "rows are not split here; give held-out rows in `data.eval`");
         }
         let evaluates = self.parts.get(&Part::EvalStrategy).is_some_and(|given| !is_off(&given.value));
-        let found = match (given, test) {
-            (Some(given), _) if given.value.is_array() => self.listed(&given)?,
+        Ok(match (given, test) {
+            (Some(given), _) if given.value.is_array() => self.listed(&given, true)?,
             (Some(given), _) if self.program == Program::LlamaFactory => {
-                self.by_dataset_info(&given, None, true)?
+                self.by_dataset_info(&given, folder, true)?
             }
             (Some(given), _) => {
                 let text = given.text()?.to_owned();
-                vec![(self.named(&given, &text, None, "test")?, given.setting.clone())]
+                vec![Set::new(self.named(&given, &text, None, "test")?, given.setting.clone())]
             }
-            // TRL's scripts take the test split of the same set if they evaluate.
-            (None, test) if evaluates && self.program == Program::Trl => {
+            // TRL's scripts take the test split of the same set if they evaluate, and of a mixture a share.
+            (None, test) if evaluates && self.program == Program::Trl && !is_mixture => {
                 let split = test.as_ref().map_or(Ok("test"), Given::text)?.to_owned();
                 self.other_split(&split).into_iter().collect()
             }
             (None, Some(test)) => {
-                self.not_needed(&test, "eval_strategy is \"no\", so nothing is evaluated");
+                let reason = match is_mixture && evaluates {
+                    true => "a mixture has no test split of its own; give held-out rows in `data.eval`",
+                    false => "eval_strategy is \"no\", so nothing is evaluated",
+                };
+                self.not_needed(&test, reason);
                 Vec::new()
             }
             _ => Vec::new(),
-        };
-        match &found[..] {
-            [] => {}
-            [(only, comment)] => self.draft.set("data.eval", only.clone(), comment.clone()),
-            many => {
-                let paths: Vec<String> = many.iter().map(|(path, _)| path.clone()).collect();
-                self.draft.set("data.eval", paths, many[0].1.clone());
-            }
-        }
-        Ok(())
+        })
     }
 
     /// Another split of the training set, if that is a split of the hub.
-    fn other_split(&self, split: &str) -> Option<(String, String)> {
+    fn other_split(&self, split: &str) -> Option<Set> {
         let files = self.train_files();
         let (set, _) = files.first().filter(|file| file.starts_with("hf://"))?.rsplit_once('/')?;
-        Some((format!("{set}/{split}"), "dataset_test_split".to_owned()))
+        Some(Set::new(format!("{set}/{split}"), "dataset_test_split"))
     }
 
     /// A file, or a split of the hub.
@@ -216,7 +388,7 @@ impl Translator<'_> {
     }
 
     /// A list of sets: tables of TRL and Axolotl, or names of Mitchell's code.
-    fn listed(&mut self, given: &Given) -> Result<Vec<(String, String)>> {
+    fn listed(&mut self, given: &Given, is_eval: bool) -> Result<Vec<Set>> {
         if self.program == Program::Mitchell {
             return self.mitchells(given);
         }
@@ -227,43 +399,82 @@ impl Translator<'_> {
             let Some(path) = text("path").or_else(|| text("id")).or_else(|| item.as_str()) else {
                 return Err(given.wrong("a list of tables with `path`"));
             };
-            let split = text("split").unwrap_or("train").to_owned();
-            match item.get("data_files").and_then(as_texts) {
+            // Axolotl looks for held-out rows under "test" first.
+            let default = if is_eval && self.program == Program::Axolotl { "test" } else { "train" };
+            let split = text("split").unwrap_or(default).to_owned();
+            let form = self.shape_of(given, item);
+            let weight = self.weight_of(given, item)?;
+            let comment = if weight == 1.0 {
+                given.setting.clone()
+            } else {
+                format!("{}; a share there is drawn by chance", given.setting)
+            };
+            let mut add = |path: String, comment: String| {
+                found.push(Set { path, comment, weight, form: Some(form.clone()) });
+            };
+            let is_local = match item.get("data_files").and_then(as_texts) {
                 Some(files) => {
                     for file in files {
-                        found.push((self.row_name(&file), format!("{}: data_files", given.setting)));
+                        add(self.row_name(&file), format!("{}: data_files", given.setting));
                     }
+                    true
                 }
                 None => {
                     let config =
                         text("name").or_else(|| text("config")).filter(|config| *config != "default");
-                    let name = self.named(given, path, config, &split)?;
-                    found.push((name, given.setting.clone()));
+                    let split = split.split_once('[').map_or(&*split, |(split, _)| split);
+                    let name = self.named(given, path, config, split)?;
+                    let is_local = !name.starts_with("hf://");
+                    add(name, comment);
+                    is_local
                 }
+            };
+            let is_part = split.contains('[') || is_local && !is_eval && split != "train";
+            if is_part {
+                let setting = format!("{}: {path}: split", given.setting);
+                let part = Given { setting, value: split.into(), ..given.clone() };
+                self.missing(&part, "all rows are read; `data.train_rows` takes the first of them");
             }
-            self.shape_of(given, item);
         }
+        // A weight of 0 takes no row.
+        found.retain(|set| set.weight > 0.0);
         Ok(found)
     }
 
-    /// Shape and columns of a set of Axolotl.
-    fn shape_of(&mut self, given: &Given, item: &Value) {
+    /// Share of a set's rows that an epoch has.
+    fn weight_of(&self, given: &Given, item: &Value) -> Result<f64> {
+        let Some(weight) = item.get("weight").filter(|weight| !weight.is_null()) else { return Ok(1.0) };
+        let setting = format!("{}: weight", given.setting);
+        let weight = Given { setting, value: weight.clone(), ..given.clone() };
+        match weight.number()? {
+            share if (0.0..=1.0).contains(&share) => Ok(share),
+            _ => Err(weight.wrong("a share from 0 to 1")),
+        }
+    }
+
+    /// Shape and columns of a set of TRL or Axolotl; each key without a translation is named.
+    fn shape_of(&mut self, given: &Given, item: &Value) -> Form {
         let text = |key: &str| item.get(key).and_then(Value::as_str);
-        let mut columns = toml::Table::new();
         let kind = item.get("type");
         let name = kind.and_then(Value::as_str).unwrap_or_default();
+        let mut form = Form { in_pieces: name == "completion", ..Form::default() };
         let is_pair = self.method == Method::Dpo;
         let messages = text("field_messages");
+        let mappings = item.get("message_property_mappings").and_then(Value::as_object);
         let maps = |key: &str| {
-            item.get("message_property_mappings").and_then(|maps| maps.get(key)).and_then(Value::as_str)
+            let of_table = mappings.and_then(|maps| maps.get(key)).and_then(Value::as_str);
+            of_table.or_else(|| text(&format!("message_field_{key}")))
         };
-        let setting = format!("{}: type = {name}", given.setting);
+        form.comments = [format!("{}: type = {name}", given.setting), format!("{}: fields", given.setting)];
+        let columns = &mut form.columns;
         if name.starts_with("alpaca") {
-            self.draft.set("data.shape", "alpaca", setting.clone());
+            form.shape = Some("alpaca");
         } else if name.ends_with(".intel") {
-            self.draft.set("data.shape", "orca", setting.clone());
+            form.shape = Some("orca");
         } else if maps("role") == Some("from") || name == "sharegpt" {
-            self.draft.set("data.shape", "sharegpt", setting.clone());
+            form.shape = Some("sharegpt");
+            // `type: chat_template` has another default.
+            let messages = messages.or((name != "sharegpt").then_some("messages"));
             if let Some(field) = messages.filter(|field| *field != "conversations") {
                 columns.insert("conversations".into(), field.into());
             }
@@ -278,6 +489,8 @@ impl Translator<'_> {
             ("field_chosen", "chosen"),
             ("field_rejected", "rejected"),
             ("field_system", "system"),
+            ("field_tools", "tools"),
+            ("field", "text"),
         ];
         for (field, ours) in fields {
             let inner = kind.and_then(|kind| kind.get(field)).and_then(Value::as_str);
@@ -285,77 +498,107 @@ impl Translator<'_> {
                 columns.insert(ours.into(), column.into());
             }
         }
-        if let Some(field) = text("field").filter(|field| *field != "text") {
-            columns.insert("text".into(), field.into());
-        }
-        if !columns.is_empty() {
-            self.draft.set("data.columns", columns, format!("{}: fields", given.setting));
-        }
+        let of_set = |name: &str, value: Value| Given {
+            setting: format!("{}: {name}", given.setting),
+            value,
+            ..given.clone()
+        };
         let is_ours = matches!(name, "" | "completion" | "sharegpt") || name.starts_with("chat_template");
         if !is_ours {
-            let setting = format!("{}: type", given.setting);
-            let kind = Given { setting, value: name.into(), ..given.clone() };
-            self.missing(&kind, "Axolotl writes such rows with a text of its own, here the chat template does: compare with `tandem data`");
+            self.missing(
+                &of_set("type", name.into()),
+                "Axolotl writes such rows with a text of its own, here the chat template does: compare with `tandem data`",
+            );
         }
         for (key, value) in kind.and_then(Value::as_object).into_iter().flatten() {
             if !fields.iter().any(|(field, _)| field == key) && !is_off(value) {
-                let setting = format!("{}: type.{key}", given.setting);
-                let inner = Given { setting, value: value.clone(), ..given.clone() };
-                self.missing(&inner, "name the columns in `data.columns`; the chat template writes the text");
-            }
-        }
-        let unused = [
-            "fraction",
-            "shards",
-            "roles_to_train",
-            "train_on_eos",
-            "roles",
-            "prompt_format",
-            "preprocess_shards",
-        ];
-        for key in unused {
-            if let Some(value) = item.get(key).filter(|value| !is_off(value)) {
-                let inner = Given {
-                    setting: format!("{}: {key}", given.setting),
-                    value: value.clone(),
-                    ..given.clone()
-                };
                 self.missing(
-                    &inner,
-                    "give a list of tables with `path` and `weight`; every assistant's turn is scored",
+                    &of_set(&format!("type.{key}"), value.clone()),
+                    "name the columns in `data.columns`; the chat template writes the text",
                 );
             }
         }
+        let turn = [maps("role"), maps("content")].map(Option::unwrap_or_default);
+        if !matches!(turn, ["" | "role", "" | "content"] | ["from", "value"] | ["from", ""]) {
+            let turn = of_set("message_property_mappings", turn.join(", ").into());
+            self.missing(
+                &turn,
+                "turns have `role` and `content`, or `from` and `value`: rename them in the rows",
+            );
+        }
+        for (property, column) in mappings.into_iter().flatten() {
+            if !matches!(property.as_str(), "role" | "content") && column != property {
+                let mapped = of_set(&format!("message_property_mappings.{property}"), column.clone());
+                self.missing(&mapped, "the template reads a turn's own keys: rename them in the rows");
+            }
+        }
+        let is_read = |key: &str| {
+            matches!(key, "path" | "id" | "split" | "data_files" | "name" | "config" | "type" | "weight")
+                || matches!(key, "message_property_mappings" | "message_field_role" | "message_field_content")
+                || key == "field_messages"
+                || fields.iter().any(|(field, _)| *field == key)
+                || WITHOUT_EFFECT.contains(&key)
+        };
+        for (key, value) in item.as_object().into_iter().flatten() {
+            if is_read(key) || is_off(value) {
+                continue;
+            }
+            let inner = of_set(key, value.clone());
+            if let Some((_, reason)) = WITHOUT_KEY.iter().find(|(names, _)| names.contains(&key.as_str())) {
+                self.missing(&inner, *reason);
+                continue;
+            }
+            match (key.as_str(), value.as_str()) {
+                ("chat_template", Some("tokenizer_default")) => {
+                    self.not_needed(&inner, "the model's own chat template is used");
+                }
+                ("chat_template", Some("jinja")) => {}
+                ("chat_template", _) => {
+                    self.missing(
+                        &inner,
+                        "its templates are not here; give this one as a file in `data.chat_template`",
+                    );
+                }
+                _ => self.draft.unknown.push(Remark { setting: inner.shown(), reason: String::new() }),
+            }
+        }
+        form
     }
 
-    fn mitchells(&mut self, given: &Given) -> Result<Vec<(String, String)>> {
+    fn mitchells(&mut self, given: &Given) -> Result<Vec<Set>> {
         let names = as_texts(&given.value).ok_or_else(|| given.wrong("a list of sets"))?;
         let mut found = Vec::new();
+        let mut parts: Vec<&str> = Vec::new();
         for name in &names {
             let Some((_, path, shape, truncation)) = MITCHELLS.iter().find(|(known, ..)| known == name)
             else {
                 return Err(given
                     .conflict(format!("{name:?} is none of hh, shp, se; give the rows with --data FILE")));
             };
-            found.push(((*path).to_owned(), given.shown()));
+            found.push(Set::new((*path).to_owned(), given.shown()));
+            parts.push(truncation);
             if names.len() == 1 {
                 self.draft.set("data.shape", *shape, given.shown());
-                self.draft.set("data.truncation", *truncation, format!("as for {name} there"));
-                if self.method == Method::Sft {
-                    self.draft.set("data.take", "chosen", "its SFT learns the chosen completions");
-                }
+            }
+        }
+        if self.method == Method::Sft {
+            self.draft.set("data.take", "chosen", "its SFT learns the chosen completions");
+        }
+        match parts[..] {
+            [first, ..] if parts.iter().all(|part| *part == first) => {
+                self.draft.set("data.truncation", first, format!("as for {} there", names.join(", ")));
+            }
+            _ => {
+                let reason = "long rows of hh keep their end there and those of others their beginning, and `data.truncation` \
+                              holds for all";
+                self.missing(given, reason);
             }
         }
         Ok(found)
     }
 
     /// Names of LLaMA-Factory's dataset_info.json.
-    fn by_dataset_info(
-        &mut self,
-        given: &Given,
-        folder: Option<&Given>,
-        is_eval: bool,
-    ) -> Result<Vec<(String, String)>> {
+    fn by_dataset_info(&mut self, given: &Given, folder: Option<&Given>, is_eval: bool) -> Result<Vec<Set>> {
         let names = as_texts(&given.value).ok_or_else(|| given.wrong("names of sets"))?;
         let folder = match folder {
             Some(folder) => folder.text()?.to_owned(),
@@ -372,7 +615,7 @@ impl Translator<'_> {
         let mut found = Vec::new();
         for name in names {
             if self.facts.exists(&name) {
-                found.push((self.row_name(&name), given.setting.clone()));
+                found.push(Set::new(self.row_name(&name), given.setting.clone()));
                 continue;
             }
             let Some(entry) = info.as_ref().and_then(|info| info.get(&name)) else {
@@ -396,55 +639,143 @@ impl Translator<'_> {
                     )));
                 }
             };
-            found.push((path, format!("{name} of dataset_info.json")));
-            if !is_eval {
-                self.shape_of_entry(&name, entry);
-            }
+            let form = self.shape_of_entry(given, &name, entry, &path);
+            let comment = format!("{name} of dataset_info.json");
+            found.push(Set { path, comment, weight: 1.0, form: Some(form) });
         }
         Ok(found)
     }
 
-    /// Shape and columns of an entry of dataset_info.json.
-    fn shape_of_entry(&mut self, name: &str, entry: &Value) {
+    /// Shape and columns of an entry of dataset_info.json; each key without a translation is named.
+    fn shape_of_entry(&mut self, given: &Given, name: &str, entry: &Value, path: &str) -> Form {
+        let of_entry = format!("{name} of dataset_info.json");
+        let mut form = Form { comments: [of_entry.clone(), of_entry], ..Form::default() };
+        let inner = |table: &str, key: &str| {
+            let text = entry.get(table).and_then(|table| table.get(key)).and_then(Value::as_str);
+            text.filter(|text| !text.is_empty())
+        };
+        let column = |key: &str| inner("columns", key);
+        let tag = |key: &str| inner("tags", key);
+        let formatting = entry.get("formatting").and_then(Value::as_str).unwrap_or("alpaca");
+        let has_turns = matches!(formatting, "sharegpt" | "openai");
+        let has_roles = has_turns && tag("role_tag") == Some("role");
+        let is_pair = matches!(self.method, Method::Dpo | Method::Reward);
+        let is_labelled = self.method == Method::Kto && column("kto_tag").is_some();
+        let mut read = match is_labelled {
+            true => vec!["messages", "prompt", "query", "response", "system"],
+            false => Vec::new(),
+        };
         if self.draft.get("data.loss_on").is_some() {
             // `stage: pt` learns the texts of one column.
-            let column =
-                entry.get("columns").and_then(|columns| columns.get("prompt")).and_then(Value::as_str);
-            let column = column.unwrap_or("instruction");
+            let column = column("prompt").unwrap_or("instruction");
             if column != "text" {
-                let mapped = toml::Table::from_iter([("text".to_owned(), column.into())]);
-                self.draft.set("data.columns", mapped, format!("{name} of dataset_info.json"));
+                form.columns.insert("text".to_owned(), column.into());
             }
-            return;
+            self.unread_keys(given, name, entry, &["prompt"]);
+            return form;
         }
-        let formatting = entry.get("formatting").and_then(Value::as_str).unwrap_or("alpaca");
-        let shape = match formatting {
-            "sharegpt" => "sharegpt",
-            _ => "alpaca",
-        };
-        let tags = entry.get("tags").and_then(|tags| tags.get("role_tag")).and_then(Value::as_str);
-        let names = match (shape, tags) {
-            // Messages of role and content are our own.
-            ("sharegpt", Some("role")) => [("messages", "messages"), ("system", "system")].to_vec(),
-            ("sharegpt", _) => [("messages", "conversations"), ("system", "system")].to_vec(),
-            _ => {
-                [("prompt", "instruction"), ("query", "input"), ("response", "output"), ("system", "system")]
-                    .to_vec()
+        let names: &[(&str, &str)] = match has_turns {
+            _ if is_labelled => &[],
+            // Messages of role and content are our own; those of pairs are read as ShareGPT's.
+            true if has_roles && !is_pair => &[("messages", "messages"), ("system", "system")],
+            true => &[("messages", "conversations"), ("system", "system")],
+            false => {
+                &[("prompt", "instruction"), ("query", "input"), ("response", "output"), ("system", "system")]
             }
         };
-        if !(shape == "sharegpt" && tags == Some("role")) {
-            self.draft.set("data.shape", shape, format!("{name} of dataset_info.json"));
-        }
-        let mut columns = toml::Table::new();
-        let pairs = [("chosen", "chosen"), ("rejected", "rejected")];
-        for (theirs, ours) in names.into_iter().chain(pairs) {
-            let column = entry.get("columns").and_then(|columns| columns.get(theirs)).and_then(Value::as_str);
-            if let Some(column) = column.filter(|column| *column != ours) {
-                columns.insert(ours.into(), column.into());
+        form.shape = match names {
+            [] | [("messages", "messages"), ..] => None,
+            [("messages", _), ..] => Some("sharegpt"),
+            _ => Some("alpaca"),
+        };
+        let others = [("chosen", "chosen"), ("rejected", "rejected"), ("tools", "tools")];
+        let label = [("kto_tag", "label")].into_iter().filter(|_| is_labelled);
+        for (theirs, ours) in names.iter().copied().chain(others).chain(label) {
+            read.push(theirs);
+            if let Some(column) = column(theirs).filter(|column| *column != ours) {
+                form.columns.insert(ours.to_owned(), column.into());
             }
         }
-        if !columns.is_empty() {
-            self.draft.set("data.columns", columns, format!("{name} of dataset_info.json"));
+        self.unnamed_columns(&mut form, entry, names, path);
+        if names.is_empty() {
+            let setting = format!("{name} of dataset_info.json: kto_tag");
+            let reason = "labelled rows are `prompt`, `completion` and `label` here: write them so, of turns the last as the \
+                          `completion` (docs/data.md)";
+            self.draft.missing.push(Remark { setting, reason: reason.to_owned() });
+        }
+        self.unread_keys(given, name, entry, &read);
+        form
+    }
+
+    /// Columns that a shape reads and LLaMA-Factory does not, as the entry does not name them.
+    fn unnamed_columns(&self, form: &mut Form, entry: &Value, names: &[(&str, &str)], path: &str) {
+        let columns = entry.get("columns");
+        let found = self.facts.columns(path).unwrap_or_default();
+        for (theirs, ours) in names.iter().filter(|(theirs, _)| matches!(*theirs, "query" | "system")) {
+            let named = columns.and_then(|columns| columns.get(*theirs)).and_then(Value::as_str);
+            let is_default = *theirs == "query" && columns.is_none();
+            let is_named = is_default || named.is_some_and(|column| !column.is_empty());
+            let is_other = form.columns.values().any(|column| column.as_str() == Some(ours));
+            if !is_named && !is_other && found.iter().any(|column| column == ours) {
+                form.ignored.push((*ours).to_owned());
+            }
+        }
+    }
+
+    /// Names the keys of an entry of dataset_info.json that have no translation.
+    fn unread_keys(&mut self, given: &Given, name: &str, entry: &Value, read: &[&str]) {
+        let mut say = |key: &str, value: &Value, reason: &str| {
+            let setting = format!("{name} of dataset_info.json: {key}");
+            self.missing(&Given { setting, value: value.clone(), ..given.clone() }, reason);
+        };
+        for (key, value) in entry.as_object().into_iter().flatten().filter(|(_, value)| !is_off(value)) {
+            let reason = match (key.as_str(), value.as_str()) {
+                ("file_name" | "hf_hub_url" | "subset" | "split" | "ranking" | "columns" | "tags", _)
+                | ("ms_hub_url" | "om_hub_url" | "script_url" | "cloud_file_name", _)
+                | ("formatting", Some("alpaca" | "sharegpt" | "openai")) => continue,
+                ("formatting", _) => "shapes are those of `data.shape`",
+                ("num_samples", _) => {
+                    "so many rows are drawn there; give a list of tables with `path` and `weight`"
+                }
+                ("folder", _) => "give the files of that folder with --data FILE",
+                _ => "the rows' own keys say what they are (docs/data.md)",
+            };
+            say(key, value, reason);
+        }
+        let members = |key: &str| entry.get(key).and_then(Value::as_object).into_iter().flatten();
+        for (key, value) in members("columns").filter(|(_, value)| !is_off(value)) {
+            let reason = match key.as_str() {
+                _ if read.contains(&key.as_str()) => continue,
+                "history" => {
+                    "earlier turns are not read from a column of their own: write the rows as `messages`"
+                }
+                "images" | "videos" | "audios" => "rows with images, audio or video are refused",
+                "kto_tag" => "labelled rows are for method = \"kto\"",
+                _ => "the rows' own keys say what they are (docs/data.md)",
+            };
+            say(&format!("columns.{key}"), value, reason);
+        }
+        let has_roles =
+            entry.get("tags").and_then(|tags| tags.get("role_tag")).is_some_and(|tag| tag == "role");
+        for (key, value) in members("tags").filter(|(_, value)| !is_off(value)) {
+            let known: &[&str] = match (key.as_str(), has_roles) {
+                ("role_tag", _) => &["from", "role"],
+                ("content_tag", true) => &["content"],
+                ("content_tag", false) => &["value"],
+                ("user_tag", true) => &["user"],
+                ("user_tag", false) => &["human", "user"],
+                ("assistant_tag", true) => &["assistant"],
+                ("assistant_tag", false) => &["gpt", "assistant"],
+                ("observation_tag", true) => &["tool"],
+                ("observation_tag", false) => &["observation", "tool"],
+                ("system_tag", _) => &["system"],
+                _ => &[],
+            };
+            if !value.as_str().is_some_and(|tag| known.contains(&tag)) {
+                let reason = "turns have `role` and `content`, or `from` and `value`, with their usual names: change them in \
+                              the rows";
+                say(&format!("tags.{key}"), value, reason);
+            }
         }
     }
 
@@ -459,7 +790,7 @@ impl Translator<'_> {
         Ok(())
     }
 
-    fn limits(&mut self) -> Result<()> {
+    fn limits(&mut self, num_sets: usize, num_eval: usize) -> Result<()> {
         let default = match (self.program, self.method) {
             (Program::LlamaFactory, _) => Some(2048),
             (Program::Axolotl | Program::Mitchell, _) | (_, Method::Online) => Some(512),
@@ -486,11 +817,18 @@ impl Translator<'_> {
             self.draft.set("data.max_prompt_length", 256, remark);
         }
         if let Some(given) = self.part(Part::MaxRows).filter(|given| !is_off(&given.value)) {
-            self.draft.set(
-                "data.train_rows",
-                given.count()? as i64,
-                format!("{}, of each set there", given.shown()),
-            );
+            let rows = given.count()? as i64;
+            if num_sets > 1 || num_eval > 1 {
+                let reason = "it limits each set there, and `data.train_rows` and `data.eval_rows` all of them together: give \
+                              lists of tables with `path` and `weight`";
+                self.missing(&given, reason);
+            }
+            if num_sets == 1 {
+                self.draft.set("data.train_rows", rows, format!("{}, of each set there", given.shown()));
+            }
+            if num_eval == 1 {
+                self.draft.set("data.eval_rows", rows, format!("{}, of each set there", given.shown()));
+            }
         }
         Ok(())
     }
