@@ -379,6 +379,12 @@ fn pretraining_of_llama_factory_packs_texts() {
     }
 }
 
+#[test]
+fn the_mean_of_pref_ftx_is_told() {
+    let draft = llama_factory("dpo", "finetuning_type: full\npref_ftx: 0.5").unwrap();
+    assert!(draft.to_toml().contains("a mean over pairs of means over tokens there"), "{}", draft.to_toml());
+}
+
 /// Of several sets, too, the chosen completions are learnt.
 #[test]
 fn several_sets_of_mitchells_code_keep_their_meaning() {

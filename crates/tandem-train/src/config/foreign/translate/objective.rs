@@ -82,6 +82,9 @@ impl Translator<'_> {
         }
         if let Some(given) = &sft {
             add("sft".to_owned(), given.number()?);
+            if self.program == Program::LlamaFactory {
+                comment.push("a mean over pairs of means over tokens there, here over all tokens".to_owned());
+            }
         }
         if let Some(given) = self.part(Part::LabelSmoothing) {
             self.label_smoothing(&given, &terms)?;
