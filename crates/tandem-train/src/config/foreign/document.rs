@@ -54,6 +54,8 @@ const MARKS: [(Program, &[&str]); 6] = [
 impl Document {
     /// Reads a mapping in YAML or JSON; `None` if the text is neither.
     pub(super) fn parse(path: &Path, text: &str, kind: Option<Program>) -> Result<Option<Self>> {
+        // PyYAML accepts a byte-order mark.
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let is_json = path.extension().is_some_and(|end| end == "json") || text.trim_start().starts_with('{');
         let (settings, lines) = match is_json {
             true => (json(path, text)?, HashMap::new()),
@@ -107,7 +109,12 @@ fn recognise(settings: &Map<String, Value>) -> Option<Program> {
         None => settings.contains_key(mark),
     };
     let count = |marks: &[&str]| marks.iter().filter(|mark| has(mark)).count();
-    let counts = MARKS.map(|(program, marks)| (program, count(marks)));
+    // Axolotl cannot run without this one, and its other names are those of many programs.
+    let is_axolotl = has("base_model");
+    let counts = MARKS.map(|(program, marks)| match program {
+        Program::Axolotl if !is_axolotl => (program, 0),
+        _ => (program, count(marks)),
+    });
     // The first of the most marks: TRL's names occur in files of the others too.
     let most = counts.iter().map(|(_, count)| *count).max().filter(|count| *count > 0)?;
     let own = counts.iter().find(|(program, count)| *count > 0 && *program != Program::Trl);
@@ -160,6 +167,14 @@ fn yaml(path: &Path, text: &str) -> Result<Option<Read>> {
     if settings.keys().all(|key| key.contains(char::is_whitespace)) {
         return Ok(None);
     }
+    let settings = Value::Object(settings);
+    if let Some((name, reference)) = reference("", &settings) {
+        let line = scan.places.lines.get(&name).copied();
+        let reason =
+            format!("`{name}`: no file says what {reference} stands for; write the value in its place");
+        return Err(at(path, line, reason));
+    }
+    let Value::Object(settings) = settings else { return Ok(None) };
     Ok(Some((settings, scan.places.lines)))
 }
 
@@ -193,9 +208,47 @@ fn plain(yaml: &Yaml) -> Value {
                 };
                 Some((key, plain(value)))
             };
-            Value::Object(entries.iter().filter_map(entry).collect())
+            let mut table: Map<_, _> = entries.iter().filter_map(entry).collect();
+            merge(&mut table);
+            Value::Object(table)
         }
         Yaml::Null | Yaml::BadValue | Yaml::Alias(_) => Value::Null,
+    }
+}
+
+/// Resolves the merge key `<<` of YAML 1.1: a mapping, or a list of them, whose entries stand behind the own ones.
+fn merge(table: &mut Map<String, Value>) {
+    let is_mapping = match table.get("<<") {
+        Some(Value::Array(items)) => items.iter().all(Value::is_object),
+        Some(value) => value.is_object(),
+        None => false,
+    };
+    if !is_mapping {
+        return;
+    }
+    let merged = match table.shift_remove("<<") {
+        Some(Value::Array(items)) => items,
+        other => other.into_iter().collect(),
+    };
+    for (key, value) in merged.into_iter().filter_map(|mapping| mapping.as_object().cloned()).flatten() {
+        table.entry(key).or_insert(value);
+    }
+}
+
+/// Returns the name of a value with a reference like `${oc.env:HOME}`, which no file tells, and the reference.
+fn reference(name: &str, value: &Value) -> Option<(String, String)> {
+    match value {
+        Value::String(text) if !text.contains("{{") && !text.contains("{%") => {
+            let (_, rest) = text.split_once("${")?;
+            let (inner, _) = rest.split_once('}')?;
+            Some((name.to_owned(), format!("${{{inner}}}")))
+        }
+        Value::Array(items) => items.iter().find_map(|item| reference(name, item)),
+        Value::Object(entries) => entries.iter().find_map(|(key, value)| {
+            let name = if name.is_empty() { key.clone() } else { format!("{name}.{key}") };
+            reference(&name, value)
+        }),
+        _ => None,
     }
 }
 

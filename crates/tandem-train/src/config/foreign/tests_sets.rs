@@ -385,6 +385,47 @@ fn the_mean_of_pref_ftx_is_told() {
     assert!(draft.to_toml().contains("a mean over pairs of means over tokens there"), "{}", draft.to_toml());
 }
 
+/// A single mark of many programs' files makes none of Axolotl's.
+#[test]
+fn files_without_base_model_are_not_axolotls() {
+    let text = "model_name_or_path: m\ndataset_name: a/b\nper_device_train_batch_size: 1\nlearning_rate: 5e-7\nnum_epochs: 3\n\
+                beta: 0.1\n";
+    let draft = read("dpo.yaml", text).unwrap();
+    assert_eq!(
+        (value(&draft, "method"), value(&draft, "train.epochs")),
+        ("\"dpo\"".to_owned(), "3.0".to_owned())
+    );
+}
+
+#[test]
+fn yaml_has_merge_keys_and_a_byte_order_mark() {
+    let text = "\u{feff}model_name_or_path: m\ndataset_name: d.jsonl\nbeta: 0.1\ncommon: &c {learning_rate: 3e-5, max_length: 64}\n\
+                more: &d {learning_rate: 1, seed: 7}\n<<: [*c, *d]\nmax_length: 128\n";
+    let draft = read("dpo.yaml", text).unwrap();
+    assert_eq!(value(&draft, "model"), "\"m\"");
+    assert_eq!(value(&draft, "train.learning_rate"), "0.00003");
+    assert_eq!((value(&draft, "data.max_length"), value(&draft, "seed")), ("128".to_owned(), "7".to_owned()));
+    let one = text.replace("[*c, *d]", "*c");
+    assert_eq!(value(&read("dpo.yaml", &one).unwrap(), "train.learning_rate"), "0.00003");
+    assert!(!words(&draft).contains("<<"));
+}
+
+#[test]
+fn references_that_no_file_resolves_are_an_error() {
+    let text = "model_name_or_path: m\nbeta: 0.1\ndataset_name: d.jsonl\n";
+    for (line, named) in [
+        (
+            "output_dir: ${oc.env:HOME}/runs",
+            "dpo.yaml:4: `output_dir`: no file says what ${oc.env:HOME} stands for",
+        ),
+        ("report_to: [\"${T}\"]", "dpo.yaml:4: `report_to`: no file says what ${T} stands for"),
+    ] {
+        let error = read("dpo.yaml", &format!("{text}{line}\n")).unwrap_err();
+        assert!(error.contains(named), "{error}");
+    }
+    read("dpo.yaml", &format!("{text}chat_template_path: '{{{{ \"${{x}}\" }}}}'\nrun_name: a$b\n")).unwrap();
+}
+
 /// Of several sets, too, the chosen completions are learnt.
 #[test]
 fn several_sets_of_mitchells_code_keep_their_meaning() {
