@@ -134,8 +134,7 @@ pub(super) fn on_run_folder(output: &Path, run_dir: Option<&RunDir>, group: &mut
     // Another mark of each rank. A number of a rank has four digits, so no two are one file.
     let own = output.join(format!("{mark}{:04x}", group.rank()));
     let written = fs::write(&own, b"").and_then(|()| fs::remove_file(&own));
-    let reason =
-        written.err().map_or_else(String::new, |error| TrainError::io("write", &own)(error).to_string());
+    let reason = written.err().map_or_else(String::new, |error| format!("{}: {error}", own.display()));
     let could = group.gather(&[u8::from(reason.is_empty())], &vec![1; group.size()])?;
     let Some(rank) = could.iter().position(|&could| could == 0) else { return Ok(()) };
     let reason = text_of(&reason, rank, group)?;
