@@ -82,7 +82,15 @@ impl CommandLine {
     /// Finds the training command of a text; `None` if there is none.
     pub(super) fn parse(path: &Path, text: &str, kind: Option<Program>) -> Result<Option<Self>> {
         let mut found: Option<(usize, Vec<Word>)> = None;
+        // Assignments alone, or before the command: the environment of the command.
+        let mut environment = Map::new();
         for Command { line, words, is_open } in commands(text) {
+            for word in words.iter().filter(|word| word.unknown.is_none()) {
+                let Some((name, value)) = assignment(&word.text) else { continue };
+                if let Some((_, option)) = VARIABLES.iter().find(|(variable, _)| *variable == name) {
+                    environment.insert((*option).to_owned(), value.into());
+                }
+            }
             let start = start(&words);
             if is_open {
                 if start.is_some() || is_launcher(&words[0]) {
@@ -107,7 +115,7 @@ impl CommandLine {
         }
         let Some((line, words)) = found else { return Ok(None) };
         let (words, left_out) = told(path, line, &words)?;
-        Reader { path, line, kind, files: Vec::new(), left_out }.read(&words).map(Some)
+        Reader { path, line, kind, files: Vec::new(), left_out, environment }.read(&words).map(Some)
     }
 }
 
@@ -135,7 +143,9 @@ fn is_launcher(word: &Word) -> bool {
 fn is_training(words: &[Word]) -> bool {
     let is_file = |word: &Word| [".py", ".yaml", ".yml"].iter().any(|end| word.text.ends_with(end));
     let is_method = |word: &Word| word.unknown.is_some() || method_of(&word.text).is_some();
+    let is_llama = matches!(base_name(&words[0].text), "llamafactory-cli" | "lmf");
     words[1..].iter().any(is_file)
+        || is_llama && words.get(1).is_some_and(|word| word.text == "train")
         || base_name(&words[0].text) == "trl" && words.get(1).is_some_and(is_method)
         || words.iter().any(|word| word.text == "-m")
 }
@@ -184,13 +194,24 @@ struct Reader<'a> {
     kind: Option<Program>,
     files: Vec<(String, Option<Program>)>,
     left_out: Vec<String>,
+    environment: Map<String, Value>,
 }
 
 impl Reader<'_> {
     fn read(mut self, words: &[String]) -> Result<CommandLine> {
         let (launcher, script) = split(words);
         let mut documents = Vec::new();
-        let launched = options(launcher);
+        let head = base_name(&words[0]);
+        // Axolotl hands on what stands behind `--`.
+        let behind = script.iter().position(|word| head == "axolotl" && word == "--");
+        let (script, launcher) = match behind {
+            Some(at) => (&script[..at], &script[at + 1..]),
+            None => (script, launcher),
+        };
+        let mut launched = options(launcher);
+        if matches!(head, "llamafactory-cli" | "lmf") {
+            launched.extend(self.environment.clone());
+        }
         let processes = processes(&launched);
         if let Some(file) = launched.get("config_file").and_then(Value::as_str) {
             self.files.push((file.to_owned(), Some(Program::Accelerate)));
@@ -234,7 +255,7 @@ impl Reader<'_> {
                 self.files.push((file, None));
             }
         }
-        settings.retain(|name, _| name != "_");
+        settings.retain(|name, _| name != "_" && !(head == "axolotl" && name == "launcher"));
         let program = self.kind.unwrap_or_else(|| program_of(words, &settings));
         // LLaMA-Factory has settings behind its file as hydra has.
         if program == Program::LlamaFactory && !self.files.is_empty() {
@@ -279,14 +300,15 @@ fn split(words: &[String]) -> (&[String], &[String]) {
     }
 }
 
-/// Options as settings: `--name value`, `--name=value`, `--name a b`, `--flag`, `--no_flag`.
+/// Options as settings: `--name value`, `--name=value`, `--name a b`, `--flag`, `--no_flag`; a short one by `-n`.
 fn options(words: &[String]) -> Map<String, Value> {
     let mut settings = Map::new();
     let mut index = 0;
     while index < words.len() {
         let word = &words[index];
         index += 1;
-        let Some(name) = word.strip_prefix("--") else { continue };
+        let is_short = word.len() > 1 && word.starts_with('-') && word.parse::<f64>().is_err();
+        let Some(name) = word.strip_prefix("--").or(is_short.then_some(word.as_str())) else { continue };
         if let Some((name, value)) = name.split_once('=') {
             settings.insert(name.replace('-', "_"), bare(value));
             continue;
@@ -297,7 +319,7 @@ fn options(words: &[String]) -> Map<String, Value> {
         let count = words[index..].iter().take_while(|word| is_value(word)).count();
         let values: Vec<Value> = words[index..index + count].iter().map(|word| bare(word)).collect();
         index += count;
-        let name = name.replace('-', "_");
+        let name = if word.starts_with("--") { name.replace('-', "_") } else { name.to_owned() };
         match (&values[..], name.strip_prefix("no_")) {
             ([], Some(positive)) => settings.insert(positive.to_owned(), false.into()),
             ([], None) => settings.insert(name, true.into()),
@@ -325,14 +347,31 @@ fn bare(word: &str) -> Value {
     }
 }
 
-/// Ranks that torchrun or DeepSpeed's launcher starts.
-fn processes(launched: &Map<String, Value>) -> Option<(String, Value)> {
+/// Ranks and machines that torchrun or DeepSpeed's launcher starts.
+fn processes(launched: &Map<String, Value>) -> Vec<(String, Value)> {
     let count =
         |names: &[&str]| names.iter().find_map(|name| launched.get(*name)).and_then(super::values::as_count);
-    let each = count(&["nproc_per_node", "num_gpus"])?;
     let machines = count(&["nnodes", "num_nodes"]).unwrap_or(1);
-    Some(("num_processes".to_owned(), (each * machines).into()))
+    let (ranks, machines) = match (count(&["nproc_per_node", "num_gpus"]), launched.get("include")) {
+        (Some(each), _) => (each.saturating_mul(machines), machines),
+        (None, Some(Value::String(hosts))) if hosts.split('@').all(|host| host.contains(':')) => {
+            included(hosts)
+        }
+        (None, _) => return Vec::new(),
+    };
+    let machines = (machines > 1).then(|| ("num_machines".to_owned(), machines.into()));
+    [("num_processes".to_owned(), ranks.into())].into_iter().chain(machines).collect()
 }
+
+/// GPUs and hosts that `--include` of DeepSpeed's launcher names: `host:0,1@other:2`.
+fn included(hosts: &str) -> (u64, u64) {
+    let gpus = |host: &str| host.rsplit(':').next().unwrap_or_default().split(',').count();
+    let hosts: Vec<_> = hosts.split('@').map(gpus).collect();
+    (hosts.iter().sum::<usize>() as u64, hosts.len() as u64)
+}
+
+/// Options of torchrun that LLaMA-Factory takes from the environment.
+const VARIABLES: [(&str, &str); 2] = [("NPROC_PER_NODE", "nproc_per_node"), ("NNODES", "nnodes")];
 
 /// Whether an option of a launcher is a setting and not a file.
 fn is_accelerates(name: &str) -> bool {
@@ -351,7 +390,7 @@ fn program_of(words: &[String], settings: &Map<String, Value>) -> Program {
 }
 
 /// Words of a script's name, and the method that TRL's trainer of it has. The first that occurs counts.
-const SCRIPTS: [(&str, &str); 17] = [
+const SCRIPTS: [(&str, &str); 18] = [
     ("online", "online_dpo"),
     ("nash", "nash_md"),
     ("xpo", "xpo"),
@@ -361,6 +400,7 @@ const SCRIPTS: [(&str, &str); 17] = [
     ("gkd", "gkd"),
     ("distillation", "distillation"),
     ("orpo", "orpo"),
+    ("simpo", "simpo"),
     ("cpo", "cpo"),
     ("bco", "bco"),
     ("kto", "kto"),
@@ -371,8 +411,8 @@ const SCRIPTS: [(&str, &str); 17] = [
     ("rm", "reward"),
 ];
 
-/// The method of a script, or of `trl`'s first word.
-fn method_of(script: &str) -> Option<&'static str> {
+/// The method of a script, or of `trl`'s first word, or of another file's name.
+pub(super) fn method_of(script: &str) -> Option<&'static str> {
     let script = script.to_ascii_lowercase();
     let has = |word: &str| script.split(|c: char| !c.is_alphanumeric()).any(|part| part == word);
     SCRIPTS.iter().find(|(word, _)| has(word)).map(|(_, method)| *method)

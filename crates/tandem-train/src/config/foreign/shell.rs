@@ -24,12 +24,33 @@ pub(super) struct Word {
 pub(super) fn commands(text: &str) -> Vec<Command> {
     let mut variables = HashMap::new();
     let mut commands = Vec::new();
+    // Open compound commands: what they assign may never run.
+    let mut depth = 0_usize;
     for (line, text) in logical_lines(text) {
         let mut lexer = Lexer { rest: &text, variables: &mut variables, words: Vec::new(), word: None };
+        let mut is_conditional = false;
         loop {
+            let before = lexer.rest;
             let end = lexer.command();
             let words = std::mem::take(&mut lexer.words);
-            lexer.assign(&words);
+            match words.first().map(|word| word.text.as_str()) {
+                Some("if" | "case" | "for" | "while" | "until" | "select" | "function") => depth += 1,
+                Some("fi" | "esac" | "done") => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            // The variable of a loop has several values.
+            if let [word, variable, ..] = &words[..]
+                && word.text == "for"
+            {
+                lexer.variables.remove(&variable.text);
+            }
+            lexer.assign(&words, depth > 0 || is_conditional);
+            // The command behind `||`, or behind a test's `&&`, may not run.
+            let read = &before[..before.len() - lexer.rest.len()];
+            let is_test = words.first().is_some_and(|word| matches!(word.text.as_str(), "[" | "[[" | "test"));
+            is_conditional = lexer.rest.starts_with('|') && read.ends_with('|')
+                || lexer.rest.starts_with('&') && read.ends_with('&') && is_test
+                || is_conditional && words.is_empty();
             if !words.is_empty() {
                 commands.push(Command { line, words, is_open: end == End::OpenQuote });
             }
@@ -208,8 +229,10 @@ impl Lexer<'_> {
         }
     }
 
-    /// Keeps what a command of assignments alone says.
-    fn assign(&mut self, words: &[Word]) {
+    /// Keeps what a command of assignments alone says; where it may not run, the value is unknown.
+    fn assign(&mut self, words: &[Word], may_not_run: bool) {
+        let is_keyword = |word: &Word| matches!(word.text.as_str(), "then" | "else" | "do" | "{" | "elif");
+        let words = if words.first().is_some_and(is_keyword) { &words[1..] } else { words };
         let is_export =
             |word: &Word| matches!(word.text.as_str(), "export" | "readonly" | "declare" | "local");
         let words = if words.first().is_some_and(is_export) { &words[1..] } else { words };
@@ -219,8 +242,8 @@ impl Lexer<'_> {
         for word in words {
             let Some((name, value)) = assignment(&word.text) else { continue };
             match word.unknown {
-                None => self.variables.insert(name.to_owned(), value.to_owned()),
-                Some(_) => self.variables.remove(name),
+                None if !may_not_run => self.variables.insert(name.to_owned(), value.to_owned()),
+                _ => self.variables.remove(name),
             };
         }
     }
