@@ -94,9 +94,10 @@ pub(super) const NAMES: &[Name] = &[
         Part::OffloadFolder,
         "it is `compute.offload_dir` here",
     ),
-    not_needed(
+    part(
         &["deepspeed_config.offload_param_nvme_path", "offload_param_nvme_path"],
-        "`compute.offload_dir` holds weights and states",
+        Part::WeightsFolder,
+        "it is `compute.offload_dir` here, for weights and states",
     ),
     part(
         &["deepspeed_config.gradient_accumulation_steps"],
@@ -187,14 +188,18 @@ pub(super) const NAMES: &[Name] = &[
         "compute.replicate",
         count,
     ),
+    part(
+        &["parallelism_config.parallelism_config_cp_size", "parallelism_config_cp_size"],
+        Part::ContextRanks,
+        "it cannot be had: a sequence stays on the ranks of `compute.tensor`",
+    ),
+    part(
+        &["parallelism_config.parallelism_config_sp_size", "parallelism_config_sp_size"],
+        Part::SequenceRanks,
+        "it cannot be had: a sequence stays on the ranks of `compute.tensor`",
+    ),
     missing(
-        &[
-            "parallelism_config.parallelism_config_cp_size",
-            "parallelism_config.parallelism_config_sp_size",
-            "fp8_config",
-            "megatron_lm_config",
-            "mpirun_config",
-        ],
+        &["fp8_config", "megatron_lm_config", "mpirun_config"],
         "give `compute.sharding`, `compute.tensor` and `compute.pipeline`",
     ),
 ];

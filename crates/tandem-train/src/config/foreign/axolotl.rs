@@ -327,10 +327,12 @@ pub(super) const NAMES: &[Name] = &[
         &["fsdp_version", "world_size", "device", "ddp", "deepcompile"],
         "`compute` says where ranks run",
     ),
-    missing(
-        &["sequence_parallel_degree", "context_parallel_size", "ring_attn_func", "heads_k_stride"],
-        "a sequence stays on the ranks of `compute.tensor`",
+    part(
+        &["sequence_parallel_degree", "context_parallel_size"],
+        Part::ContextRanks,
+        "it cannot be had: a sequence stays on the ranks of `compute.tensor`",
     ),
+    missing(&["ring_attn_func", "heads_k_stride"], "a sequence stays on the ranks of `compute.tensor`"),
     key(&["dp_replicate_size"], "compute.replicate", count),
     not_needed(
         &["dp_shard_size"],

@@ -42,6 +42,11 @@ pub(super) const NAMES: &[Name] = &[
         Part::OffloadFolder,
         "it is `compute.offload_dir` here",
     ),
+    part(
+        &["zero_optimization.offload_param.nvme_path"],
+        Part::WeightsFolder,
+        "it is `compute.offload_dir` here, for weights and states",
+    ),
     not_needed(
         &[
             "zero_optimization",
@@ -52,7 +57,6 @@ pub(super) const NAMES: &[Name] = &[
             "zero_optimization.offload_optimizer.buffer_count",
             "zero_optimization.offload_param.buffer_count",
             "zero_optimization.offload_param.buffer_size",
-            "zero_optimization.offload_param.nvme_path",
             "zero_optimization.overlap_comm",
             "zero_optimization.contiguous_gradients",
             "zero_optimization.reduce_bucket_size",

@@ -78,11 +78,16 @@ impl Program {
         }
     }
 
-    /// Returns the meaning of a setting. Two programs pass settings on to transformers.
-    fn find(self, setting: &str) -> Option<&'static Name> {
+    /// Settings of its own and those that it passes on to transformers, as two programs do.
+    fn known(self) -> impl Iterator<Item = &'static Name> {
         let passes_on = matches!(self, Self::Axolotl | Self::LlamaFactory);
         let inherited = if passes_on { trl::NAMES } else { &[] };
-        let found = self.own().iter().chain(inherited).find(|name| name.names.contains(&setting));
+        self.own().iter().chain(inherited)
+    }
+
+    /// Returns the meaning of a setting.
+    fn find(self, setting: &str) -> Option<&'static Name> {
+        let found = self.known().find(|name| name.names.contains(&setting));
         // Axolotl has settings of GRPO in a table.
         let inner = || setting.strip_prefix("trl.").filter(|_| self == Self::Axolotl);
         found.or_else(|| {
@@ -175,3 +180,4 @@ fn elsewhere(key: &str, own: &[(String, Vec<&str>)]) -> Option<String> {
 mod tests;
 #[cfg(test)]
 mod tests_sets;
+mod tests_batch;

@@ -42,6 +42,9 @@ const OPTIMIZERS: [(&[&str], &str, Option<&str>); 9] = [
     (&["adafactor", "Adafactor"], "adafactor", None),
 ];
 
+/// Most rows of a step: TOML's whole numbers have a sign.
+const MOST_ROWS: u64 = i64::MAX as u64;
+
 impl Translator<'_> {
     /// Rows of a step over all ranks, and of a micro-batch.
     pub(super) fn batch(&mut self) -> Result<()> {
@@ -57,6 +60,8 @@ impl Translator<'_> {
             (None, None) => (1, " (no file says how many: give --ranks)"),
         };
         self.ranks = ranks.max(1);
+        let is_told = self.answers.ranks.is_some() || processes.is_some();
+        let replicas = self.data_ranks(is_told)?;
         let mut total = self.part(Part::Batch);
         let (device, accumulated) = (self.part(Part::DeviceBatch), self.part(Part::Accumulation));
         let mut accumulation = match accumulated.as_ref().filter(|given| given.value != "auto") {
@@ -79,16 +84,26 @@ impl Translator<'_> {
         if each == 0 {
             return Err(device.expect("it is not the default").wrong("at least 1"));
         }
-        self.steps_per_round(each * self.ranks, accumulation)?;
+        let too_many = || {
+            let words = format!("{each} × {accumulation} accumulated × {replicas} ranks");
+            self.lacking("train.batch_size", &format!("fewer rows of a step than {words}"))
+        };
+        let completions = each.checked_mul(replicas).ok_or_else(too_many)?;
+        let batch = completions.checked_mul(accumulation).filter(|&batch| batch <= MOST_ROWS);
+        let batch = batch.ok_or_else(too_many)?;
+        self.steps_per_round(completions, accumulation)?;
         if self.method == Method::Grpo && self.program != Program::LlamaFactory {
-            return self.grpos_batch(each * accumulation * self.ranks, total);
+            return self.grpos_batch(batch, total);
         }
-        let batch = each * accumulation * self.ranks;
         let each_words = match &device {
             Some(given) => format!("{} {each}", given.setting),
             None => format!("{each} per device by {}", self.default_of()),
         };
-        let words = format!("{each_words} × {accumulation} accumulated × {} ranks{origin}", self.ranks);
+        let sharing = match self.ranks / replicas {
+            1 => String::new(),
+            sharing => format!(", {} / {sharing} of one batch", self.ranks),
+        };
+        let words = format!("{each_words} × {accumulation} accumulated × {replicas} ranks{origin}{sharing}");
         match total {
             Some(given) if given.count()? != batch && device.is_some() => {
                 return Err(given.conflict(format!(
@@ -102,6 +117,27 @@ impl Translator<'_> {
             self.micro_batch(&given, each, accumulation);
         }
         Ok(())
+    }
+
+    /// Ranks with rows of their own: those of `compute.tensor`, and those that share a sequence there, have the same.
+    fn data_ranks(&mut self, is_told: bool) -> Result<u64> {
+        let tensor = self.draft.get("compute.tensor").and_then(toml::Value::as_integer).unwrap_or(1);
+        let mut sharing = tensor.max(1) as u64;
+        for part in [Part::ContextRanks, Part::SequenceRanks] {
+            let Some(given) = self.part(part) else { continue };
+            let count = given.count()?.max(1);
+            match count {
+                1 => self.not_needed(&given, "each rank has whole sequences, or shares of `compute.tensor`"),
+                _ => self.missing(&given, "a sequence stays on the ranks of `compute.tensor`"),
+            }
+            sharing = sharing.saturating_mul(count);
+        }
+        if is_told && !self.ranks.is_multiple_of(sharing) {
+            let words =
+                format!("a multiple of {sharing} ranks, which share a batch; there are {}", self.ranks);
+            return Err(self.lacking("train.batch_size", &words));
+        }
+        Ok((self.ranks / sharing).max(1))
     }
 
     /// Micro-batches of `each` rows. Those that one rank accumulates may as well be larger where rows are short: the cut
@@ -207,6 +243,16 @@ impl Translator<'_> {
         Ok(())
     }
 
+    /// The order of the rows of TRL's `KTOTrainer`, where no setting says it.
+    pub(super) fn order(&mut self) {
+        let is_given = self.sampling.is_some() || self.draft.get("data.order").is_some();
+        let is_bco = self.draft.get("objective.loss").and_then(toml::Value::as_str) == Some("bco");
+        if self.program == Program::Trl && self.method == Method::Kto && !is_bco && !is_given {
+            let comment = format!("{}: its KL is of neighbours", self.default_of());
+            self.draft.set("data.order", "sequential", comment);
+        }
+    }
+
     /// Steps or epochs.
     pub(super) fn length(&mut self) -> Result<()> {
         let (steps, epochs) = (self.part(Part::MaxSteps), self.part(Part::Epochs));
@@ -257,7 +303,7 @@ impl Translator<'_> {
         let files = self.train_files();
         let mut rows = self.facts.num_rows(&files)?;
         if self.method == Method::Kto && self.has_pairs(&files) {
-            rows *= 2;
+            rows = rows.saturating_mul(2);
         }
         let limit =
             self.draft.get("data.train_rows").and_then(toml::Value::as_integer).map(|rows| rows as u64);
@@ -283,6 +329,7 @@ impl Translator<'_> {
                 self.draft.set("train.learning_rate", given.number()?, comment);
             }
             None => {
+                let is_bco = self.draft.get("objective.loss").and_then(toml::Value::as_str) == Some("bco");
                 let rate = match (self.program, self.method) {
                     (Program::Mitchell, _) => 5e-7,
                     (Program::LlamaFactory, _) => 5e-5,
@@ -291,6 +338,8 @@ impl Translator<'_> {
                     }
                     (_, Method::Sft) => 2e-5,
                     (_, Method::Distill) if self.is_gkd => 2e-5,
+                    // `BCOConfig`'s.
+                    (_, Method::Kto) if is_bco => 5e-7,
                     (_, Method::Dpo | Method::Kto | Method::Grpo | Method::Distill) => 1e-6,
                     (_, Method::Reward) => 1e-4,
                     (_, Method::Online) => 5e-7,
@@ -416,12 +465,12 @@ impl Translator<'_> {
             }
             (_, ours) => self.draft.set("train.schedule", ours, self.default_of()),
         }
-        self.schedule_options(ours)?;
+        self.schedule_options(ours, &name)?;
         self.warmup(&name)
     }
 
     /// Constants of a schedule: `lr_scheduler_kwargs` of transformers.
-    fn schedule_options(&mut self, schedule: &str) -> Result<()> {
+    fn schedule_options(&mut self, schedule: &str, written: &str) -> Result<()> {
         let given = self.part(Part::ScheduleOptions);
         let Some(given) = given else { return Ok(()) };
         for (name, option) in given.members()? {
@@ -449,7 +498,7 @@ impl Translator<'_> {
                     continue;
                 }
                 _ => {
-                    let reason = format!("the schedule {schedule:?} has no such option here");
+                    let reason = format!("the schedule {written:?} has no such option here");
                     self.missing(&option, reason);
                     continue;
                 }
@@ -521,12 +570,21 @@ impl Translator<'_> {
     pub(super) fn saves(&mut self) -> Result<()> {
         let (strategy, steps, per_epoch) =
             (self.part(Part::SaveStrategy), self.part(Part::SaveSteps), self.part(Part::SavesPerEpoch));
-        self.every("train.save_every", strategy, steps, per_epoch)?;
+        let saves_best = strategy.clone().filter(|given| given.value == "best");
+        if saves_best.is_none() {
+            self.every("train.save_every", strategy, steps, per_epoch, 500.0)?;
+        } else {
+            for given in [steps, per_epoch].into_iter().flatten() {
+                self.not_needed(&given, "`save_strategy` is \"best\", which counts no steps");
+            }
+        }
+        self.keep();
         let (strategy, steps, per_epoch) =
             (self.part(Part::EvalStrategy), self.part(Part::EvalSteps), self.part(Part::EvalsPerEpoch));
         let has_eval = self.draft.get("data.eval").is_some();
         if has_eval {
-            self.every("train.eval_every", strategy, steps, per_epoch)?;
+            let every = self.logging_steps()?;
+            self.every("train.eval_every", strategy, steps, per_epoch, every)?;
         } else {
             for given in [strategy, steps, per_epoch].into_iter().flatten() {
                 self.not_needed(&given, "there are no held-out rows; give `data.eval`");
@@ -545,6 +603,15 @@ impl Translator<'_> {
             }
         }
         self.evaluations(has_eval)?;
+        if let Some(given) = saves_best {
+            match self.draft.get("train.keep_best").is_some() {
+                true => self.not_needed(&given, "`train.keep_best` keeps the best step's checkpoint"),
+                false => self.missing(
+                    &given,
+                    "the best step's checkpoint is kept by `train.keep_best`, which needs `train.eval_every`",
+                ),
+            }
+        }
         if let Some(given) = self.part(Part::EvalRows) {
             match has_eval {
                 true => self.draft.set("data.eval_rows", given.count()? as i64, given.shown()),
@@ -552,6 +619,26 @@ impl Translator<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Steps between evaluations where `eval_steps` is missing there.
+    fn logging_steps(&self) -> Result<f64> {
+        let default = if self.program == Program::Trl { 10.0 } else { 500.0 };
+        self.logging_steps.as_ref().map_or(Ok(default), Given::number)
+    }
+
+    /// Checkpoints that the other program would have kept, where there are any and no setting says it.
+    fn keep(&mut self) {
+        if self.draft.get("train.save_every").is_none() || self.draft.get("train.keep").is_some() {
+            return;
+        }
+        match self.program {
+            Program::Trl | Program::LlamaFactory => {
+                self.draft.set("train.keep", 0, format!("all, {}", self.default_of()));
+            }
+            Program::Axolotl => self.draft.set("train.keep", 4, self.default_of()),
+            _ => {}
+        }
     }
 
     /// Evaluation before the first step, the best checkpoint, and an early end.
@@ -576,10 +663,13 @@ impl Translator<'_> {
             all.for_each(|given| self.not_needed(&given, reason));
             return Ok(());
         }
-        if !has_eval || self.draft.get("train.eval_every").is_none() {
-            let reason =
-                if has_eval { "only the last step is evaluated; give `train.eval_every`" } else { NO_ROWS };
-            all.for_each(|given| self.not_needed(&given, reason));
+        if !has_eval {
+            all.for_each(|given| self.not_needed(&given, NO_ROWS));
+            return Ok(());
+        }
+        if self.draft.get("train.eval_every").is_none() {
+            let reason = "only the last step is evaluated; give `train.eval_every` and `train.keep_best`";
+            all.for_each(|given| self.missing(&given, reason));
             return Ok(());
         }
         let named = metric.as_ref().map_or(Ok("loss"), Given::text)?;
@@ -616,6 +706,7 @@ impl Translator<'_> {
         strategy: Option<Given>,
         steps: Option<Given>,
         per_epoch: Option<Given>,
+        default: f64,
     ) -> Result<()> {
         let word = strategy.as_ref().and_then(|given| given.value.as_str()).unwrap_or("steps").to_owned();
         match (strategy, steps, per_epoch) {
@@ -645,10 +736,16 @@ impl Translator<'_> {
                     self.not_needed(&given, format!("`{key}` counts steps"));
                 }
             }
+            // transformers evaluates with the logs then, and saves each 500 steps.
             (Some(strategy), None, per_epoch) => {
-                for given in [Some(strategy), per_epoch].into_iter().flatten() {
-                    let reason = format!("`{key}` counts steps, and is 0 unless given: at the end only");
-                    self.not_needed(&given, reason);
+                if default >= 1.0 {
+                    let comment = format!("{}, without a number of steps", strategy.shown());
+                    self.draft.set(key, default as i64, comment);
+                } else {
+                    self.missing(&strategy, format!("`{key}` is a number of steps, not a share of them"));
+                }
+                if let Some(given) = per_epoch {
+                    self.not_needed(&given, format!("`{key}` counts steps"));
                 }
             }
             _ => {}

@@ -9,6 +9,7 @@ use crate::config::foreign::values::{as_flag, is_off};
 impl Translator<'_> {
     pub(super) fn compute(&mut self) -> Result<()> {
         self.precision()?;
+        self.fsdp_table();
         self.checkpointing()?;
         self.sharding()?;
         self.offload()
@@ -47,7 +48,24 @@ impl Translator<'_> {
         } else {
             self.draft.set("compute.dtype", if default { "bf16" } else { "f32" }, self.default_of());
         }
+        if let Some(given) = self.part(Part::Tf32) {
+            self.tf32(&given);
+        }
         Ok(())
+    }
+
+    fn tf32(&mut self, given: &Given) {
+        let text = |key: &str| self.draft.get(key).and_then(toml::Value::as_str);
+        let is_f32 = text("compute.dtype") == Some("f32");
+        match as_flag(&given.value) {
+            Some(true) if is_f32 && text("compute.devices") == Some("cpu") => {
+                self.not_needed(given, "CPUs have no such matmuls");
+            }
+            Some(true) if is_f32 => self.draft.set("compute.tf32", true, given.shown()),
+            Some(true) => self
+                .missing(given, "it is for f32 matmuls; set `compute.tf32` with `compute.dtype = \"f32\"`"),
+            _ => self.not_needed(given, "f32 matmuls are not rounded unless `compute.tf32` says so"),
+        }
     }
 
     fn checkpointing(&mut self) -> Result<()> {
@@ -70,6 +88,27 @@ impl Translator<'_> {
         Ok(())
     }
 
+    /// `fsdp_config` of transformers, which counts with `fsdp` alone; Axolotl's turns FSDP on.
+    fn fsdp_table(&mut self) {
+        if let Some(given) = self.part(Part::FsdpFile).filter(|given| !is_off(&given.value)) {
+            self.missing(&given, "the file is not read; write its settings as a table in its place");
+        }
+        let is_on = self.parts.get(&Part::Fsdp).is_some_and(|given| !is_off(&given.value));
+        if is_on || self.fsdp_config.is_some() {
+            return;
+        }
+        for part in [Part::FsdpReshard, Part::FsdpStrategy, Part::OffloadWeights, Part::Checkpointing] {
+            let is_idle = |given: &Given| {
+                given.program != Program::Accelerate && given.setting.starts_with("fsdp_config.")
+            };
+            if self.parts.get(&part).is_some_and(is_idle)
+                && let Some(given) = self.part(part)
+            {
+                self.not_needed(&given, "`fsdp` is off");
+            }
+        }
+    }
+
     fn sharding(&mut self) -> Result<()> {
         let distributed = self.part(Part::Distributed);
         let (stage, fsdp, reshard) =
@@ -87,10 +126,15 @@ impl Translator<'_> {
             self.draft.set("compute.sharding", *name, given.shown());
         } else if let Some(given) = fsdp.filter(|given| !is_off(&given.value)) {
             self.fsdp(&given)?;
+        } else if self.fsdp_config.is_some() {
+            self.draft.set("compute.sharding", "zero3", "fsdp_config, which turns FSDP on");
         } else if let Some(given) = &distributed
             && given.value == "FSDP"
         {
             self.draft.set("compute.sharding", "zero3", given.shown());
+        }
+        if let Some(given) = self.part(Part::FsdpStrategy).filter(|given| !is_off(&given.value)) {
+            self.fsdp(&given)?;
         }
         if let Some(given) = reshard {
             match as_flag(&given.value) {
@@ -138,11 +182,13 @@ impl Translator<'_> {
 
     fn offload(&mut self) -> Result<()> {
         let given = [self.part(Part::OffloadOptimizer), self.part(Part::OffloadWeights)];
-        let folder = self.part(Part::OffloadFolder);
+        let folders = [self.part(Part::OffloadFolder), self.part(Part::WeightsFolder)];
+        // One folder holds weights and states: that of the states, if there are two.
+        let folder = folders.iter().flatten().find(|folder| !is_off(&folder.value));
         for given in given.into_iter().flatten().filter(|given| !is_off(&given.value)) {
             match given.value.as_str() {
                 Some("nvme") => {
-                    let Some(folder) = &folder else {
+                    let Some(folder) = folder else {
                         return Err(given.conflict("it needs a folder: nvme_path"));
                     };
                     self.draft.set("compute.offload", "nvme", given.shown());
@@ -153,6 +199,12 @@ impl Translator<'_> {
                     self.draft.set("compute.offload", "host", given.shown());
                 }
                 _ => self.not_needed(&given, "`compute.offload` is for weights and states together"),
+            }
+        }
+        let is_used = self.draft.get("compute.offload_dir").is_some();
+        for other in folders.iter().flatten().filter(|other| !is_off(&other.value)) {
+            if !is_used || folder.is_none_or(|folder| folder.setting != other.setting) {
+                self.not_needed(other, "`compute.offload_dir` holds weights and states of \"nvme\"");
             }
         }
         Ok(())

@@ -17,9 +17,10 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::Program;
-use super::command_line::CommandLine;
+use super::command_line::{CommandLine, method_of};
 use super::document::{Document, at};
 use super::name::{Converted, Meaning, Part};
+use super::trl;
 use super::values::{as_count, as_flag, as_number, as_table, is_off, shown};
 use crate::config::Method;
 use crate::config::draft::{Draft, DraftKey, Remark};
@@ -175,8 +176,26 @@ impl Sources {
         Ok(())
     }
 
-    /// Adds a document, and the DeepSpeed file that it names before it.
-    fn add(&mut self, document: Document) -> Result<()> {
+    /// Adds a document, and the files of Accelerate and DeepSpeed that it names before it.
+    fn add(&mut self, mut document: Document) -> Result<()> {
+        if let (Program::Trl, Some(Value::String(name))) =
+            (document.program, document.settings.get("accelerate_config"))
+        {
+            let file = beside(&document.path, name);
+            let is_file = file.is_file();
+            let profile = trl::profile(name).filter(|_| !is_file);
+            let is_told = is_file || profile.is_some();
+            if is_file {
+                self.read(&file, Some(Program::Accelerate))?;
+            } else if let Some(mut settings) = profile {
+                settings.retain(|name, _| !document.settings.contains_key(name));
+                let (path, program) = (document.path.clone(), Program::Accelerate);
+                self.documents.push(Document { path, program, settings, lines: document.lines.clone() });
+            }
+            if is_told {
+                document.settings.remove("accelerate_config");
+            }
+        }
         let named = document
             .settings
             .get("deepspeed")
@@ -199,11 +218,35 @@ impl Sources {
         self.documents.iter().any(|document| names.iter().any(|name| document.settings.contains_key(*name)))
     }
 
+    /// Returns a setting of one document.
+    fn given(&self, name: &str) -> Option<Given> {
+        self.documents.iter().find_map(|document| {
+            Some(Given {
+                setting: name.to_owned(),
+                value: document.settings.get(name)?.clone(),
+                place: document.place(name),
+                program: document.program,
+            })
+        })
+    }
+
     /// Whether the command runs GKD, or a setting is that of `GKDConfig` alone.
     fn is_gkd(&self) -> bool {
         self.method.as_ref().is_some_and(|given| given.value == "gkd")
             || self.has(&["lmbda", "seq_kd", "max_new_tokens"])
     }
+}
+
+/// The method that the name of the run's file says, or else the nearest folder's.
+fn named_method(sources: &Sources) -> Option<Given> {
+    let document = sources.documents.last()?;
+    let method = document.path.iter().rev().find_map(|part| method_of(part.to_str()?))?;
+    Some(Given {
+        setting: "method".to_owned(),
+        value: method.into(),
+        place: Place::File { path: document.path.clone(), line: None },
+        program: Program::Trl,
+    })
 }
 
 /// A path that a file names: relative to the current folder as for the other program, or beside the file.
@@ -247,6 +290,22 @@ impl Given {
         ConfigError { place: self.place.clone(), problem }
     }
 
+    fn path(&self) -> Option<&Path> {
+        match &self.place {
+            Place::File { path, .. } => Some(path),
+            _ => None,
+        }
+    }
+
+    /// Whether another setting of the same meaning has the same value.
+    fn agrees(&self, other: &Self) -> bool {
+        let is_number = |given: &Self| as_number(&given.value);
+        let is_flag = |given: &Self| as_flag(&given.value);
+        self.value == other.value
+            || is_number(self).is_some() && is_number(self) == is_number(other)
+            || is_flag(self).is_some() && is_flag(self) == is_flag(other)
+    }
+
     fn count(&self) -> Result<u64> {
         as_count(&self.value).ok_or_else(|| self.wrong("a whole number"))
     }
@@ -274,6 +333,27 @@ impl Given {
     }
 }
 
+/// Whether the first of two settings of a part holds against the one behind it.
+fn wins(part: Part) -> fn(&Given, &Given) -> bool {
+    match part {
+        // transformers takes optimiser and schedule of a DeepSpeed file that has them.
+        Part::Schedule | Part::WarmupType | Part::Optimizer => {
+            |known, given| known.program == Program::DeepSpeed && given.program != Program::DeepSpeed
+        }
+        Part::Bf16 | Part::Fp16 | Part::Checkpointing => {
+            |known, given| known.path() == given.path() && !is_off(&known.value) && is_off(&given.value)
+        }
+        _ => |_, _| false,
+    }
+}
+
+/// Whether Axolotl looks at the first of two settings before the other.
+fn is_earlier_beta(known: &Given, given: &Given) -> bool {
+    let order = ["trl.beta", "rl_beta", "dpo_beta", "orpo_alpha"];
+    let place = |given: &Given| order.iter().position(|name| *name == given.setting);
+    matches!((place(known), place(given)), (Some(known), Some(given)) if known < given)
+}
+
 struct Translator<'a> {
     /// Program of the run's settings.
     program: Program,
@@ -281,8 +361,16 @@ struct Translator<'a> {
     answers: &'a Answers,
     facts: &'a dyn Facts,
     parts: BTreeMap<Part, Given>,
+    /// Settings that keys were set by.
+    said: BTreeMap<&'static str, Given>,
     /// Parts that were made into keys or remarks.
     taken: Vec<Given>,
+    /// Steps between two logs, which are those between two evaluations of transformers, too.
+    logging_steps: Option<Given>,
+    /// How TRL orders rows.
+    sampling: Option<Given>,
+    /// Axolotl's table of FSDP, which turns it on.
+    fsdp_config: Option<Given>,
     draft: Draft,
     method: Method,
     /// Whether a distillation is TRL's `GKDTrainer`, not its `DistillationTrainer`.
@@ -304,7 +392,14 @@ impl<'a> Translator<'a> {
             _ => 2,
         };
         sources.documents.sort_by_key(|document| order(document.program));
-        let last = sources.documents.last().expect("at least one file is read");
+        let Some(last) = sources.documents.last() else {
+            let path = sources.seen.first().map_or(Path::new(""), PathBuf::as_path);
+            return Err(at(
+                path,
+                None,
+                "the command has no settings: no option of it and no file that it names",
+            ));
+        };
         let file = Place::File { path: last.path.clone(), line: None };
         let mut programs: Vec<_> = sources.documents.iter().map(|document| document.program).collect();
         programs.dedup();
@@ -315,7 +410,13 @@ impl<'a> Translator<'a> {
             answers,
             facts,
             parts: BTreeMap::new(),
+            said: BTreeMap::new(),
             taken: Vec::new(),
+            logging_steps: sources.given("logging_steps"),
+            sampling: sources.given("train_sampling_strategy"),
+            fsdp_config: sources.given("fsdp_config").filter(|given| {
+                given.program == Program::Axolotl && given.value.is_object() && !is_off(&given.value)
+            }),
             draft: Draft::default(),
             method: Method::Sft,
             is_gkd: sources.is_gkd(),
@@ -341,14 +442,13 @@ impl<'a> Translator<'a> {
     /// Sorts the settings of a document into keys, parts and remarks.
     fn collect(&mut self, document: &Document, settings: &[(String, &Value)]) -> Result<()> {
         for (name, value) in settings {
+            // `trl` hands options of its launcher on.
+            let is_trl = document.program == Program::Trl;
             let found = document.program.find(name);
+            let found = found.or_else(|| Program::Accelerate.find(name).filter(|_| is_trl));
             let has_inner = || {
                 let prefix = format!("{name}.");
-                document
-                    .program
-                    .own()
-                    .iter()
-                    .any(|known| known.names.iter().any(|name| name.starts_with(&prefix)))
+                document.program.known().any(|known| known.names.iter().any(|name| name.starts_with(&prefix)))
             };
             match value {
                 Value::Null if name == "max_length" => {
@@ -389,9 +489,17 @@ impl<'a> Translator<'a> {
             }
             Some(Meaning::Missing(reason)) => self.missing(&given, reason),
             Some(Meaning::Part { part, .. }) => {
-                self.parts.insert(part, given);
+                let kept = match self.parts.get(&part).cloned() {
+                    // A switch and its table, or a file and its name, go together.
+                    Some(known) if !matches!(part, Part::UseAdapter | Part::DeepSpeed) => {
+                        self.choose(known, given, wins(part))
+                    }
+                    _ => given,
+                };
+                self.parts.insert(part, kept);
             }
             Some(Meaning::Key { key, convert, .. }) => match convert(&given.value) {
+                Converted::Value(_) | Converted::Changed(..) if !self.is_chosen(key, &given) => {}
                 Converted::Value(value) => {
                     let is_same_name = key.rsplit('.').next() == Some(&given.setting);
                     let comment = if is_same_name { String::new() } else { given.shown() };
@@ -408,13 +516,45 @@ impl<'a> Translator<'a> {
         Ok(())
     }
 
+    /// Returns the one of two settings with the same meaning that holds, and tells of the other.
+    fn choose(&mut self, known: Given, given: Given, known_wins: fn(&Given, &Given) -> bool) -> Given {
+        let (kept, lost) = if known_wins(&known, &given) { (known, given) } else { (given, known) };
+        if !kept.agrees(&lost) {
+            let is_same_file = kept.program == lost.program && kept.path() == lost.path();
+            match is_same_file && !is_off(&lost.value) {
+                true => {
+                    let reason = format!("`{}` says the same otherwise, and is taken", kept.shown());
+                    self.missing(&lost, reason);
+                }
+                false => self.not_needed(&lost, format!("`{}` wins", kept.shown())),
+            }
+        }
+        kept
+    }
+
+    /// Whether a setting decides about a key that another setting may have set.
+    fn is_chosen(&mut self, key: &'static str, given: &Given) -> bool {
+        let chosen = match self.said.get(key).cloned() {
+            Some(known) => self.choose(known, given.clone(), is_earlier_beta),
+            None => given.clone(),
+        };
+        let is_chosen = chosen.setting == given.setting && chosen.program == given.program;
+        self.said.insert(key, chosen);
+        is_chosen
+    }
+
     fn finish(mut self) -> Result<Translation> {
-        self.draft.set("method", self.method.name(), "");
+        // A guess has set it with a comment.
+        if self.draft.get("method").and_then(toml::Value::as_str) != Some(self.method.name()) {
+            self.draft.set("method", self.method.name(), "");
+        }
         self.model()?;
         self.data()?;
+        self.sliced_splits();
         self.objective()?;
         self.reference()?;
         self.batch()?;
+        self.order();
         self.length()?;
         self.optimizer()?;
         self.schedule()?;
@@ -477,6 +617,17 @@ impl<'a> Translator<'a> {
     fn find_method(&mut self, sources: &Sources) -> Result<Method> {
         let said = self.part(Part::Method).filter(|given| !is_off(&given.value));
         let is_reward = self.draft.get("method").is_some();
+        let of_steps = sources.given("process_reward_model").filter(|given| !is_off(&given.value));
+        if let (None, Some(given)) = (self.answers.method, of_steps) {
+            return Err(given
+                .conflict(format!("reward models of steps cannot be had; methods here are {}", methods())));
+        }
+        if let (None, Some(given)) = (self.answers.method, sources.given("gamma_beta_ratio")) {
+            return Err(given.conflict(
+                "it is a setting of SimPO's own code, which is not read; TRL's are `loss_type: simpo`, `cpo_alpha: 0`, and \
+                 `simpo_gamma`, which is gamma_beta_ratio × beta",
+            ));
+        }
         if let Some(method) = self.answers.method {
             // `dpo` is the method of CPO and ORPO, too: their losses stay.
             if let Some(given) = said.or_else(|| sources.method.clone()).or_else(|| self.cpo(sources)) {
@@ -585,8 +736,8 @@ impl<'a> Translator<'a> {
         })
     }
 
-    /// Settings that only one of TRL's configs has, or the file's name.
-    fn guess_method(&self, sources: &Sources) -> Result<Method> {
+    /// The method of settings that only one of TRL's configs has, of the file's name, or of weaker signs.
+    fn guess_method(&mut self, sources: &Sources) -> Result<Method> {
         let has = |names: &[&str]| sources.has(names);
         let loss = self.parts.get(&Part::Loss).and_then(|given| given.value.as_str());
         let of_grpo = [
@@ -623,43 +774,58 @@ impl<'a> Translator<'a> {
         {
             return Ok(Method::Sft);
         }
-        if has(&[
-            "beta",
-            "precompute_ref_log_probs",
-            "sync_ref_model",
-            "f_divergence_type",
-            "label_smoothing",
-        ]) || loss.is_some()
-        {
+        let is_dpo = loss.is_some() || has(&["f_divergence_type", "label_smoothing", "ld_alpha"]);
+        let is_with_reference = is_dpo || has(&["beta", "precompute_ref_log_probs", "sync_ref_model"]);
+        // Many methods have `beta`; SFT and reward models have none.
+        let named = named_method(sources).filter(|given| {
+            !is_with_reference || !matches!(given.value.as_str(), Some("sft" | "reward" | "prm"))
+        });
+        if let Some(given) = named {
+            self.is_gkd |= given.value == "gkd";
+            return self.method_named(&given);
+        }
+        if has(&["reward_funcs", "use_vllm", "vllm_mode"]) {
+            return Ok(Method::Grpo);
+        }
+        if is_with_reference {
+            if !is_dpo {
+                let assumed = "assumed: KTO, ORPO, CPO and GRPO have `beta` too; --method says another";
+                self.draft.set("method", Method::Dpo.name(), assumed);
+            }
             return Ok(Method::Dpo);
         }
-        // The file's name, or else the nearest folder's.
-        let named = sources.documents.last().and_then(|document| {
-            document.path.iter().rev().find_map(|part| {
-                let part = part.to_str()?.to_ascii_lowercase();
-                let words: Vec<_> = part.split(|c: char| !c.is_alphanumeric()).collect();
-                ["dpo", "sft", "kto", "reward"].into_iter().find(|name| words.contains(name))
-            })
-        });
-        match named {
-            Some("dpo") => Ok(Method::Dpo),
-            Some("sft") => Ok(Method::Sft),
-            Some("kto") => Ok(Method::Kto),
-            Some(_) => Ok(Method::Reward),
-            None if self.is_launcher_alone() => Err(self.lacking(
+        if self.is_launcher_alone() {
+            return Err(self.lacking(
                 "method",
                 "the trainer's file with another --from (these settings are a launcher's), or --method, --model and \
                  --data",
-            )),
-            None => {
-                let give = format!("`--method sft`, or another of {}, which no setting here tells", methods());
-                Err(self.lacking("method", &give))
-            }
+            ));
         }
+        let give = format!("`--method sft`, or another of {}, which no setting here tells", methods());
+        Err(self.lacking("method", &give))
     }
 
     fn is_launcher_alone(&self) -> bool {
         self.programs.iter().all(|program| matches!(program, Program::Accelerate | Program::DeepSpeed))
+    }
+
+    /// Tells of splits of the hub as `train[:20%]`.
+    fn sliced_splits(&mut self) {
+        for (key, rows) in [("data.train", "data.train_rows"), ("data.eval", "data.eval_rows")] {
+            let Some(value) = self.draft.get(key) else { continue };
+            let alone = std::slice::from_ref(value);
+            let items = value.as_array().map_or(alone, Vec::as_slice);
+            let path = |item: &toml::Value| {
+                let path = item.as_str().or_else(|| item.get("path")?.as_str())?;
+                (path.starts_with("hf://") && path.contains('[')).then(|| path.to_owned())
+            };
+            let sliced: Vec<_> = items.iter().filter_map(path).collect();
+            for setting in sliced {
+                let reason =
+                    format!("only whole splits are read; write it without the brackets, and give `{rows}`");
+                self.draft.missing.push(Remark { setting, reason });
+            }
+        }
     }
 
     fn model(&mut self) -> Result<()> {
