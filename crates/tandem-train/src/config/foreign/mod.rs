@@ -179,5 +179,6 @@ fn elsewhere(key: &str, own: &[(String, Vec<&str>)]) -> Option<String> {
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
-mod tests_sets;
 mod tests_batch;
+#[cfg(test)]
+mod tests_sets;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use super::*;
-use crate::config::{Draft, Method};
+use crate::config::Draft;
 
 /// Facts of rows that nobody has.
 struct Nothing;

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use super::{Answers, Facts, Program, translate};
-use crate::config::{Draft, Method};
+use super::{Answers, Facts, translate};
+use crate::config::Draft;
 
 /// Facts where files have these columns.
 struct Columns(&'static [&'static str]);

@@ -244,7 +244,7 @@ impl Translator<'_> {
     }
 
     /// The order of the rows of TRL's `KTOTrainer`, where no setting says it.
-    pub(super) fn order(&mut self) {
+    pub(super) fn kto_order(&mut self) {
         let is_given = self.sampling.is_some() || self.draft.get("data.order").is_some();
         let is_bco = self.draft.get("objective.loss").and_then(toml::Value::as_str) == Some("bco");
         if self.program == Program::Trl && self.method == Method::Kto && !is_bco && !is_given {

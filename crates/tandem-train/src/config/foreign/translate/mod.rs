@@ -554,7 +554,7 @@ impl<'a> Translator<'a> {
         self.objective()?;
         self.reference()?;
         self.batch()?;
-        self.order();
+        self.kto_order();
         self.length()?;
         self.optimizer()?;
         self.schedule()?;
