@@ -25,23 +25,26 @@ marked. `--no-plan` leaves that out. A method, a loss or a value that cannot be 
 
 A command may stand behind others (`cd x &&`, `nohup`, `srun`, `docker run`); it ends at the shell's `|`, `&`
 or `;`, and redirections are left out. A variable has the text that a line above assigns to it
-(`MODEL=m`); any other one is an error. `\"$@\"`, or `$EXTRA` where no value is due, stands for further
+(`MODEL=m`); any other one is an error, also one that a branch or a loop assigns. `\"$@\"`, or `$EXTRA` where no value is due, stands for further
 arguments and is listed at the end.
 
 `trl orpo` and `trl cpo` are `method = \"dpo\"` with their losses (a file with `cpo_alpha` or `loss_type: simpo` is CPO's,
 too), `trl bco` is `\"kto\"` with its loss, `trl xpo` and
 `trl nash_md` are `\"online\"` with that algorithm. `ppo`, `rloo` and `prm` cannot be had.
 
+Where no command names the method, the file's or the folder's name does, then settings that only one method has. `beta`
+alone is taken for DPO, which the file says.
+
 The program is recognised from the content; `--kind` names it. Files that a file names are read too:
 `--config`, `--config_file`, `deepspeed`, `dataset_info.json`. A setting of the command line wins over the
-file's, and the trainer's wins over the launcher's. `--set` and `run.toml` themselves take no other
+file's, and the trainer's wins over the launcher's; schedule and optimiser of a DeepSpeed file win, as in transformers. `--set` and `run.toml` themselves take no other
 program's names, but the error has the translation.
 
 ## Numbers
 
 | there | here |
 |---|---|
-| rows of a device × accumulation × devices | `train.batch_size`, over all ranks. The number of ranks is that of Accelerate, torchrun or `--ranks`, else 1 |
+| rows of a device × accumulation × devices | `train.batch_size`, over all ranks. The number of ranks is that of Accelerate, torchrun, DeepSpeed's launcher, `trl --num_processes`, `NPROC_PER_NODE` of LLaMA-Factory or `--ranks`, else 1; ranks that share a batch (tensor, context, sequence) count once |
 | `packing`: a batch counts packed sequences | `train.batch_size` counts rows: the batch is multiplied by the rows that fit into a sequence, measured on yours |
 | rows of a device, where one rank accumulates | `train.micro_batch_tokens`: those of so many rows of whole length, so that short rows share a micro-batch. It changes nothing but the rounding of sums |
 | steps of an epoch: rounded up | the same |
@@ -52,6 +55,9 @@ program's names, but the error has the translation.
 | `lora_dropout` of TRL | 0, but for SFT, GRPO and `DistillationTrainer`: the others have `disable_dropout`, on by default, which sets it to 0 there too |
 | `label_smoothing` of TRL's `DPOTrainer` | left out where the loss ignores it there, as `sigmoid` does |
 | `trl orpo` | `data.loss_on = \"all\"`: its likelihood has the prompt's tokens, too |
+| checkpoints that are kept | all (`train.keep = 0`), 4 with Axolotl, where the file saves and gives no limit |
+| `eval_strategy: steps` without `eval_steps` | every `logging_steps`, as in transformers |
+| rows longer than the limit | cut; Axolotl leaves them out and LLaMA-Factory cuts the prompt too, which the file says |
 | `steps_per_generation` of TRL's GRPO, in micro-batches | `online.steps_per_round`, in steps |
 | `modules_to_save` with a token table that is the head, too | the head trains with it; PEFT trains a copy of the table alone |
 | GPT-2 in SFT, first tokens trained on | transformers divides by those, too, which have no prediction: its loss and gradient are smaller |
