@@ -90,6 +90,11 @@ pub(crate) fn message(text: &str) -> Cow<'_, str> {
     )
 }
 
+/// Returns a text without characters that end a line or that a terminal obeys: they are shown as Rust writes them.
+pub(crate) fn on_one_line(text: &str) -> String {
+    printable(text).replace('\n', "\\n").replace('\t', "\\t")
+}
+
 /// Refuses to replace a file that is no page, neither by its name nor by how it begins.
 pub(crate) fn refuse_other_file(option: &str, path: &Path) -> anyhow::Result<()> {
     const BEGIN: &[u8] = b"<!doctype html>";

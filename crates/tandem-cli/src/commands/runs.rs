@@ -9,7 +9,7 @@ use tandem_train::run::run_dir;
 
 use crate::args::RunsArguments;
 use crate::exit::{self, Exit};
-use crate::output::{print_lines, printable};
+use crate::output::{on_one_line, print_lines};
 use crate::run_folder::{self, Keys};
 use crate::step_line::{ACCURACIES, MARGINS};
 
@@ -152,9 +152,4 @@ fn table(rows: impl Iterator<Item = Vec<String>>, header: &[&str]) -> Vec<String
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
     rows.iter().map(line).collect()
-}
-
-/// Names may have characters that a terminal obeys, or that end a line.
-fn on_one_line(text: &str) -> String {
-    printable(text).replace('\n', "\\n").replace('\t', "\\t")
 }

@@ -1,5 +1,7 @@
 //! Completions before and after DPO, side by side.
 
+use crate::output::on_one_line;
+
 /// A prompt and two completions.
 pub(crate) struct Sample<'a> {
     pub prompt: &'a str,
@@ -24,10 +26,7 @@ pub(crate) fn side_by_side(samples: &[Sample<'_>], width: usize) -> String {
 
 /// Wraps text to `width` characters, at spaces where possible. Control characters are escaped.
 fn wrap(text: &str, width: usize) -> Vec<String> {
-    let text: String = text
-        .chars()
-        .map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() })
-        .collect();
+    let text = on_one_line(text);
     let mut lines = vec![String::new()];
     for word in text.split_inclusive(' ') {
         let room = width.saturating_sub(lines.last().map_or(0, |line| line.chars().count()));

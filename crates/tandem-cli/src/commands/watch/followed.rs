@@ -61,8 +61,7 @@ impl Followed {
     /// A folder is missing, or no run has begun in any of them.
     pub(super) fn find(given: &[PathBuf]) -> anyhow::Result<Self> {
         let mut followed = Self { given: given.to_vec(), runs: Vec::new(), num_left_out: 0 };
-        run_folder::find(given, run_folder::is_begun)?;
-        followed.search()?;
+        followed.take(run_folder::find(given, run_folder::is_begun)?);
         if followed.runs.is_empty() {
             return Err(run_folder::none_found(given));
         }
@@ -73,7 +72,11 @@ impl Followed {
     fn search(&mut self) -> anyhow::Result<bool> {
         // What was deleted meanwhile does not hide the others.
         let there: Vec<_> = self.given.iter().filter(|folder| folder.is_dir()).cloned().collect();
-        let mut folders = run_folder::find(&there, run_folder::is_begun)?;
+        Ok(self.take(run_folder::find(&there, run_folder::is_begun)?))
+    }
+
+    /// Follows the runs of these folders and no others; returns whether they were others before.
+    fn take(&mut self, mut folders: Vec<PathBuf>) -> bool {
         // The last ones that were written are kept.
         folders.sort_by_cached_key(|folder| {
             let metrics = folder.join("metrics.jsonl").metadata().or_else(|_| folder.metadata());
@@ -83,14 +86,14 @@ impl Followed {
         folders.truncate(MOST_RUNS);
         folders.sort();
         if folders.iter().eq(self.runs.iter().map(RunHistory::folder)) {
-            return Ok(false);
+            return false;
         }
         let mut known = std::mem::take(&mut self.runs);
         for folder in folders {
             let place = known.iter().position(|run| run.folder() == folder);
             self.runs.push(place.map_or_else(|| RunHistory::new(&folder), |place| known.swap_remove(place)));
         }
-        Ok(true)
+        true
     }
 
     /// Follows the runs until `stop`, and sends versions of the page while somebody looks at it.

@@ -263,6 +263,8 @@ fn ctrl_c_in_a_list_leaves_the_cursor_shown() {
     terminal.press_ctrl_c();
     let status = job.launcher.wait().unwrap();
     assert_eq!(status.signal(), Some(2), "{}", terminal.shown());
+    // What a process printed last is read after it has ended.
+    terminal.wait_for("\x1b[?25h");
     let shown = terminal.shown();
     assert!(shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l"), "{shown:?}");
     assert!(!shop.path("stopped.toml").exists());

@@ -178,7 +178,3 @@ fn elsewhere(key: &str, own: &[(String, Vec<&str>)]) -> Option<String> {
 
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod tests_batch;
-#[cfg(test)]
-mod tests_sets;

@@ -25,8 +25,8 @@ marked. `--no-plan` leaves that out. A method, a loss or a value that cannot be 
 
 A command may stand behind others (`cd x &&`, `nohup`, `srun`, `docker run`); it ends at the shell's `|`, `&`
 or `;`, and redirections are left out. A variable has the text that a line above assigns to it
-(`MODEL=m`); any other one is an error, also one that a branch or a loop assigns. `\"$@\"`, or `$EXTRA` where no value is due, stands for further
-arguments and is listed at the end.
+(`MODEL=m`); any other one is an error, also one that a branch or a loop assigns. `\"$@\"`, or `$EXTRA`
+where no value is due, stands for further arguments and is listed at the end.
 
 `trl orpo` and `trl cpo` are `method = \"dpo\"` with their losses (a file with `cpo_alpha` or `loss_type: simpo` is CPO's,
 too), `trl bco` is `\"kto\"` with its loss, `trl xpo` and
@@ -37,8 +37,9 @@ alone is taken for DPO, which the file says.
 
 The program is recognised from the content; `--kind` names it. Files that a file names are read too:
 `--config`, `--config_file`, `deepspeed`, `dataset_info.json`. A setting of the command line wins over the
-file's, and the trainer's wins over the launcher's; schedule and optimiser of a DeepSpeed file win, as in transformers. `--set` and `run.toml` themselves take no other
-program's names, but the error has the translation.
+file's, and the trainer's wins over the launcher's; schedule and optimiser of a DeepSpeed file win, as in
+transformers. `--set` and `run.toml` themselves take no other program's names, but the error has the
+translation.
 
 ## Numbers
 
@@ -109,7 +110,8 @@ fn cell(meaning: Meaning) -> String {
         Meaning::Key { key, remark: "", .. } => format!("`{key}`"),
         Meaning::Key { key, remark, .. } => format!("`{key}`: {remark}"),
         Meaning::Part { advice, .. } => {
-            advice.strip_prefix("it is ").unwrap_or(advice).replacen(" here", "", 1)
+            let advice = advice.strip_prefix("it ").unwrap_or(advice);
+            advice.strip_prefix("is ").unwrap_or(advice).replacen(" here", "", 1)
         }
         Meaning::NotNeeded(reason) => format!("not needed: {reason}"),
         Meaning::Missing(reason) => format!("cannot be had: {reason}"),

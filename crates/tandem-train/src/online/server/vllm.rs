@@ -19,8 +19,8 @@ const WORDS: ServerMessages = ServerMessages {
             or more",
     switches: "start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment, and give \
                online.server.base_url with its /v1; is it SGLang, online.server.kind is \"sglang\"",
-    whole: "Its --max-model-len must be data.max_length or more, and its --generation-config or --override-generation-config must \
-            not have a smaller max_new_tokens",
+    whole: "Its --max-model-len must be data.max_length or more, and its --generation-config or --override-generation-config \
+            must not have a smaller max_new_tokens",
 };
 
 /// A reply; unused fields are left out.

@@ -75,8 +75,8 @@ fn several_changes_are_advised_where_one_does_not_suffice_and_none_of_them_in_va
     }
 }
 
-/// What is advised for such shares of the memory that is needed, in fortieths, does not fit without any one of its changes,
-/// each of which is in force. Returns how often several were advised.
+/// Counts how often several changes are advised for such shares, in fortieths, of the memory that is needed. Without any one of
+/// them, each of which is in force, the plan does not fit.
 fn count_heaps(shares: impl Iterator<Item = u64> + Clone) -> usize {
     let device = device("cpu");
     let mut heaps = 0;

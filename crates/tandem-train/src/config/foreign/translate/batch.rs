@@ -243,11 +243,14 @@ impl Translator<'_> {
         Ok(())
     }
 
+    fn is_bco(&self) -> bool {
+        self.draft.get("objective.loss").and_then(toml::Value::as_str) == Some("bco")
+    }
+
     /// The order of the rows of TRL's `KTOTrainer`, where no setting says it.
     pub(super) fn kto_order(&mut self) {
         let is_given = self.sampling.is_some() || self.draft.get("data.order").is_some();
-        let is_bco = self.draft.get("objective.loss").and_then(toml::Value::as_str) == Some("bco");
-        if self.program == Program::Trl && self.method == Method::Kto && !is_bco && !is_given {
+        if self.program == Program::Trl && self.method == Method::Kto && !self.is_bco() && !is_given {
             let comment = format!("{}: its KL is of neighbours", self.default_of());
             self.draft.set("data.order", "sequential", comment);
         }
@@ -329,7 +332,6 @@ impl Translator<'_> {
                 self.draft.set("train.learning_rate", given.number()?, comment);
             }
             None => {
-                let is_bco = self.draft.get("objective.loss").and_then(toml::Value::as_str) == Some("bco");
                 let rate = match (self.program, self.method) {
                     (Program::Mitchell, _) => 5e-7,
                     (Program::LlamaFactory, _) => 5e-5,
@@ -339,7 +341,7 @@ impl Translator<'_> {
                     (_, Method::Sft) => 2e-5,
                     (_, Method::Distill) if self.is_gkd => 2e-5,
                     // `BCOConfig`'s.
-                    (_, Method::Kto) if is_bco => 5e-7,
+                    (_, Method::Kto) if self.is_bco() => 5e-7,
                     (_, Method::Dpo | Method::Kto | Method::Grpo | Method::Distill) => 1e-6,
                     (_, Method::Reward) => 1e-4,
                     (_, Method::Online) => 5e-7,

@@ -8,24 +8,25 @@ mod adapter;
 mod batch;
 mod compute;
 mod data;
+mod dataset_info;
 mod logging;
+mod method;
 mod objective;
+mod sources;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use self::sources::Sources;
 use super::Program;
-use super::command_line::{CommandLine, method_of};
 use super::document::{Document, at};
 use super::name::{Converted, Meaning, Part};
-use super::trl;
 use super::values::{as_count, as_flag, as_number, as_table, is_off, shown};
 use crate::config::Method;
 use crate::config::draft::{Draft, DraftKey, Remark};
 use crate::config::error::{ConfigError, Place, Problem, Result};
-use crate::objective::PolicyLoss;
 
 /// Answers that the command line gives beside the files.
 #[derive(Clone, Debug, Default)]
@@ -111,151 +112,7 @@ pub fn translate(
     answers: &Answers,
     facts: &dyn Facts,
 ) -> Result<Translation> {
-    let mut sources =
-        Sources { documents: Vec::new(), method: None, left_out: Vec::new(), kind, seen: Vec::new() };
-    for file in files {
-        sources.read(file, kind)?;
-    }
-    Translator::new(sources, answers, facts)?.finish()
-}
-
-/// Every method in quotation marks.
-fn methods() -> String {
-    Method::all().map(|method| format!("{:?}", method.name())).collect::<Vec<_>>().join(", ")
-}
-
-/// All documents of a run.
-struct Sources {
-    documents: Vec<Document>,
-    /// Method that the name of a command's script says.
-    method: Option<Given>,
-    /// Words of a command that stand for arguments which no file tells.
-    left_out: Vec<String>,
-    kind: Option<Program>,
-    seen: Vec<PathBuf>,
-}
-
-impl Sources {
-    fn read(&mut self, path: &Path, kind: Option<Program>) -> Result<()> {
-        if self.seen.iter().any(|seen| seen == path) {
-            return Ok(());
-        }
-        self.seen.push(path.to_owned());
-        let text = match path.as_os_str() == "-" {
-            true => std::io::read_to_string(std::io::stdin()),
-            false => tandem_files::read_text(path, tandem_files::MAX_CONFIG),
-        };
-        let unreadable = |error| at(path, None, format!("cannot read the file: {error}"));
-        let text = text.map_err(unreadable)?;
-        if let Some(document) = Document::parse(path, &text, kind)? {
-            self.add(document)?;
-            return Ok(());
-        }
-        let Some(command) = CommandLine::parse(path, &text, kind)? else {
-            return Err(at(
-                path,
-                None,
-                "expected YAML, JSON or the command line of a training script, found neither of them",
-            ));
-        };
-        if let Some(method) = command.method {
-            self.method = Some(Given {
-                setting: "method".to_owned(),
-                value: method.into(),
-                place: Place::File { path: path.to_owned(), line: Some(command.line) },
-                program: Program::Trl,
-            });
-        }
-        self.left_out.extend(command.left_out);
-        for (file, kind) in command.files {
-            self.read(&beside(path, &file), kind.or(self.kind.filter(|_| kind.is_none())))?;
-        }
-        for document in command.documents {
-            self.add(document)?;
-        }
-        Ok(())
-    }
-
-    /// Adds a document, and the files of Accelerate and DeepSpeed that it names before it.
-    fn add(&mut self, mut document: Document) -> Result<()> {
-        if let (Program::Trl, Some(Value::String(name))) =
-            (document.program, document.settings.get("accelerate_config"))
-        {
-            let file = beside(&document.path, name);
-            let is_file = file.is_file();
-            let profile = trl::profile(name).filter(|_| !is_file);
-            let is_told = is_file || profile.is_some();
-            if is_file {
-                self.read(&file, Some(Program::Accelerate))?;
-            } else if let Some(mut settings) = profile {
-                settings.retain(|name, _| !document.settings.contains_key(name));
-                let (path, program) = (document.path.clone(), Program::Accelerate);
-                self.documents.push(Document { path, program, settings, lines: document.lines.clone() });
-            }
-            if is_told {
-                document.settings.remove("accelerate_config");
-            }
-        }
-        let named = document
-            .settings
-            .get("deepspeed")
-            .or_else(|| document.settings.get("deepspeed_config")?.get("deepspeed_config_file"))
-            .or_else(|| document.settings.get("deepspeed_config_file"));
-        if let Some(Value::String(file)) = named {
-            let file = beside(&document.path, file);
-            if file.is_file() {
-                self.read(&file, Some(Program::DeepSpeed))?;
-            }
-        }
-        self.documents.push(document);
-        Ok(())
-    }
-}
-
-impl Sources {
-    /// Whether a setting of one document has one of these names.
-    fn has(&self, names: &[&str]) -> bool {
-        self.documents.iter().any(|document| names.iter().any(|name| document.settings.contains_key(*name)))
-    }
-
-    /// Returns a setting of one document.
-    fn given(&self, name: &str) -> Option<Given> {
-        self.documents.iter().find_map(|document| {
-            Some(Given {
-                setting: name.to_owned(),
-                value: document.settings.get(name)?.clone(),
-                place: document.place(name),
-                program: document.program,
-            })
-        })
-    }
-
-    /// Whether the command runs GKD, or a setting is that of `GKDConfig` alone.
-    fn is_gkd(&self) -> bool {
-        self.method.as_ref().is_some_and(|given| given.value == "gkd")
-            || self.has(&["lmbda", "seq_kd", "max_new_tokens"])
-    }
-}
-
-/// The method that the name of the run's file says, or else the nearest folder's.
-fn named_method(sources: &Sources) -> Option<Given> {
-    let document = sources.documents.last()?;
-    let method = document.path.iter().rev().find_map(|part| method_of(part.to_str()?))?;
-    Some(Given {
-        setting: "method".to_owned(),
-        value: method.into(),
-        place: Place::File { path: document.path.clone(), line: None },
-        program: Program::Trl,
-    })
-}
-
-/// A path that a file names: relative to the current folder as for the other program, or beside the file.
-fn beside(file: &Path, named: &str) -> PathBuf {
-    let named = Path::new(named);
-    match named.exists() {
-        true => named.to_owned(),
-        false => file.parent().unwrap_or(Path::new("")).join(named),
-    }
+    Translator::new(Sources::of(files, kind)?, answers, facts)?.finish()
 }
 
 /// A setting of a part.
@@ -612,201 +469,6 @@ impl<'a> Translator<'a> {
     /// A comment that names the program whose default a value is.
     fn default_of(&self) -> String {
         format!("{}'s default", self.program.title())
-    }
-
-    fn find_method(&mut self, sources: &Sources) -> Result<Method> {
-        let said = self.part(Part::Method).filter(|given| !is_off(&given.value));
-        let is_reward = self.draft.get("method").is_some();
-        let of_steps = sources.given("process_reward_model").filter(|given| !is_off(&given.value));
-        if let (None, Some(given)) = (self.answers.method, of_steps) {
-            return Err(given
-                .conflict(format!("reward models of steps cannot be had; methods here are {}", methods())));
-        }
-        if let (None, Some(given)) = (self.answers.method, sources.given("gamma_beta_ratio")) {
-            return Err(given.conflict(
-                "it is a setting of SimPO's own code, which is not read; TRL's are `loss_type: simpo`, `cpo_alpha: 0`, and \
-                 `simpo_gamma`, which is gamma_beta_ratio × beta",
-            ));
-        }
-        if let Some(method) = self.answers.method {
-            // `dpo` is the method of CPO and ORPO, too: their losses stay.
-            if let Some(given) = said.or_else(|| sources.method.clone()).or_else(|| self.cpo(sources)) {
-                let (parts, draft) = (self.parts.clone(), self.draft.clone());
-                if !self.method_named(&given).is_ok_and(|named| named == method) {
-                    (self.parts, self.draft) = (parts, draft);
-                }
-            }
-            return Ok(method);
-        }
-        if let Some(given) = said {
-            return self.method_named(&given);
-        }
-        if is_reward {
-            return Ok(Method::Reward);
-        }
-        if let Some(given) = sources.method.clone().or_else(|| self.cpo(sources)) {
-            return self.method_named(&given);
-        }
-        match self.program {
-            Program::Axolotl | Program::LlamaFactory => Ok(Method::Sft),
-            _ => self.guess_method(sources),
-        }
-    }
-
-    /// TRL's `CPOTrainer`, where a setting is that of `CPOConfig` alone and no command names a trainer.
-    fn cpo(&self, sources: &Sources) -> Option<Given> {
-        let loss = self.parts.get(&Part::Loss).filter(|given| given.value == "simpo");
-        let given = self.parts.get(&Part::CpoAlpha).or(loss)?;
-        let is_trl = self.program == Program::Trl && sources.method.is_none();
-        is_trl.then(|| Given { setting: "method".to_owned(), value: "cpo".into(), ..given.clone() })
-    }
-
-    fn method_named(&mut self, given: &Given) -> Result<Method> {
-        let name = given.text()?;
-        Ok(match name {
-            "sft" => Method::Sft,
-            "dpo" => Method::Dpo,
-            "rm" | "reward" => Method::Reward,
-            "kto" => Method::Kto,
-            "ipo" => {
-                self.parts.insert(Part::Loss, Given { value: name.into(), ..given.clone() });
-                Method::Dpo
-            }
-            // Their trainers add the likelihood of the chosen completions.
-            "orpo" => {
-                self.parts.insert(Part::Loss, Given { value: vec![name, "sft"].into(), ..given.clone() });
-                self.draft.set("data.loss_on", "all", "TRL's ORPO takes the prompt's likelihood, too");
-                Method::Dpo
-            }
-            "cpo" | "simpo" => {
-                let (loss, weight) = (self.part(Part::Loss), self.part(Part::CpoAlpha));
-                let ours = match loss.as_ref().map(|loss| (loss, loss.value.as_str())) {
-                    _ if name == "simpo" => "simpo",
-                    None | Some((_, Some("sigmoid"))) => "cpo",
-                    Some((_, Some("simpo"))) => "simpo",
-                    Some((_, Some("hinge"))) => "hinge",
-                    Some((_, Some("ipo"))) => "ipo",
-                    Some((loss, _)) => {
-                        return Err(loss.conflict(
-                            "it cannot be had with CPO; give \"sigmoid\", \"hinge\", \"ipo\" or \"simpo\", or a loss of \
-                             docs/losses.md",
-                        ));
-                    }
-                };
-                if matches!(ours, "hinge" | "ipo") {
-                    self.draft.set("objective.reference_free", true, "CPO has no reference");
-                }
-                let losses = match weight {
-                    Some(weight) => {
-                        self.parts.insert(Part::SftWeight, weight);
-                        Value::from(ours)
-                    }
-                    None => vec![ours, "sft"].into(),
-                };
-                self.parts.insert(Part::Loss, Given { value: losses, ..given.clone() });
-                Method::Dpo
-            }
-            "bco" => {
-                self.parts.insert(Part::Loss, Given { value: "bco".into(), ..given.clone() });
-                Method::Kto
-            }
-            "grpo" if given.program == Program::Trl => Method::Grpo,
-            "grpo" => {
-                return Err(given.conflict(format!(
-                    "{name:?} cannot be had from {}'s settings; give --method grpo, and a judge for each reward function",
-                    given.program.title()
-                )));
-            }
-            "xpo" | "nash_md" => {
-                self.draft.set("online.algorithm", name, given.shown());
-                Method::Online
-            }
-            "pt" => {
-                self.draft.set("data.loss_on", "all", given.shown());
-                Method::Sft
-            }
-            "online_dpo" => Method::Online,
-            "gkd" | "distillation" => Method::Distill,
-            _ => {
-                return Err(given.conflict(format!(
-                    "{name:?} cannot be had; methods here are {}, and a loss is `objective.loss` (docs/losses.md)",
-                    methods()
-                )));
-            }
-        })
-    }
-
-    /// The method of settings that only one of TRL's configs has, of the file's name, or of weaker signs.
-    fn guess_method(&mut self, sources: &Sources) -> Result<Method> {
-        let has = |names: &[&str]| sources.has(names);
-        let loss = self.parts.get(&Part::Loss).and_then(|given| given.value.as_str());
-        let of_grpo = [
-            "num_generations",
-            "num_iterations",
-            "scale_rewards",
-            "importance_sampling_level",
-            "mask_truncated_completions",
-        ];
-        if has(&["teacher_model_name_or_path", "teacher_model", "lmbda", "seq_kd"]) {
-            return Ok(Method::Distill);
-        }
-        if has(&of_grpo) || loss.is_some_and(|loss| PolicyLoss::NAMES.iter().any(|(name, _)| *name == loss)) {
-            return Ok(Method::Grpo);
-        }
-        if has(&["max_new_tokens", "reward_model_path", "missing_eos_penalty"]) {
-            return Ok(Method::Online);
-        }
-        if has(&["desirable_weight", "undesirable_weight"])
-            || matches!(loss, Some("kto" | "apo_zero_unpaired"))
-        {
-            return Ok(Method::Kto);
-        }
-        if has(&["center_rewards_coefficient"]) {
-            return Ok(Method::Reward);
-        }
-        if has(&[
-            "packing",
-            "completion_only_loss",
-            "assistant_only_loss",
-            "dataset_text_field",
-            "eval_packing",
-        ]) || matches!(loss, Some("nll" | "chunked_nll" | "dft"))
-        {
-            return Ok(Method::Sft);
-        }
-        let is_dpo = loss.is_some() || has(&["f_divergence_type", "label_smoothing", "ld_alpha"]);
-        let is_with_reference = is_dpo || has(&["beta", "precompute_ref_log_probs", "sync_ref_model"]);
-        // Many methods have `beta`; SFT and reward models have none.
-        let named = named_method(sources).filter(|given| {
-            !is_with_reference || !matches!(given.value.as_str(), Some("sft" | "reward" | "prm"))
-        });
-        if let Some(given) = named {
-            self.is_gkd |= given.value == "gkd";
-            return self.method_named(&given);
-        }
-        if has(&["reward_funcs", "use_vllm", "vllm_mode"]) {
-            return Ok(Method::Grpo);
-        }
-        if is_with_reference {
-            if !is_dpo {
-                let assumed = "assumed: KTO, ORPO, CPO and GRPO have `beta` too; --method says another";
-                self.draft.set("method", Method::Dpo.name(), assumed);
-            }
-            return Ok(Method::Dpo);
-        }
-        if self.is_launcher_alone() {
-            return Err(self.lacking(
-                "method",
-                "the trainer's file with another --from (these settings are a launcher's), or --method, --model and \
-                 --data",
-            ));
-        }
-        let give = format!("`--method sft`, or another of {}, which no setting here tells", methods());
-        Err(self.lacking("method", &give))
-    }
-
-    fn is_launcher_alone(&self) -> bool {
-        self.programs.iter().all(|program| matches!(program, Program::Accelerate | Program::DeepSpeed))
     }
 
     /// Tells of splits of the hub as `train[:20%]`.

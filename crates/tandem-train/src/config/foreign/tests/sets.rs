@@ -3,40 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-use super::{Answers, Facts, translate};
+use super::{Answers, Rows, translate};
 use crate::config::Draft;
 
-/// Facts where files have these columns.
-struct Columns(&'static [&'static str]);
-
-impl Facts for Columns {
-    fn path(&self, given: &str) -> String {
-        given.to_owned()
-    }
-    fn local(&self, given: &str) -> String {
-        given.to_owned()
-    }
-    fn exists(&self, given: &str) -> bool {
-        given.ends_with(".jsonl")
-    }
-    fn model_type(&self, _: &str) -> Option<String> {
-        None
-    }
-    fn columns(&self, _: &str) -> Option<Vec<String>> {
-        (!self.0.is_empty()).then(|| self.0.iter().map(|&name| name.to_owned()).collect())
-    }
-    fn num_rows(&self, _: &[String]) -> Option<u64> {
-        Some(100)
-    }
-}
-
-fn read_in(
-    folder: &Path,
-    name: &str,
-    text: &str,
-    answers: &Answers,
-    facts: &Columns,
-) -> Result<Draft, String> {
+fn read_in(folder: &Path, name: &str, text: &str, answers: &Answers, facts: &Rows) -> Result<Draft, String> {
     let path = folder.join(name);
     fs::write(&path, text).unwrap();
     let answers = Answers { ranks: Some(1), ..answers.clone() };
@@ -46,7 +16,7 @@ fn read_in(
 /// The translation of a file.
 fn read(name: &str, text: &str) -> Result<Draft, String> {
     let folder = tempfile::tempdir().unwrap();
-    read_in(folder.path(), name, text, &Answers::default(), &Columns(&[]))
+    read_in(folder.path(), name, text, &Answers::default(), &Rows(Some(&[])))
 }
 
 fn llama_factory(stage: &str, settings: &str) -> Result<Draft, String> {
@@ -233,7 +203,7 @@ fn of_info(stage: &str, info: &str, settings: &str, columns: &'static [&'static 
         "model_name_or_path: m\nstage: {stage}\nfinetuning_type: full\ndataset_dir: {}\n{settings}\n",
         folder.path().display()
     );
-    let draft = read_in(folder.path(), "lf.yaml", &text, &Answers::default(), &Columns(columns));
+    let draft = read_in(folder.path(), "lf.yaml", &text, &Answers::default(), &Rows(Some(columns)));
     draft.unwrap_or_else(|error| panic!("{info}: {error}"))
 }
 
@@ -426,7 +396,7 @@ fn references_that_no_file_resolves_are_an_error() {
     read("dpo.yaml", &format!("{text}chat_template_path: '{{{{ \"${{x}}\" }}}}'\nrun_name: a$b\n")).unwrap();
 }
 
-/// Of several sets, too, the chosen completions are learnt.
+/// The chosen completions of several sets are learnt, too.
 #[test]
 fn several_sets_of_mitchells_code_keep_their_meaning() {
     let read = |sets: &str, loss: &str| {

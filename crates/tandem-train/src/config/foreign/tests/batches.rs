@@ -6,30 +6,6 @@ use std::path::PathBuf;
 use super::*;
 use crate::config::Draft;
 
-/// Facts of rows that nobody has.
-struct Nothing;
-
-impl Facts for Nothing {
-    fn path(&self, given: &str) -> String {
-        given.to_owned()
-    }
-    fn local(&self, given: &str) -> String {
-        given.to_owned()
-    }
-    fn exists(&self, _: &str) -> bool {
-        false
-    }
-    fn model_type(&self, _: &str) -> Option<String> {
-        None
-    }
-    fn columns(&self, _: &str) -> Option<Vec<String>> {
-        None
-    }
-    fn num_rows(&self, _: &[String]) -> Option<u64> {
-        Some(100)
-    }
-}
-
 const TRL: &str = "model_name_or_path: m\ndataset_name: d.jsonl\nlearning_rate: 1e-5\n";
 const AXOLOTL: &str =
     "base_model: m\nmicro_batch_size: 2\nlearning_rate: 1e-5\ndatasets:\n  - path: d.jsonl\n";
@@ -42,7 +18,7 @@ fn translated(files: &[(&str, &str)], answers: &Answers) -> Result<Translation> 
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     }
-    translate(&paths[..1], None, answers, &Nothing)
+    translate(&paths[..1], None, answers, &Rows(None))
 }
 
 fn with_data() -> Answers {
