@@ -51,9 +51,10 @@ impl Advantages {
             let advantage = |reward: &Option<f64>| {
                 let Some(reward) = reward else { return 0.0 };
                 let baseline = match config.baseline {
+                    // The sum of equal rewards is rounded: it would leave advantages of either sign.
+                    _ if of_group == 0.0 => *reward,
                     Baseline::Mean => sum / count,
-                    Baseline::LeaveOneOut if count > 1.0 => (sum - reward) / (count - 1.0),
-                    Baseline::LeaveOneOut => *reward,
+                    Baseline::LeaveOneOut => (sum - reward) / (count - 1.0),
                 };
                 (reward - baseline) / divisor
             };
@@ -71,10 +72,9 @@ impl Advantages {
     /// Compares sums of scores that are compared with their group's, with those of the batch.
     fn of_normalized(prompts: &[CompletedPrompt], rewards: Vec<Vec<Option<f64>>>) -> Self {
         let all = || prompts.iter().flat_map(|prompt| &prompt.answers).filter_map(|answer| answer.normalized);
-        let (count, sum) = (all().count() as f64, all().sum::<f64>());
-        let of_batch = deviation(all());
+        let (mean, of_batch) = (mean(all()), deviation(all()));
         let advantage = |answer: &super::Answer| {
-            answer.normalized.map_or(0.0, |reward| (reward - sum / count) / (of_batch + EPSILON))
+            answer.normalized.map_or(0.0, |reward| (reward - mean) / (of_batch + EPSILON))
         };
         let of_group = |prompt: &CompletedPrompt| prompt.answers.iter().map(advantage).collect();
         // Each judge's scores are equal, or there are none.
@@ -134,13 +134,22 @@ fn penalty(length: usize, overlong: Option<usize>, most: usize) -> f64 {
     length.saturating_sub(most - overlong) as f64 / overlong as f64
 }
 
+/// Mean of a sample, 0 of an empty one: of equal values exactly their value, though their sum is rounded.
+pub(super) fn mean(values: impl Iterator<Item = f64> + Clone) -> f64 {
+    let first = values.clone().next().unwrap_or_default();
+    if values.clone().all(|value| value == first) {
+        return first;
+    }
+    values.clone().sum::<f64>() / values.count() as f64
+}
+
 /// Deviation of a sample; 0 of fewer than two.
 pub(super) fn deviation(values: impl Iterator<Item = f64> + Clone) -> f64 {
-    let (count, sum) = values.clone().fold((0.0, 0.0), |(count, sum), value| (count + 1.0, sum + value));
+    let count = values.clone().count() as f64;
     if count < 2.0 {
         return 0.0;
     }
-    let mean = sum / count;
+    let mean = mean(values.clone());
     (values.map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1.0)).sqrt()
 }
 
@@ -243,6 +252,28 @@ mod tests {
         assert_eq!(found.advantages, [[-4.5, -1.5, 0.0, 6.0]]);
         let alone = Advantages::new(&prompts(&[Some(1.0), None], 2), &leave_one_out, 64);
         assert_eq!((alone.advantages, alone.is_uniform), (vec![vec![0.0; 2]], vec![true]));
+    }
+
+    #[test]
+    fn equal_rewards_have_advantages_of_exactly_0() {
+        // Three times 0.1 is not 0.3 in f64.
+        let rewards = [Some(0.1), Some(0.1), Some(0.1), Some(0.2), Some(0.7), Some(0.5)];
+        for scale_rewards in [ScaleRewards::Group, ScaleRewards::Batch, ScaleRewards::None] {
+            for baseline in [Baseline::Mean, Baseline::LeaveOneOut] {
+                let config = GrpoConfig { scale_rewards, baseline, ..CONFIG };
+                let found = Advantages::new(&prompts(&rewards, 3), &config, 64);
+                assert_eq!(found.advantages[0], [0.0; 3], "{scale_rewards:?}");
+                assert!(found.advantages[1].iter().all(|advantage| *advantage != 0.0), "{scale_rewards:?}");
+                assert_eq!(found.is_uniform, [true, false]);
+            }
+        }
+        let mut prompts = prompts(&[Some(0.1); 3], 3);
+        prompts[0].answers.iter_mut().for_each(|answer| answer.normalized = Some(0.1));
+        let config = GrpoConfig { aggregation: Aggregation::NormalizeThenSum, ..CONFIG };
+        assert_eq!(Advantages::new(&prompts, &config, 64).advantages, [[0.0; 3]]);
+        let panel = super::super::judging::tests::panel(&[1.0, 1.0]);
+        let of_judges = super::super::judging::tests::normalized_scores(&panel, &[[Some(0.1), Some(0.7)]; 3]);
+        assert_eq!(of_judges, [Some(0.0); 3]);
     }
 
     #[test]

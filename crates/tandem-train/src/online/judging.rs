@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use tandem_comm::ProcessGroup;
 use tandem_judge::{Assessment, Candidate, JudgeError, Panel, Prompt, PromptWithCompletions};
 
-use super::advantages::{EPSILON, deviation};
+use super::advantages::{EPSILON, deviation, mean};
 use super::answers::{Answer, CompletedPrompt, JudgeScore};
 use super::background_task::BackgroundTask;
 use super::keepalive::KeepAlive;
@@ -155,8 +155,7 @@ fn note(answers: &mut [&mut Answer], verdicts: Vec<Vec<Assessment>>, normalizing
 fn normalized(panel: &Panel, group: &[Assessment]) -> Vec<Option<f64>> {
     let of_judge = |judge: usize| -> Vec<Option<f64>> {
         let scores = || group.iter().filter_map(|assessment| assessment.verdicts[judge].score);
-        let (mean, divisor) =
-            (scores().sum::<f64>() / scores().count() as f64, deviation(scores()) + EPSILON);
+        let (mean, divisor) = (mean(scores()), deviation(scores()) + EPSILON);
         let of_answer =
             |assessment: &Assessment| assessment.verdicts[judge].score.map(|score| (score - mean) / divisor);
         group.iter().map(of_answer).collect()

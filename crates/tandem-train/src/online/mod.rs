@@ -510,8 +510,10 @@ impl Online {
         };
         for index in drawn(self.state.replay.len(), replay_per_step, draw(&[self.seed, batch.step])) {
             let earlier = &self.state.replay[index];
-            ranked.push(rank(earlier, &make(earlier)));
-            summary.add_replayed(1);
+            // A random pair of this step may be a tie.
+            let again = rank(earlier, &make(earlier));
+            summary.add_replayed(usize::from(again.weight() > 0));
+            ranked.push(again);
         }
         ranked.retain(|ranked| ranked.weight() > 0);
         match (grpo, &compared) {

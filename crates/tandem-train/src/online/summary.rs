@@ -1,6 +1,6 @@
 //! Statistics of a step's completions, under TRL's names where they exist.
 
-use super::advantages::{Advantages, deviation};
+use super::advantages::{Advantages, deviation, mean};
 use super::answers::Batch;
 use super::pairs::Paired;
 use crate::config::GrpoConfig;
@@ -224,8 +224,8 @@ impl Summary {
 
 /// Mean and deviation of some scores; `None` of none.
 fn mean_and_deviation(scores: impl Iterator<Item = f64> + Clone) -> Option<[f64; 2]> {
-    let count = scores.clone().count();
-    (count > 0).then(|| [scores.clone().sum::<f64>() / count as f64, deviation(scores)])
+    let is_empty = scores.clone().next().is_none();
+    (!is_empty).then(|| [mean(scores.clone()), deviation(scores)])
 }
 
 fn set_reward(reward: Option<[f64; 2]>, record: &mut Record) {
