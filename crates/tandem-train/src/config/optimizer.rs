@@ -176,13 +176,15 @@ impl Optimizer {
                 if let Self::Sgd { dampening, .. } = *now { dampening } else { 0.0 };
             /// Nesterov's momentum: the gradient is added to the decayed new buffer.
             nesterov = boolean()
+                .unless(|&nesterov| {
+                    let suits = optimizer == "muon" || (momentum != 0.0 && dampening == 0.0);
+                    (nesterov && !suits).then(|| {
+                        "Nesterov's momentum needs `train.momentum` above 0 and `train.dampening` of 0, as in PyTorch".into()
+                    })
+                })
                 .or(optimizer == "muon")
                 .shown("false; true for \"muon\"")
-                .only(MOMENTUM.contains(&optimizer), belongs(MOMENTUM))
-                .only(
-                    optimizer == "muon" || (momentum != 0.0 && dampening == 0.0),
-                    "Nesterov's momentum needs `train.momentum` above 0 and `train.dampening` of 0, as in PyTorch",
-                ),
+                .only(MOMENTUM.contains(&optimizer), belongs(MOMENTUM)),
                 match *now { Self::Sgd { nesterov, .. } | Self::Muon { nesterov, .. } => nesterov, _ => false };
             /// Ratio of a matrix's learning rate with Muon, by the names of PyTorch. "original":
             /// √max(1, rows / columns). "match_rms_adamw": 0.2 · √max(rows, columns), which suits rates and

@@ -31,7 +31,8 @@ Names of TRL, Axolotl and others are refused with their translation: [coming-fro
 
 A key with the default *required* must be given. A key marked *free* may change when a run is
 resumed. Any other change makes the resumed run differ from one that never stopped, and a warning
-says so.
+says so. A change that the checkpoint does not fit is refused: of the model, the method, the adapter,
+the optimizer's states, or the reference.
 ";
 
 /// Heading and introduction of each table.

@@ -216,7 +216,7 @@ fn the_resolved_config_reads_back_as_the_same_value() {
         set(&["train.optimizer=schedule_free_adamw", "train.schedule=constant", "train.betas=[0.95, 0.99]"]),
         set(&["train.optimizer=sgd"]),
         set(&["train.optimizer=sgd", "train.momentum=0.9", "train.nesterov=true"]),
-        set(&["train.optimizer=sgd", "train.momentum=0.9", "train.dampening=0.1"]),
+        set(&["train.optimizer=sgd", "train.momentum=0.9", "train.dampening=0.1", "train.nesterov=false"]),
         set(&["train.groups=[{ parameters = 'norm|bias', learning_rate_factor = 2, weight_decay = 0.1 }]"]),
         set(&["train.groups=[{ parameters = 'embed', frozen = true }, { parameters = '.' }]"]),
         set(&["train.schedule=cosine_with_min_lr", "train.min_lr_rate=0.2"]),
