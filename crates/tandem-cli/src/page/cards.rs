@@ -23,10 +23,10 @@ pub(super) fn cards(runs: &[RunHistory], is_live: bool) -> String {
 
 fn card(index: usize, run: &RunHistory, is_live: bool) -> String {
     let colour = index % COLOURS;
+    let name = escaped(&name_of(run));
     let mut html = format!(
-        "<article class=\"run\"><label><input type=\"checkbox\" checked data-run=\"{colour}\"/>\
-         <i class=\"colour run-{colour}\"></i><b>{}</b></label> <span class=\"method\">{}</span>",
-        escaped(&name_of(run)),
+        "<article class=\"run\"><label><input type=\"checkbox\" checked data-run=\"{colour}\" data-name=\"{name}\"/>\
+         <i class=\"colour run-{colour}\"></i><b>{name}</b></label> <span class=\"method\">{}</span>",
         escaped(method(&run.keys)),
     );
     let state = state(run, is_live);

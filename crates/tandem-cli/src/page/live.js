@@ -3,6 +3,13 @@
 
 const panels = new Map();
 const note = document.getElementById("note");
+// Names of the runs that are not shown: a run's number changes when another comes before it.
+const hidden = new Set();
+
+document.addEventListener("change", (event) => {
+  const { run, name } = event.target.dataset;
+  if (run) hidden[event.target.checked ? "delete" : "add"](name);
+});
 
 function place(update) {
   for (const { id, room, html } of update.changed) {
@@ -21,7 +28,8 @@ function place(update) {
       if (open.has(details.dataset.key)) details.open = open.get(details.dataset.key);
     });
     panel.querySelectorAll("[data-run]").forEach((box) => {
-      box.checked = !document.body.classList.contains("hide-" + box.dataset.run);
+      box.checked = !hidden.has(box.dataset.name);
+      document.body.classList.toggle("hide-" + box.dataset.run, !box.checked);
     });
     panel.room = room;
   }
