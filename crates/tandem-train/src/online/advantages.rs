@@ -42,7 +42,7 @@ impl Advantages {
         let groups = rewards.iter().map(|group| {
             let scored = || group.iter().flatten().copied();
             let (count, sum) = (scored().count() as f64, scored().sum::<f64>());
-            let of_group = deviation(scored());
+            let (mean, of_group) = (mean(scored()), deviation(scored()));
             let divisor = match config.scale_rewards {
                 ScaleRewards::Group => of_group + EPSILON,
                 ScaleRewards::Batch => of_batch + EPSILON,
@@ -51,10 +51,10 @@ impl Advantages {
             let advantage = |reward: &Option<f64>| {
                 let Some(reward) = reward else { return 0.0 };
                 let baseline = match config.baseline {
-                    // The sum of equal rewards is rounded: it would leave advantages of either sign.
-                    _ if of_group == 0.0 => *reward,
-                    Baseline::Mean => sum / count,
-                    Baseline::LeaveOneOut => (sum - reward) / (count - 1.0),
+                    Baseline::Mean => mean,
+                    Baseline::LeaveOneOut if of_group > 0.0 => (sum - reward) / (count - 1.0),
+                    // Alone, or equal to the others, whose sum is rounded.
+                    Baseline::LeaveOneOut => *reward,
                 };
                 (reward - baseline) / divisor
             };

@@ -224,8 +224,8 @@ impl Summary {
 
 /// Mean and deviation of some scores; `None` of none.
 fn mean_and_deviation(scores: impl Iterator<Item = f64> + Clone) -> Option<[f64; 2]> {
-    let is_empty = scores.clone().next().is_none();
-    (!is_empty).then(|| [mean(scores.clone()), deviation(scores)])
+    scores.clone().next()?;
+    Some([mean(scores.clone()), deviation(scores)])
 }
 
 fn set_reward(reward: Option<[f64; 2]>, record: &mut Record) {
